@@ -1,0 +1,17 @@
+"""vMFER (von Mises-Fisher Experience Resampling) as drop-in parts of TorchRL."""
+
+from torchrl_vmfer import directional
+from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
+from torchrl_vmfer.replay import ActorCriticReplayBuffer
+from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.uncertainty import VMFUncertainty
+
+__all__ = [
+    "ActorCriticReplayBuffer",
+    "RankPrioritizedSampler",
+    "VMFSACLoss",
+    "VMFSampler",
+    "VMFTD3Loss",
+    "VMFUncertainty",
+    "directional",
+]

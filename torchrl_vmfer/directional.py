@@ -1,0 +1,184 @@
+"""Statistics of directions under the von Mises-Fisher distribution.
+
+Pure functions on tensors: a set of ``N`` directions is a tensor ``[N, *batch, p]``
+of vectors in ``p`` dimensions, and every function reduces the first and the last
+dimension. Equation numbers refer to the vMFER paper (Zhu et al., IJCAI 2024).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "MAX_FACTOR",
+    "concentration",
+    "directions",
+    "log_normalizer",
+    "mean_direction",
+    "resultant_length",
+    "sampling_factor",
+]
+
+MAX_FACTOR = math.e
+"""The largest sampling factor: exp(R μᵀx) with R ≤ 1 and μᵀx ≤ 1."""
+
+
+def directions(gradients: Tensor) -> Tensor:
+    """The unit vectors x_i = g_i / ‖g_i‖ of some gradients.
+
+    A zero or non-finite gradient has no direction and becomes the zero vector, so it
+    contributes nothing to the mean and leaves everything computed from it finite.
+
+    Args:
+        gradients: a tensor ``[*, p]``.
+
+    Examples:
+        >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    # Dividing by the largest entry first keeps the squares from over- or underflowing.
+    scale = gradients.abs().amax(-1, keepdim=True)
+    usable = scale.isfinite() & (scale > 0)
+    scaled = torch.where(usable, gradients, 0) / torch.where(usable, scale, 1)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return scaled / torch.where(usable, norm, 1)
+
+
+def _mean(gradients: Tensor) -> Tensor:
+    return directions(gradients).mean(0)
+
+
+def resultant_length(gradients: Tensor) -> Tensor:
+    """R = ‖mean x_i‖ (Eq. 2), 1 when all directions agree and 0 when they cancel.
+
+    Args:
+        gradients: a tensor ``[N, *batch, p]``; only the directions count.
+
+    Returns:
+        a tensor ``[*batch]`` in [0, 1].
+
+    Examples:
+        >>> resultant_length(torch.tensor([[1.0, 0.0], [0.0, 5.0]]))
+        tensor(0.7071)
+    """
+    return torch.linalg.vector_norm(_mean(gradients), dim=-1).clamp(max=1.0)
+
+
+def mean_direction(gradients: Tensor) -> Tensor:
+    """μ = mean x_i / R (Eq. 2), or zero when the directions cancel.
+
+    Args:
+        gradients: a tensor ``[N, *batch, p]``; only the directions count.
+
+    Returns:
+        a tensor ``[*batch, p]`` of unit (or zero) vectors.
+
+    Examples:
+        >>> mean_direction(torch.tensor([[1.0, 0.0], [0.0, 5.0]]))
+        tensor([0.7071, 0.7071])
+    """
+    return directions(_mean(gradients))
+
+
+def concentration(resultant_length: Tensor, dim: int) -> Tensor:
+    """Banerjee's estimate k = R (p - R²) / (1 - R²) of the concentration (Eq. 3).
+
+    It grows strictly with R. For p > 1 it has a pole at R = 1, where the value returned
+    is the largest one the data type can tell apart from the pole.
+
+    Args:
+        resultant_length: R in [0, 1], of any shape.
+        dim: the dimension p of the directions.
+
+    Examples:
+        >>> concentration(torch.tensor([0.0, 0.5, 0.9]), dim=3)
+        tensor([ 0.0000,  1.8333, 10.3737])
+    """
+    # (p - R²)/(1 - R²) = 1 + (p - 1)/(1 - R²) has no 0/0 for p = 1, where k = R.
+    gap = ((1 - resultant_length) * (1 + resultant_length)).clamp(
+        min=torch.finfo(resultant_length.dtype).eps
+    )
+    return resultant_length * (1 + (dim - 1) / gap)
+
+
+# Orders below this are reached by recurrence, orders above by the uniform expansion.
+_LARGE_ORDER = 40
+
+
+def log_normalizer(concentration: Tensor, dim: int) -> Tensor:
+    """The log of the density's normalisation constant, log C_p(k) (appendix B).
+
+    C_p(k) = k^ν / ((2π)^(p/2) I_ν(k)) with ν = p/2 - 1. Computed in double precision and
+    in logarithms: k may lie anywhere between 0 (the uniform distribution) and 1e6.
+
+    Args:
+        concentration: k ≥ 0, of any shape.
+        dim: the dimension p of the directions, at least 1.
+
+    Examples:
+        >>> log_normalizer(torch.tensor([0.0, 1.0, 1e6]), dim=3)
+        tensor([-2.5310e+00, -2.6925e+00, -9.9999e+05])
+    """
+    order = dim / 2 - 1
+    log_bessel = _log_scaled_bessel(concentration.double(), order)
+    return (-dim / 2 * math.log(2 * math.pi) - log_bessel).to(concentration.dtype)
+
+
+def _log_scaled_bessel(k: Tensor, order: float) -> Tensor:
+    """log(I_ν(k) / k^ν), which is finite at k = 0.
+
+    The expansion that holds uniformly in k for large orders (DLMF 10.41.3) gives I at an
+    order of at least 40; the ratios q_j = I_j / (k I_{j-1}) = 1 / (2j + k² q_{j+1}), stable
+    downwards, lead from there to the order asked for.
+    """
+    steps = max(0, math.ceil(_LARGE_ORDER - order))
+    result = _log_scaled_bessel_large(k, order + steps)
+    ratio = (_log_scaled_bessel_large(k, order + steps + 1) - result).exp()
+    for j in range(steps, 0, -1):
+        ratio = 1 / (2 * (order + j) + k.square() * ratio)
+        result = result - ratio.log()
+    return result
+
+
+def _log_scaled_bessel_large(k: Tensor, order: float) -> Tensor:
+    root = torch.sqrt(1 + (k / order).square())
+    t = 1 / root
+    series = (
+        1
+        + (3 * t - 5 * t**3) / (24 * order)
+        + (81 * t**2 - 462 * t**4 + 385 * t**6) / (1152 * order**2)
+        + (30375 * t**3 - 369603 * t**5 + 765765 * t**7 - 425425 * t**9) / (414720 * order**3)
+    )
+    exponent = order * (root - torch.log1p(root) - math.log(order))
+    return exponent - 0.5 * torch.log(2 * math.pi * order * root) + series.log()
+
+
+def sampling_factor(gradients: Tensor, used: int | Tensor) -> Tensor:
+    """The sampling factor p = exp(R μᵀx_e) = exp(x̄ᵀx_e) of a transition (Eq. 8).
+
+    With two critics at an angle Θ it is exp((1 + cos Θ)/2), between 1 and e.
+
+    Args:
+        gradients: a tensor ``[N, *batch, p]``, one gradient per critic; only the
+            directions count.
+        used: the critic e whose gradient moves the actor: 0 for TD3, a tensor
+            ``[*batch]`` of argmin_i Q_i for SAC.
+
+    Returns:
+        a tensor ``[*batch]`` in (1/e, e].
+
+    Examples:
+        >>> sampling_factor(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), used=0)
+        tensor(1.6487)
+    """
+    x = directions(gradients)
+    if isinstance(used, Tensor):
+        index = used[None, ..., None].expand(1, *x.shape[1:])
+        used_direction = x.gather(0, index).squeeze(0)
+    else:
+        used_direction = x[used]
+    return (x.mean(0) * used_direction).sum(-1).clamp(max=1.0).exp()

@@ -1,0 +1,213 @@
+"""TD3 and SAC losses that also measure how much the critics agree, at no extra pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.objectives import SACLoss, TD3Loss
+from torchrl.objectives.common import LossModule
+from torchrl.objectives.utils import _vmap_func
+
+from torchrl_vmfer.directional import resultant_length, sampling_factor
+from torchrl_vmfer.gradients import linearized_values
+
+__all__ = ["VMFSACLoss", "VMFTD3Loss"]
+
+
+class _GradientTap(LossModule):
+    """Stands between a TorchRL loss and its critics, and keeps the gradients that pass.
+
+    TorchRL's losses reach their critics through one batched callable, made by ``_make_vmap``.
+    The losses below put :meth:`_critics` in its place, which tells its three uses apart.
+    """
+
+    def __init__(self, *args: Any, num_target_critics: int = 2, **kwargs: Any) -> None:
+        if num_target_critics < 1:
+            raise ValueError(f"num_target_critics must be at least 1, got {num_target_critics}.")
+        self.num_target_critics = num_target_critics
+        self._in_actor_loss = False
+        super().__init__(*args, **kwargs)
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's actor loss, whose metadata gain ``vmf_factor`` and ``vmf_resultant_length``."""
+        self._in_actor_loss = True
+        try:
+            loss, metadata = super().actor_loss(tensordict)
+        finally:
+            self._in_actor_loss = False
+        gradients = self._loss_gradients(tensordict)
+        metadata["vmf_factor"] = sampling_factor(gradients, self._used_critic())
+        metadata["vmf_resultant_length"] = resultant_length(gradients)
+        self._values = self._gradients = None
+        return loss, metadata
+
+    def _critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        if self._in_actor_loss:
+            return self._actor_critics(tensordict, params)
+        is_target = params is not self.qvalue_network_params
+        if is_target and self.num_target_critics < self.num_qvalue_nets:
+            return self._target_critics(tensordict, params)
+        return self._stock_critics(tensordict, params)
+
+    def _tap(
+        self, inputs: TensorDictBase, params: TensorDictBase, at: Tensor | None = None
+    ) -> TensorDictBase:
+        """The critics' values ``[N, *batch, 1]``; what passed is kept for :meth:`actor_loss`."""
+        value_key = self.tensor_keys.state_action_value
+        values, self._gradients = linearized_values(
+            lambda inputs: self._paired_critics(inputs, params),
+            inputs,
+            action_key=self.tensor_keys.action,
+            value_key=value_key,
+            mean=self.reduction == "mean",
+            at=at,
+        )
+        self._values = values.detach().squeeze(-1)
+        return TensorDict({value_key: values}, inputs.batch_size)
+
+    def _loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
+        return self._gradients
+
+
+class VMFTD3Loss(_GradientTap, TD3Loss):
+    """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
+
+    Loss values and gradients are TorchRL's, bit for bit. The metadata of ``actor_loss`` gain
+    ``"vmf_factor"``, the sampling factor p_j of each transition with e = the first critic
+    (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. They come out of
+    the forward and backward pass of the critics that the actor's gradient takes anyway.
+
+    Args:
+        *args: as in TorchRL's loss.
+        num_target_critics: how many critics, counted from the first, form the TD target.
+            Critics beyond them learn from the same target and serve the uncertainty only.
+        actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
+            of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
+            noisy action, kept within the bounds; the actor receives the gradient found there.
+        actor_noise_clip: the noise is clipped to this absolute value.
+        **kwargs: as in TorchRL's loss.
+
+    Examples:
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import MLP, ValueOperator
+        >>> actor = TensorDictModule(
+        ...     MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["action"]
+        ... )
+        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
+        ...                        in_keys=["observation", "action"])
+        >>> loss = VMFTD3Loss(actor, critic, bounds=(-1.0, 1.0))
+        >>> batch = TensorDict({"observation": torch.randn(5, 4)}, [5])
+        >>> actor_loss, metadata = loss.actor_loss(batch)
+        >>> metadata["vmf_factor"].shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
+    ) -> None:
+        if actor_noise < 0 or actor_noise_clip < 0:
+            raise ValueError(
+                "actor_noise and actor_noise_clip must not be negative, "
+                f"got {actor_noise} and {actor_noise_clip}."
+            )
+        self.actor_noise = actor_noise
+        self.actor_noise_clip = actor_noise_clip
+        super().__init__(*args, **kwargs)
+
+    def _make_vmap(self) -> None:
+        super()._make_vmap()
+        self._stock_critics = self._paired_critics = self._vmap_qvalue_network00
+        self._vmap_qvalue_network00 = self._critics
+
+    def _actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        at = None
+        if self.actor_noise:
+            action = tensordict.get(self.tensor_keys.action).detach()
+            noise = torch.randn_like(action[0]) * self.actor_noise
+            noise = noise.clamp(-self.actor_noise_clip, self.actor_noise_clip)
+            at = (action + noise).clamp(self.min_action, self.max_action)
+        return self._tap(tensordict, params, at)
+
+    def _target_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        k = self.num_target_critics
+        return self._stock_critics(tensordict[:k], params[:k])
+
+    def _used_critic(self) -> int:
+        return 0
+
+
+class VMFSACLoss(_GradientTap, SACLoss):
+    """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.
+
+    Loss values and gradients are TorchRL's up to rounding. The metadata of ``actor_loss`` gain
+    ``"vmf_factor"``, the sampling factor p_j of each transition with e = argmin_i Q_i
+    (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``.
+
+    By default x_i is the direction of -∂Q_i/∂a. The paper's loss also holds α log π, whose
+    gradient is the same for all critics: near the bounds of a squashed action it grows without
+    limit and swamps the critics, which then seem to agree however much they differ.
+
+    Args:
+        *args: as in TorchRL's loss.
+        num_target_critics: how many critics, counted from the first, form the TD target and
+            the minimum that the actor climbs. Critics beyond them learn from the same target
+            and serve the uncertainty only.
+        entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
+            cost of one more forward pass of the actor.
+        **kwargs: as in TorchRL's loss.
+
+    Examples:
+        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
+        >>> from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+        >>> network = torch.nn.Sequential(
+        ...     MLP(in_features=4, out_features=4, num_cells=[8]), NormalParamExtractor()
+        ... )
+        >>> actor = ProbabilisticActor(
+        ...     TensorDictModule(network, ["observation"], ["loc", "scale"]),
+        ...     in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True,
+        ... )
+        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
+        ...                        in_keys=["observation", "action"])
+        >>> loss = VMFSACLoss(actor, critic, target_entropy=-2.0)
+        >>> batch = TensorDict({"observation": torch.randn(5, 4)}, [5])
+        >>> actor_loss, metadata = loss.actor_loss(batch)
+        >>> metadata["vmf_factor"].shape
+        torch.Size([5])
+    """
+
+    def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
+        self.entropy_gradient = entropy_gradient
+        super().__init__(*args, **kwargs)
+
+    def _make_vmap(self) -> None:
+        super()._make_vmap()
+        self._stock_critics = self._vmap_qnetworkN0
+        self._paired_critics = _vmap_func(
+            self.qvalue_network,
+            randomness=self.vmap_randomness,
+            pseudo_vmap=self.deactivate_vmap,
+        )
+        self._vmap_qnetworkN0 = self._critics
+
+    def _actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        self._action = tensordict.get(self.tensor_keys.action).detach()
+        inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
+        return self._tap(inputs, params)[: self.num_target_critics]
+
+    def _target_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        return self._stock_critics(tensordict, params[: self.num_target_critics])
+
+    def _used_critic(self) -> Tensor:
+        return self._values[: self.num_target_critics].argmin(0)
+
+    def _loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
+        if not self.entropy_gradient:
+            return self._gradients
+        with torch.no_grad(), self.actor_network_params.to_module(self.actor_network):
+            policy = self.actor_network.get_dist(tensordict)
+        log_prob, pull_back = torch.func.vjp(policy.log_prob, self._action)
+        (score,) = pull_back(torch.ones_like(log_prob))
+        return self._alpha * score + self._gradients

@@ -1,0 +1,216 @@
+"""One replay buffer from which actor and critics draw in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import TensorStorage
+
+from torchrl_vmfer.samplers import VMFSampler
+
+__all__ = ["ActorCriticReplayBuffer"]
+
+_ACTOR_SAMPLER = "actor_sampler"
+_PREFETCHED = "prefetched.pt"
+
+
+class ActorCriticReplayBuffer(TensorDictReplayBuffer):
+    """A :class:`~torchrl.data.TensorDictReplayBuffer` with a second sampler for the actor.
+
+    ``sample()`` and ``update_priority()`` serve the critics, as in any TorchRL buffer;
+    ``sample_actor()`` and ``update_actor_priority()`` serve the actor. Both samplers follow one
+    storage, one writer, one lock and one random generator, and one call saves or loads all.
+    Files are read without executing code from them.
+
+    Keyword Args:
+        critic_sampler: any TorchRL sampler. Defaults to uniform sampling.
+        actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
+        **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
+            ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` concerns the
+            critics' batches only: the actor's follow the newest factors.
+
+    Examples:
+        >>> from torchrl.data import LazyTensorStorage
+        >>> buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+        >>> data = {"observation": torch.randn(10, 3), "action": torch.randn(10, 2)}
+        >>> index = buffer.extend(TensorDict(data, [10]))
+        >>> critic_batch = buffer.sample()
+        >>> actor_batch = buffer.sample_actor(keys=["observation"])
+        >>> sorted(actor_batch.keys())
+        ['index', 'observation']
+        >>> buffer.update_actor_priority(actor_batch["index"], torch.full((4,), 2.5))
+    """
+
+    def __init__(
+        self,
+        *,
+        critic_sampler: Sampler | Callable[[], Sampler] | None = None,
+        actor_sampler: Sampler | Callable[[], Sampler] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if "sampler" in kwargs:
+            raise TypeError(
+                "ActorCriticReplayBuffer has two samplers: pass `critic_sampler=` and "
+                "`actor_sampler=` in place of `sampler=`."
+            )
+        self._actor_sampler_init = VMFSampler if actor_sampler is None else actor_sampler
+        super().__init__(sampler=critic_sampler, **kwargs)
+
+    def _init(self) -> None:
+        # Before TorchRL's part, which hands its random generator to the samplers.
+        self._actor_sampler = self._maybe_make_sampler(self._actor_sampler_init)
+        super()._init()
+
+    @property
+    def critic_sampler(self) -> Sampler:
+        """The sampler behind ``sample()``."""
+        return self.sampler
+
+    @property
+    def actor_sampler(self) -> Sampler:
+        """The sampler behind ``sample_actor()``."""
+        self._ensure_initialized()
+        return self._actor_sampler
+
+    def sample_actor(
+        self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
+    ) -> TensorDictBase:
+        """Samples a batch for the actor.
+
+        Args:
+            batch_size: defaults to the buffer's.
+            keys: the entries to read. The actor's update needs the observation only, and
+                what is not asked for costs nothing. Defaults to all.
+
+        Returns:
+            the batch, with its slots under ``"index"``.
+        """
+        self._ensure_initialized()
+        batch_size = self._batch_size if batch_size is None else batch_size
+        if batch_size is None:
+            raise RuntimeError(
+                "No batch size: pass it to sample_actor() or to the buffer's constructor."
+            )
+        has_transform = self._transform is not None and len(self._transform) > 0
+        with self._replay_lock, self._write_lock:
+            index, info = self._actor_sampler.sample(self._storage, batch_size)
+            if self._writer.tracks_generations:
+                info["index_generation"] = self._writer.generations_of(index)
+            data = self._read(index, None if has_transform else keys)
+        if has_transform:
+            data = self._transform(data)
+        if keys is not None:
+            data = data.select(*keys)
+        info["index"] = torch.stack(index, -1) if isinstance(index, tuple) else index
+        for key, value in info.items():
+            data.set(key, value)
+        return data
+
+    def update_actor_priority(self, index: Any, factor: float | Tensor) -> None:
+        """Tells the actor's sampler the factors of some transitions.
+
+        Args:
+            index: the ``"index"`` entry of the actor's batch.
+            factor: their sampling factors, such as ``metadata["vmf_factor"]``.
+        """
+        self._ensure_initialized()
+        with self._replay_lock, self._write_lock:
+            self._actor_sampler.update_priority(index, factor, storage=self._storage)
+
+    def _ensure_initialized(self) -> None:
+        if not self._initialized:
+            self._init()
+
+    def _read(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
+        storage = self._storage
+        if keys is not None and isinstance(storage, TensorStorage):
+            return storage._storage.select(*keys)[index]
+        return self._collate_fn(storage.get(index))
+
+    def _add(self, data: Any) -> Any:
+        with self._replay_lock:
+            index = super()._add(data)
+            self._actor_sampler.add(index)
+        return index
+
+    def _extend(self, data: Any, **kwargs: Any) -> Any:
+        with self._replay_lock:
+            index = super()._extend(data, **kwargs)
+            self._actor_sampler.extend(index)
+        return index
+
+    def mark_update(self, index: Any) -> None:
+        """Tells both samplers of written slots. The writer calls it."""
+        super().mark_update(index)
+        self._actor_sampler.mark_update(index, storage=self._storage)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Empties the buffer and resets both samplers."""
+        self._ensure_initialized()
+        with self._replay_lock, self._write_lock:
+            super().empty(empty_write_count=empty_write_count)
+            self._actor_sampler._empty()
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Sets the random generator of the storage, the writer and both samplers."""
+        super().set_rng(generator)
+        self._actor_sampler._rng = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of storage, writer, both samplers and random generator."""
+        self._ensure_initialized()
+        with self._capture_prefetch_state():
+            return super().state_dict() | {_ACTOR_SAMPLER: self._actor_sampler.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a state."""
+        self._ensure_initialized()
+        with self._futures_lock:
+            self.synchronize()
+            with self._replay_lock:
+                super().load_state_dict(state_dict)
+                self._actor_sampler.load_state_dict(state_dict[_ACTOR_SAMPLER])
+
+    def dumps(self, path: str | Path) -> None:
+        """Saves everything, the storage once, in the folder ``path``."""
+        self._ensure_initialized()
+        path = Path(path)
+        path.mkdir(parents=True, exist_ok=True)
+        with self._capture_prefetch_state(clone_queue=False):
+            super().dumps(path)
+            self._actor_sampler.dumps(path / _ACTOR_SAMPLER)
+
+    def loads(self, path: str | Path) -> None:
+        """Loads what :meth:`dumps` saved."""
+        self._ensure_initialized()
+        with self._futures_lock:
+            self.synchronize()
+            with self._replay_lock:
+                super().loads(path)
+                self._actor_sampler.loads(Path(path) / _ACTOR_SAMPLER)
+
+    # TorchRL pickles the queue of prefetched batches; plain tensors need no pickle.
+
+    def _dump_prefetch_state(self, path: Path, prefetch_state: dict[str, Any]) -> None:
+        queue = [
+            {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
+            for data, info in prefetch_state["queue"]
+        ]
+        torch.save(prefetch_state | {"queue": queue}, path / _PREFETCHED)
+
+    def _load_prefetch_state(self, path: Path) -> dict[str, Any] | None:
+        if not (path / _PREFETCHED).exists():
+            return None
+        state = torch.load(path / _PREFETCHED, weights_only=True)
+        queue = [
+            (TensorDict(entry["data"], entry["batch_size"]), entry["info"])
+            for entry in state["queue"]
+        ]
+        return state | {"queue": queue}

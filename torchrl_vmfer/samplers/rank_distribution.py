@@ -1,0 +1,89 @@
+"""Drawing slots with a probability that falls with the rank of their key."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from torchrl_vmfer.samplers.rank_index import RankIndex
+
+__all__ = ["RankDistribution"]
+
+
+class RankDistribution:
+    """P ∝ rank^-exponent over slots in the order of falling keys, the first having rank 1.
+
+    Equal keys have no order among themselves: each gets the mean of the probabilities of the
+    ranks that they take together. P is a function of the keys alone.
+
+    Args:
+        exponent: how fast the probability falls with the rank; 0 is uniform.
+    """
+
+    def __init__(self, exponent: float = 1.0) -> None:
+        self._exponent = exponent
+        self._index = RankIndex()
+        self._mass = np.zeros(1)  # _mass[r] is the sum of rank^-exponent over ranks 1 to r
+        self.mark_all()
+
+    def mark(self, slots: np.ndarray) -> None:
+        """Notes that the keys of some slots have changed. They are read at the next draw."""
+        self._num_changed += len(slots)
+        # Past some share of the slots, sorting them all is faster than updating the index.
+        if self._num_changed > max(1024, len(self._index) // 8):
+            self.mark_all()
+        elif self._changed is not None:
+            self._changed.append(slots)
+
+    def mark_all(self) -> None:
+        """Notes that any key may have changed."""
+        self._changed: list[np.ndarray] | None = None
+        self._num_changed = 0
+
+    def draw(
+        self, keys: np.ndarray, count: int, generator: torch.Generator | None
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """Draws slots with replacement.
+
+        Args:
+            keys: the present keys of all slots.
+            count: how many to draw.
+            generator: the source of randomness; PyTorch's global one if ``None``.
+
+        Returns:
+            the slots, their probabilities and the lowest probability of any slot.
+        """
+        self._refresh(keys)
+        mass, total = self._mass, self._mass[len(keys)]
+        random = torch.rand(
+            2, count, dtype=torch.float64, generator=generator, device="cpu"
+        ).numpy()
+        # Binary searches for sorted values touch less memory.
+        order = np.argsort(random[0])
+        ranks = np.searchsorted(mass[1 : len(keys)], random[0, order] * total, side="right")
+        first, end = self._index.ties_at(np.append(ranks, len(keys) - 1))
+        probability = (mass[end] - mass[first]) / ((end - first) * total)
+        chosen = first[:-1] + (random[1] * (end - first)[:-1]).astype(np.int64)
+        slots, probabilities = np.empty(count, np.int64), np.empty(count)
+        slots[order] = self._index.slots_at(chosen)
+        probabilities[order] = probability[:-1]
+        return slots, probabilities, float(probability[-1])
+
+    def probabilities(self, keys: np.ndarray) -> np.ndarray:
+        """P of every slot."""
+        self._refresh(keys)
+        _, group, size = np.unique(-keys, return_inverse=True, return_counts=True)
+        end = np.cumsum(size)
+        share = (self._mass[end] - self._mass[end - size]) / (size * self._mass[len(keys)])
+        return share[group]
+
+    def _refresh(self, keys: np.ndarray) -> None:
+        if len(self._mass) <= len(keys):
+            ranks = np.arange(1, 2 * len(keys) + 1, dtype=np.float64)
+            self._mass = np.concatenate(([0.0], np.cumsum(ranks**-self._exponent)))
+        if self._changed is None or len(keys) < len(self._index):
+            self._index.rebuild(keys)
+        elif self._changed:
+            slots = np.unique(np.concatenate(self._changed))
+            self._index.update(slots, keys[slots])
+        self._changed, self._num_changed = [], 0

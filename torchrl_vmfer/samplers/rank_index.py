@@ -1,0 +1,171 @@
+"""Slots in the exact order of their keys, under batches of updates."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["RankIndex"]
+
+_SLOT_BITS = 32
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+_TOP = np.int64(np.iinfo(np.int32).max)
+
+
+class RankIndex:
+    """Finds the slot of any rank, the highest key having rank 0.
+
+    Every slot is represented by one integer code that sorts by falling key, then by slot. The
+    codes stand in a long sorted run; changes since the run was made are a short sorted list of
+    codes to add and a short sorted list of positions of the run that no longer count. The rank
+    of each added code in the union of both is kept, so that the code of a rank is found by two
+    binary searches in the short lists. When these grow past a few √n they are merged into the
+    run: an update of b slots costs O(b log n + √n) on average.
+
+    Nothing that can be asked of the index depends on the history of merges.
+
+    Examples:
+        >>> index = RankIndex()
+        >>> index.rebuild(np.array([0.5, 3.0, 1.0], dtype=np.float32))
+        >>> index.slots_at(np.array([0, 1, 2]))
+        array([1, 2, 0])
+        >>> index.update(np.array([2]), np.array([9.0], dtype=np.float32))
+        >>> index.slots_at(np.array([0, 1, 2]))
+        array([2, 1, 0])
+    """
+
+    def __init__(self) -> None:
+        self.rebuild(np.empty(0, np.float32))
+
+    def __len__(self) -> int:
+        return len(self._run) - len(self._dead) + len(self._added)
+
+    def rebuild(self, keys: np.ndarray) -> None:
+        """Indexes the slots 0 to n - 1 anew by their ``float32`` keys, not negative."""
+        self._bits = _bits(keys)
+        self._start_run(np.sort(_codes(self._bits, np.arange(len(keys)))))
+
+    def update(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        """Gives new keys to some slots, which may be the next ones after the last.
+
+        Args:
+            slots: distinct slot numbers.
+            keys: their ``float32`` keys, not negative.
+        """
+        self._reserve(int(slots.max(initial=-1)) + 1)
+        new, old = _bits(keys), self._bits[slots]
+        changed = old != new
+        slots, old, new = slots[changed], old[changed], new[changed]
+        self._bits[slots] = new
+        known = old >= 0
+        self._withdraw(np.sort(_codes(old[known], slots[known])))
+        self._add(np.sort(_codes(new, slots)))
+        self._added_rank = np.arange(len(self._added)) + self._live_before_added
+        self._live_before_dead = self._dead - np.arange(len(self._dead))
+        if len(self._added) > self._merge_size:
+            self._start_run(self._merged())
+
+    def slots_at(self, ranks: np.ndarray) -> np.ndarray:
+        """The slots that have the given ranks."""
+        return self._codes_at(ranks) & _SLOT_MASK
+
+    def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each rank, the first rank of an equal key and the one after the last."""
+        codes = self._codes_at(ranks)
+        return self._rank_of(codes & ~_SLOT_MASK), self._rank_of(codes | _SLOT_MASK)
+
+    def _start_run(self, run: np.ndarray) -> None:
+        nothing = np.empty(0, np.int64)
+        self._run = run
+        self._dead = nothing  # positions of the run that no longer count
+        self._live_before_dead = nothing  # how many positions before each do count
+        self._added = nothing  # codes that are not in the run
+        self._added_at = nothing  # where in the run each would stand
+        self._live_before_added = nothing  # how many positions before that count
+        self._added_rank = nothing  # its rank in the union
+        self._merge_size = max(512, 8 * int(np.sqrt(len(run))))
+
+    def _reserve(self, size: int) -> None:
+        if size > len(self._bits):
+            grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)
+            grown[: len(self._bits)] = self._bits
+            self._bits = grown
+
+    def _withdraw(self, codes: np.ndarray) -> None:
+        at = np.searchsorted(self._added, codes)
+        is_added = np.zeros(len(codes), bool)
+        if len(self._added):
+            is_added = self._added[np.minimum(at, len(self._added) - 1)] == codes
+        keep = np.ones(len(self._added), bool)
+        keep[at[is_added]] = False
+        self._added, self._added_at = self._added[keep], self._added_at[keep]
+        dead = np.searchsorted(self._run, codes[~is_added])
+        # Each new dead position counts no more for the added codes behind it.
+        behind = np.searchsorted(self._added_at, dead, side="right")
+        newly_dead = np.bincount(behind, minlength=len(keep) + 1).cumsum()
+        self._live_before_added = self._live_before_added[keep] - newly_dead[: len(self._added)]
+        (self._dead,) = _insert(np.searchsorted(self._dead, dead), (self._dead, dead))
+
+    def _add(self, codes: np.ndarray) -> None:
+        at = np.searchsorted(self._run, codes)
+        live = at - np.searchsorted(self._dead, at)
+        self._added, self._added_at, self._live_before_added = _insert(
+            np.searchsorted(self._added, codes),
+            (self._added, codes),
+            (self._added_at, at),
+            (self._live_before_added, live),
+        )
+
+    def _merged(self) -> np.ndarray:
+        merged = np.empty(len(self), np.int64)
+        from_run = np.ones(len(self), bool)
+        from_run[self._added_rank] = False
+        live = np.ones(len(self._run), bool)
+        live[self._dead] = False
+        merged[self._added_rank] = self._added
+        merged[from_run] = self._run[live]
+        return merged
+
+    def _codes_at(self, ranks: np.ndarray) -> np.ndarray:
+        added_before = np.searchsorted(self._added_rank, ranks)
+        # Skip the dead: the i-th live position lies behind as many dead ones as have at most
+        # i live positions before them.
+        live_rank = ranks - added_before
+        at = live_rank + np.searchsorted(self._live_before_dead, live_rank, side="right")
+        if len(self._added) == 0:
+            return self._run[at]
+        candidate = np.minimum(added_before, len(self._added) - 1)
+        is_added = self._added_rank[candidate] == ranks
+        codes = self._added[candidate]
+        codes[~is_added] = self._run[at[~is_added]]
+        return codes
+
+    def _rank_of(self, codes: np.ndarray) -> np.ndarray:
+        """How many codes of the union are smaller."""
+        at = np.searchsorted(self._run, codes)
+        return at - np.searchsorted(self._dead, at) + np.searchsorted(self._added, codes)
+
+
+def _insert(
+    before: np.ndarray, *arrays_and_values: tuple[np.ndarray, np.ndarray]
+) -> list[np.ndarray]:
+    """``np.insert`` of values into several arrays at the same sorted places."""
+    at = before + np.arange(len(before))
+    size = len(arrays_and_values[0][0]) + len(before)
+    is_old = np.ones(size, bool)
+    is_old[at] = False
+    results = []
+    for array, values in arrays_and_values:
+        result = np.empty(size, array.dtype)
+        result[at] = values
+        result[is_old] = array
+        results.append(result)
+    return results
+
+
+def _bits(keys: np.ndarray) -> np.ndarray:
+    """The keys' bit patterns, which sort as the keys do. Adding 0 turns -0 into 0."""
+    return (keys + np.float32(0)).view(np.int32)
+
+
+def _codes(bits: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    return ((_TOP - bits) << _SLOT_BITS) | slots

@@ -1,0 +1,99 @@
+"""Rank-based prioritised experience replay, for the critics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchrl_vmfer.samplers.keyed import KeyedSampler
+from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+
+__all__ = ["RankPrioritizedSampler"]
+
+
+class RankPrioritizedSampler(KeyedSampler):
+    """Samples transitions by the rank of their priority (Schaul et al. 2016, variant 2).
+
+    P(j) ∝ (1 / rank(j))^alpha, the highest priority having rank 1; equal priorities share the
+    probability of their ranks evenly. Fresh transitions get the highest priority seen so far.
+    Samples carry importance weights ``"priority_weight"`` = (P_min / P(j))^beta in (0, 1],
+    which TorchRL's losses apply by themselves.
+
+    Args:
+        alpha: how much the rank matters; 0 is uniform sampling.
+        beta: how much of the bias the weights undo; 1 is all of it. May be changed during
+            training by assignment.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> buffer = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(100),
+        ...     sampler=RankPrioritizedSampler(alpha=1.0, beta=1.0),
+        ...     batch_size=8,
+        ... )
+        >>> index = buffer.extend(TensorDict({"observation": torch.randn(3, 2)}, [3]))
+        >>> buffer.update_priority(index, torch.tensor([0.1, 7.0, 0.3]))
+        >>> buffer.sampler.probabilities()
+        tensor([0.1818, 0.5455, 0.2727], dtype=torch.float64)
+        >>> buffer.sample()["priority_weight"].shape
+        torch.Size([8])
+    """
+
+    def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
+        if not 0 <= alpha < float("inf"):
+            raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
+        if not 0 <= beta < float("inf"):
+            raise ValueError(f"beta must be a number of at least 0, got {beta}.")
+        super().__init__(RankDistribution(alpha))
+        self._alpha = alpha
+        self.beta = beta
+        self._max_priority: float | None = None
+
+    @property
+    def alpha(self) -> float:
+        """The exponent of the rank."""
+        return self._alpha
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of a freshly written slot: the highest one seen so far."""
+        return 1.0 if self._max_priority is None else self._max_priority
+
+    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        slots, probability, lowest = self._ranks.draw(self._keys.array, count, self._rng)
+        weight = ((lowest / probability) ** self.beta).astype(np.float32)
+        return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
+
+    def _probabilities(self) -> np.ndarray:
+        return self._ranks.probabilities(self._keys.array)
+
+    def _check(self, keys: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
+        good = (keys >= 0) & (keys <= np.finfo(np.float32).max)
+        return good, "a priority is a finite number of at least 0: pass |TD error|."
+
+    def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        if len(keys):
+            highest = float(keys.max())
+            self._max_priority = max(highest, self._max_priority or 0.0)
+        self._write(slots, keys)
+
+    def _empty(self) -> None:
+        super()._empty()
+        self._max_priority = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain tensors, numbers and strings."""
+        return super().state_dict() | {"max_priority": self._max_priority, "beta": self.beta}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over a copy of a state. A state that does not fit changes nothing."""
+        super().load_state_dict(state_dict)
+        self._max_priority = state_dict["max_priority"]
+        self.beta = state_dict["beta"]
+
+    def __repr__(self) -> str:
+        return f"RankPrioritizedSampler(alpha={self.alpha}, beta={self.beta})"

@@ -1,0 +1,154 @@
+"""The uncertainty of gradient directions as a TensorDict module."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase, dispatch
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.objectives import TD3BCLoss, TD3Loss
+from torchrl.objectives.common import LossModule
+from torchrl.objectives.utils import _vmap_func
+
+from torchrl_vmfer import directional
+from torchrl_vmfer.gradients import linearized_values
+
+__all__ = ["VMFUncertainty"]
+
+
+class VMFUncertainty(TensorDictModuleBase):
+    """Measures how much the critics of a loss module agree on where the action should move.
+
+    For each transition it asks the present policy for an action, each critic for the gradient
+    of its loss l_i = -Q_i at that action, and fits a von Mises-Fisher distribution to the
+    gradients' directions (Eq. 7 and Algorithm 3). It takes one forward and one backward pass of
+    the critics. Where an actor update is made on the same batch anyway, use
+    :class:`~torchrl_vmfer.VMFTD3Loss` or :class:`~torchrl_vmfer.VMFSACLoss`, which give the
+    factors for free.
+
+    It writes, for a batch ``[*batch]``:
+
+    - ``("vmf", "factor")``: the sampling factor p = exp(R μᵀx_e), ``[*batch]``;
+    - ``("vmf", "resultant_length")``: R, ``[*batch]``;
+    - ``("vmf", "mean_direction")``: μ, ``[*batch, action]``;
+    - ``("vmf", "concentration")``: Banerjee's estimate of k, ``[*batch]``.
+
+    Args:
+        loss_module: a TorchRL loss with an ``actor_network`` and an ensemble of critics named
+            ``qvalue_network`` (TD3, TD3+BC, SAC, CrossQ, CQL, TQC, ...). It is referred to, not
+            owned: the module follows its parameters and has none of its own.
+
+    Keyword Args:
+        used: the critic e whose gradient moves the actor: ``"first"``, or ``"min"`` for the one
+            with the lowest value. Defaults to what the loss does: ``"first"`` for the TD3
+            family, ``"min"`` for all others.
+
+    Examples:
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import MLP, ValueOperator
+        >>> actor = TensorDictModule(
+        ...     MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["action"]
+        ... )
+        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
+        ...                        in_keys=["observation", "action"])
+        >>> uncertainty = VMFUncertainty(TD3Loss(actor, critic, bounds=(-1.0, 1.0)))
+        >>> batch = uncertainty(TensorDict({"observation": torch.randn(5, 4)}, [5]))
+        >>> batch["vmf", "factor"].shape, batch["vmf", "mean_direction"].shape
+        (torch.Size([5]), torch.Size([5, 2]))
+    """
+
+    out_keys = [
+        ("vmf", "factor"),
+        ("vmf", "resultant_length"),
+        ("vmf", "mean_direction"),
+        ("vmf", "concentration"),
+    ]
+
+    def __init__(
+        self, loss_module: LossModule, *, used: Literal["first", "min"] | None = None
+    ) -> None:
+        for name in ("actor_network", "qvalue_network"):
+            if not hasattr(loss_module, name):
+                raise TypeError(
+                    f"VMFUncertainty needs a loss module with an `{name}`, and "
+                    f"{type(loss_module).__name__} has none. Pass a loss with an ensemble of "
+                    "critics, such as TD3Loss or SACLoss."
+                )
+        if used is None:
+            used = "first" if isinstance(loss_module, (TD3Loss, TD3BCLoss)) else "min"
+        if used not in ("first", "min"):
+            raise ValueError(f"used must be 'first' or 'min', got {used!r}.")
+        super().__init__()
+        self.used = used
+        # Not an attribute of the module's own: its parameters would be listed twice.
+        self.__dict__["_loss_module"] = loss_module
+        self.in_keys = list(
+            dict.fromkeys(
+                key
+                for network in (loss_module.actor_network, loss_module.qvalue_network)
+                for key in network.in_keys
+                if key != loss_module.tensor_keys.action
+            )
+        )
+
+    @dispatch(auto_batch_size=False)
+    @torch.no_grad()
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Adds the statistics to the tensordict."""
+        values, gradients = self._values_and_gradients(tensordict)
+        used: int | Tensor = 0
+        if self.used == "min":
+            candidates = getattr(self._loss_module, "num_target_critics", len(values))
+            used = values[:candidates].argmin(0)
+        return tensordict.update(self.from_gradients(gradients, used))
+
+    @staticmethod
+    def from_gradients(gradients: Tensor, used: int | Tensor = 0) -> TensorDict:
+        """The same statistics from gradients at hand.
+
+        Args:
+            gradients: one gradient per critic, ``[N, *batch, action]``.
+            used: the critic e whose gradient moves the actor, one for all or ``[*batch]``.
+
+        Returns:
+            a tensordict of batch size ``[*batch]`` with the entries under ``"vmf"``.
+
+        Examples:
+            >>> gradients = torch.tensor([[[1.0, 0.0]], [[0.0, 5.0]]])
+            >>> VMFUncertainty.from_gradients(gradients)["vmf", "resultant_length"]
+            tensor([0.7071])
+        """
+        length = directional.resultant_length(gradients)
+        statistics = {
+            "factor": directional.sampling_factor(gradients, used),
+            "resultant_length": length,
+            "mean_direction": directional.mean_direction(gradients),
+            "concentration": directional.concentration(length, gradients.shape[-1]),
+        }
+        return TensorDict({"vmf": statistics}, batch_size=length.shape)
+
+    def _values_and_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        loss = self._loss_module
+        actor, critic = loss.actor_network, loss.qvalue_network
+        params = loss.qvalue_network_params.detach()
+        inputs = tensordict.select(*self.in_keys)
+        with (
+            set_exploration_type(ExplorationType.RANDOM),
+            loss.actor_network_params.to_module(actor),
+        ):
+            inputs = actor(inputs).select(*critic.in_keys)
+        ensemble = _vmap_func(
+            critic,
+            randomness=loss.vmap_randomness,
+            pseudo_vmap=getattr(loss, "deactivate_vmap", False),
+        )
+        values, gradients = linearized_values(
+            lambda inputs: ensemble(inputs, params),
+            inputs.expand(params.batch_size[0], *inputs.batch_size),
+            action_key=loss.tensor_keys.action,
+            value_key=loss.tensor_keys.state_action_value,
+        )
+        return values.mean(-1), gradients
