@@ -58,7 +58,7 @@ def linearized_values(
             perturbed.set(key, point)
         return critics(perturbed).get(value_key)
 
-    values, pull_back = torch.func.vjp(values_at, *points)
+    values, pull_back = torch.func.vjp(values_at, *points)  # type: ignore[misc]
     weight = values.new_tensor(-1 / values[0].numel() if mean else -1)
     gradients = pull_back(weight.expand_as(values))
     values = values.detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torchrl_vmfer.directional import resultant_length, sampling_factor
 from torchrl_vmfer.gradients import linearized_values
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
+
+Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 
 
 class _GradientTap(LossModule):
@@ -41,7 +44,7 @@ class _GradientTap(LossModule):
         gradients = self._loss_gradients(tensordict)
         metadata["vmf_factor"] = sampling_factor(gradients, self._used_critic())
         metadata["vmf_resultant_length"] = resultant_length(gradients)
-        self._values = self._gradients = None
+        del self._values, self._gradients
         return loss, metadata
 
     def _critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
@@ -104,6 +107,8 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
         >>> metadata["vmf_factor"].shape
         torch.Size([5])
     """
+
+    _vmap_qvalue_network00: Critics
 
     def __init__(
         self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
@@ -178,6 +183,8 @@ class VMFSACLoss(_GradientTap, SACLoss):
         torch.Size([5])
     """
 
+    _vmap_qnetworkN0: Critics  # noqa: N815, the name is TorchRL's
+
     def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
         self.entropy_gradient = entropy_gradient
         super().__init__(*args, **kwargs)
@@ -208,6 +215,6 @@ class VMFSACLoss(_GradientTap, SACLoss):
             return self._gradients
         with torch.no_grad(), self.actor_network_params.to_module(self.actor_network):
             policy = self.actor_network.get_dist(tensordict)
-        log_prob, pull_back = torch.func.vjp(policy.log_prob, self._action)
+        log_prob, pull_back = torch.func.vjp(policy.log_prob, self._action)  # type: ignore[misc]
         (score,) = pull_back(torch.ones_like(log_prob))
         return self._alpha * score + self._gradients

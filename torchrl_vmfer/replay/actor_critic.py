@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torchrl_vmfer.samplers import VMFSampler
 __all__ = ["ActorCriticReplayBuffer"]
 
 _ACTOR_SAMPLER = "actor_sampler"
-_PREFETCHED = "prefetched.pt"
+_PREFETCHED = "prefetched"
 
 
 class ActorCriticReplayBuffer(TensorDictReplayBuffer):
@@ -48,6 +49,8 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         >>> buffer.update_actor_priority(actor_batch["index"], torch.full((4,), 2.5))
     """
 
+    _sampler: Sampler
+
     def __init__(
         self,
         *,
@@ -60,13 +63,22 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
                 "ActorCriticReplayBuffer has two samplers: pass `critic_sampler=` and "
                 "`actor_sampler=` in place of `sampler=`."
             )
-        self._actor_sampler_init = VMFSampler if actor_sampler is None else actor_sampler
+        self._actor_sampler_init: Any = VMFSampler if actor_sampler is None else actor_sampler
         super().__init__(sampler=critic_sampler, **kwargs)
 
     def _init(self) -> None:
+        if self._initialized:
+            return
         # Before TorchRL's part, which hands its random generator to the samplers.
         self._actor_sampler = self._maybe_make_sampler(self._actor_sampler_init)
         super()._init()
+        self._actor_sampler_init = None
+
+    def _initialize_prioritized_sampler(self) -> None:
+        super()._initialize_prioritized_sampler()
+        critic_sampler, self._sampler = self._sampler, self._actor_sampler
+        super()._initialize_prioritized_sampler()
+        self._sampler = critic_sampler
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -76,7 +88,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
     @property
     def actor_sampler(self) -> Sampler:
         """The sampler behind ``sample_actor()``."""
-        self._ensure_initialized()
+        self._init()
         return self._actor_sampler
 
     def sample_actor(
@@ -86,18 +98,20 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
 
         Args:
             batch_size: defaults to the buffer's.
-            keys: the entries to read. The actor's update needs the observation only, and
-                what is not asked for costs nothing. Defaults to all.
+            keys: a list of the entries to read. The actor's update needs the observation only,
+                and what is not asked for costs nothing. Defaults to all.
 
         Returns:
             the batch, with its slots under ``"index"``.
         """
-        self._ensure_initialized()
+        self._init()
         batch_size = self._batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError(
                 "No batch size: pass it to sample_actor() or to the buffer's constructor."
             )
+        if isinstance(keys, str):
+            raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
         has_transform = self._transform is not None and len(self._transform) > 0
         with self._replay_lock, self._write_lock:
             index, info = self._actor_sampler.sample(self._storage, batch_size)
@@ -120,43 +134,35 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             index: the ``"index"`` entry of the actor's batch.
             factor: their sampling factors, such as ``metadata["vmf_factor"]``.
         """
-        self._ensure_initialized()
+        self._init()
+        if isinstance(index, tuple):
+            index = torch.stack(index, -1)
         with self._replay_lock, self._write_lock:
             self._actor_sampler.update_priority(index, factor, storage=self._storage)
-
-    def _ensure_initialized(self) -> None:
-        if not self._initialized:
-            self._init()
 
     def _read(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         storage = self._storage
         if keys is not None and isinstance(storage, TensorStorage):
-            return storage._storage.select(*keys)[index]
+            return self._collate_fn(storage._storage.select(*keys)[index])
         return self._collate_fn(storage.get(index))
-
-    def _add(self, data: Any) -> Any:
-        with self._replay_lock:
-            index = super()._add(data)
-            self._actor_sampler.add(index)
-        return index
-
-    def _extend(self, data: Any, **kwargs: Any) -> Any:
-        with self._replay_lock:
-            index = super()._extend(data, **kwargs)
-            self._actor_sampler.extend(index)
-        return index
 
     def mark_update(self, index: Any) -> None:
         """Tells both samplers of written slots. The writer calls it."""
         super().mark_update(index)
         self._actor_sampler.mark_update(index, storage=self._storage)
+        if isinstance(index, Tensor):
+            self._actor_sampler.extend(index)
+        else:
+            self._actor_sampler.add(index)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empties the buffer and resets both samplers."""
-        self._ensure_initialized()
-        with self._replay_lock, self._write_lock:
-            super().empty(empty_write_count=empty_write_count)
-            self._actor_sampler._empty()
+        """Empties the buffer, drops prefetched batches and resets both samplers."""
+        self._init()
+        with self._futures_lock:
+            self._clear_prefetch_queue_locked()
+            with self._replay_lock, self._write_lock:
+                super().empty(empty_write_count=empty_write_count)
+                self._actor_sampler._empty()
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Sets the random generator of the storage, the writer and both samplers."""
@@ -165,22 +171,26 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of storage, writer, both samplers and random generator."""
-        self._ensure_initialized()
+        self._init()
         with self._capture_prefetch_state():
             return super().state_dict() | {_ACTOR_SAMPLER: self._actor_sampler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a state."""
-        self._ensure_initialized()
+        self._init()
+        if _ACTOR_SAMPLER not in state_dict:
+            raise ValueError(
+                f"The state has no {_ACTOR_SAMPLER!r}: it is not one of ActorCriticReplayBuffer."
+            )
         with self._futures_lock:
             self.synchronize()
             with self._replay_lock:
-                super().load_state_dict(state_dict)
                 self._actor_sampler.load_state_dict(state_dict[_ACTOR_SAMPLER])
+                super().load_state_dict(state_dict)
 
     def dumps(self, path: str | Path) -> None:
         """Saves everything, the storage once, in the folder ``path``."""
-        self._ensure_initialized()
+        self._init()
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
         with self._capture_prefetch_state(clone_queue=False):
@@ -189,28 +199,36 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
 
     def loads(self, path: str | Path) -> None:
         """Loads what :meth:`dumps` saved."""
-        self._ensure_initialized()
+        self._init()
+        path = Path(path)
+        # TorchRL reads these with pickle allowed, so that they are tried without it first.
+        for folder in (path / "storage", path / "rng_state"):
+            if folder.exists():
+                TensorDict.load_memmap(folder, allow_pickle=False)
         with self._futures_lock:
             self.synchronize()
             with self._replay_lock:
+                self._actor_sampler.loads(path / _ACTOR_SAMPLER)
                 super().loads(path)
-                self._actor_sampler.loads(Path(path) / _ACTOR_SAMPLER)
 
-    # TorchRL pickles the queue of prefetched batches; plain tensors need no pickle.
+    # TorchRL pickles the queue of prefetched batches; memory maps need no pickle.
 
     def _dump_prefetch_state(self, path: Path, prefetch_state: dict[str, Any]) -> None:
-        queue = [
-            {"data": data.to_dict(), "batch_size": list(data.batch_size), "info": info}
-            for data, info in prefetch_state["queue"]
-        ]
-        torch.save(prefetch_state | {"queue": queue}, path / _PREFETCHED)
+        folder = path / _PREFETCHED
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for position, (data, _) in enumerate(prefetch_state["queue"]):
+            data.memmap(folder / str(position))
+        infos = [info for _, info in prefetch_state["queue"]]
+        torch.save(prefetch_state | {"queue": infos}, folder / "queue.pt")
 
     def _load_prefetch_state(self, path: Path) -> dict[str, Any] | None:
-        if not (path / _PREFETCHED).exists():
+        folder = path / _PREFETCHED
+        if not folder.exists():
             return None
-        state = torch.load(path / _PREFETCHED, weights_only=True)
-        queue = [
-            (TensorDict(entry["data"], entry["batch_size"]), entry["info"])
-            for entry in state["queue"]
+        state = torch.load(folder / "queue.pt", weights_only=True)
+        batches = [
+            TensorDict.load_memmap(folder / str(position), allow_pickle=False).clone()
+            for position in range(len(state["queue"]))
         ]
-        return state | {"queue": queue}
+        return state | {"queue": list(zip(batches, state["queue"], strict=True))}

@@ -27,12 +27,14 @@ class KeyedSampler(Sampler):
     wrote, of data that were in the storage before, or of a storage that another buffer has
     emptied or loaded. So the keys are brought in step with the storage's length at every use.
 
-    Subclasses implement ``_draw``, ``_probabilities``, ``_check`` and ``default_priority``.
+    Subclasses implement ``_draw``, ``_probabilities``, ``_check`` and ``default_priority``;
+    those whose probabilities depend on ranks also set ``_ranks``.
     """
 
-    def __init__(self, ranks: RankDistribution | None = None) -> None:
+    _ranks: RankDistribution | None = None
+
+    def __init__(self) -> None:
         self._keys = SlotKeys()
-        self._ranks = ranks
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Draws flat slot numbers, with what is to be said of them."""

@@ -84,6 +84,7 @@ class RankDistribution:
         if self._changed is None or len(keys) < len(self._index):
             self._index.rebuild(keys)
         elif self._changed:
-            slots = np.unique(np.concatenate(self._changed))
+            slots = np.sort(np.concatenate(self._changed))
+            slots = slots[np.diff(slots, prepend=-1) > 0]
             self._index.update(slots, keys[slots])
         self._changed, self._num_changed = [], 0

@@ -36,6 +36,17 @@ class RankIndex:
     def __init__(self) -> None:
         self.rebuild(np.empty(0, np.float32))
 
+    def _start_run(self, run: np.ndarray) -> None:
+        nothing: np.ndarray = np.empty(0, np.int64)
+        self._run = run
+        self._dead = nothing  # positions of the run that no longer count
+        self._live_before_dead = nothing  # how many positions before each do count
+        self._added = nothing  # codes that are not in the run
+        self._added_at = nothing  # where in the run each would stand
+        self._live_before_added = nothing  # how many positions before that count
+        self._added_rank = nothing  # its rank in the union
+        self._merge_size = max(512, 8 * int(np.sqrt(len(run))))
+
     def __len__(self) -> int:
         return len(self._run) - len(self._dead) + len(self._added)
 
@@ -72,17 +83,6 @@ class RankIndex:
         """For each rank, the first rank of an equal key and the one after the last."""
         codes = self._codes_at(ranks)
         return self._rank_of(codes & ~_SLOT_MASK), self._rank_of(codes | _SLOT_MASK)
-
-    def _start_run(self, run: np.ndarray) -> None:
-        nothing = np.empty(0, np.int64)
-        self._run = run
-        self._dead = nothing  # positions of the run that no longer count
-        self._live_before_dead = nothing  # how many positions before each do count
-        self._added = nothing  # codes that are not in the run
-        self._added_at = nothing  # where in the run each would stand
-        self._live_before_added = nothing  # how many positions before that count
-        self._added_rank = nothing  # its rank in the union
-        self._merge_size = max(512, 8 * int(np.sqrt(len(run))))
 
     def _reserve(self, size: int) -> None:
         if size > len(self._bits):

@@ -48,7 +48,8 @@ class RankPrioritizedSampler(KeyedSampler):
             raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
         if not 0 <= beta < float("inf"):
             raise ValueError(f"beta must be a number of at least 0, got {beta}.")
-        super().__init__(RankDistribution(alpha))
+        super().__init__()
+        self._ranks: RankDistribution = RankDistribution(alpha)
         self._alpha = alpha
         self.beta = beta
         self._max_priority: float | None = None

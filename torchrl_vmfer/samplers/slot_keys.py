@@ -31,14 +31,13 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
     if slots.dtype.kind not in "iu" and slots.size:
         raise TypeError(f"A slot index must be an integer, got {slots.dtype}.")
     slots = slots.astype(np.int64, copy=False)
-    ndim = 1 if storage is None else storage.ndim
-    if ndim > 1 and slots.ndim > 1 and slots.shape[-1] == ndim:
+    if storage is not None and storage.ndim > 1 and slots.shape[-1:] == (storage.ndim,):
         shape = storage.shape[1:]
         outside = (slots < 0) | (slots >= (np.iinfo(np.int64).max, *shape))
         if (outside.any(-1) & (slots[..., 0] >= 0)).any():
             bad = slots[outside.any(-1)][0].tolist()
             raise IndexError(f"Index {bad} is outside a storage of shape {list(storage.shape)}.")
-        strides = [shape[dim:].numel() for dim in range(ndim)]
+        strides = [shape[dim:].numel() for dim in range(storage.ndim)]
         slots = np.where(slots[..., 0] < 0, slots[..., 0], slots @ np.array(strides))
     return slots.reshape(-1)
 
