@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.objectives import SACLoss, TD3Loss
-from torchrl.objectives.common import LossModule
 from torchrl.objectives.utils import _vmap_func
 
 from torchrl_vmfer.directional import resultant_length, sampling_factor
@@ -20,7 +19,14 @@ __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 
 
-class _GradientTap(LossModule):
+if TYPE_CHECKING:
+    from torchrl.objectives.common import LossModule as _Loss
+else:
+    # LossModule's metaclass would give the mixin a `forward` that hides the parent's.
+    _Loss = object
+
+
+class _GradientTap(_Loss):
     """Stands between a TorchRL loss and its critics, and keeps the gradients that pass.
 
     TorchRL's losses reach their critics through one batched callable, made by ``_make_vmap``.
@@ -113,9 +119,9 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
     def __init__(
         self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
     ) -> None:
-        if actor_noise < 0 or actor_noise_clip < 0:
+        if not (actor_noise >= 0 and actor_noise_clip >= 0):
             raise ValueError(
-                "actor_noise and actor_noise_clip must not be negative, "
+                "actor_noise and actor_noise_clip must be numbers of at least 0, "
                 f"got {actor_noise} and {actor_noise_clip}."
             )
         self.actor_noise = actor_noise

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import TD3BCLoss, TD3Loss
 from torchrl.objectives.common import LossModule
@@ -17,6 +19,8 @@ from torchrl_vmfer import directional
 from torchrl_vmfer.gradients import linearized_values
 
 __all__ = ["VMFUncertainty"]
+
+_TD3_FAMILY = (TD3Loss, TD3BCLoss)
 
 
 class VMFUncertainty(TensorDictModuleBase):
@@ -77,8 +81,13 @@ class VMFUncertainty(TensorDictModuleBase):
                     f"{type(loss_module).__name__} has none. Pass a loss with an ensemble of "
                     "critics, such as TD3Loss or SACLoss."
                 )
+        if loss_module.tensor_keys.action not in loss_module.qvalue_network.in_keys:
+            raise TypeError(
+                f"The critics of {type(loss_module).__name__} do not read the action, so there is "
+                "no gradient with respect to it. Pass a loss for continuous actions."
+            )
         if used is None:
-            used = "first" if isinstance(loss_module, (TD3Loss, TD3BCLoss)) else "min"
+            used = "first" if isinstance(loss_module, _TD3_FAMILY) else "min"
         if used not in ("first", "min"):
             raise ValueError(f"used must be 'first' or 'min', got {used!r}.")
         super().__init__()
@@ -134,21 +143,34 @@ class VMFUncertainty(TensorDictModuleBase):
         loss = self._loss_module
         actor, critic = loss.actor_network, loss.qvalue_network
         params = loss.qvalue_network_params.detach()
+        exploration = ExplorationType.RANDOM
+        if isinstance(loss, _TD3_FAMILY):
+            exploration = loss.deterministic_sampling_mode
         inputs = tensordict.select(*self.in_keys)
-        with (
-            set_exploration_type(ExplorationType.RANDOM),
-            loss.actor_network_params.to_module(actor),
-        ):
+        with set_exploration_type(exploration), loss.actor_network_params.to_module(actor):
             inputs = actor(inputs).select(*critic.in_keys)
         ensemble = _vmap_func(
             critic,
             randomness=loss.vmap_randomness,
             pseudo_vmap=getattr(loss, "deactivate_vmap", False),
         )
-        values, gradients = linearized_values(
-            lambda inputs: ensemble(inputs, params),
-            inputs.expand(params.batch_size[0], *inputs.batch_size),
-            action_key=loss.tensor_keys.action,
-            value_key=loss.tensor_keys.state_action_value,
-        )
+        with _evaluating(critic):
+            values, gradients = linearized_values(
+                lambda inputs: ensemble(inputs, params),
+                inputs.expand(params.batch_size[0], *inputs.batch_size),
+                action_key=loss.tensor_keys.action,
+                value_key=loss.tensor_keys.state_action_value,
+            )
         return values.mean(-1), gradients
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Measuring must not move the statistics of normalisation layers."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

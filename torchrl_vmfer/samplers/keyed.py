@@ -89,9 +89,9 @@ class KeyedSampler(Sampler):
         if storage is not None:
             self._follow(storage)
         slots = flat_slots(index, storage)
-        given = torch.as_tensor(priority).detach()
+        given = torch.as_tensor(priority, device="cpu").detach()
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
-        keys = given.to("cpu", torch.float64).numpy().reshape(-1)
+        keys = given.to(torch.float64).numpy().reshape(-1)
         if keys.size not in (1, slots.size):
             raise ValueError(
                 f"Got {keys.size} values of shape {list(given.shape)} for {slots.size} indices. "
@@ -144,19 +144,29 @@ class KeyedSampler(Sampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a copy of a state. A state that does not fit changes nothing."""
         name = type(self).__name__
-        if state_dict.get("sampler") != name:
+        saved = state_dict.get("sampler") if isinstance(state_dict, dict) else None
+        if saved != name:
             raise ValueError(
-                f"This is not a state of {name} but of {state_dict.get('sampler')!r}: load it "
-                "into a sampler of the class that saved it."
+                f"This is not a state of {name} but of {saved}: load it into a sampler of the "
+                "class that saved it."
             )
+        missing = self.state_dict().keys() - state_dict.keys()
+        if missing:
+            raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
+        self._check_state(state_dict)
         keys = state_dict["keys"]
-        good, rule = self._check(keys.double().numpy(), torch.finfo(torch.float32).eps)
+        if not (isinstance(keys, Tensor) and keys.ndim == 1 and keys.is_floating_point()):
+            raise ValueError(f"The keys of the state of {name} are not a vector of numbers.")
+        good, rule = self._check(keys.double().cpu().numpy(), torch.finfo(torch.float32).eps)
         if not good.all():
             first = int(np.argmin(good))
             raise ValueError(f"Slot {first} of the state holds {keys[first]}, but {rule}")
         self._keys.load(keys)
         if self._ranks is not None:
             self._ranks.mark_all()
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        """Raises an error for what a subclass cannot take over."""
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failing save leaves an older one intact."""

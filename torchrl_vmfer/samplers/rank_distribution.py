@@ -23,7 +23,8 @@ class RankDistribution:
     def __init__(self, exponent: float = 1.0) -> None:
         self._exponent = exponent
         self._index = RankIndex()
-        self._mass = np.zeros(1)  # _mass[r] is the sum of rank^-exponent over ranks 1 to r
+        # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
+        self._mass = np.zeros(1)
         self.mark_all()
 
     def mark(self, slots: np.ndarray) -> None:
@@ -42,7 +43,7 @@ class RankDistribution:
 
     def draw(
         self, keys: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> tuple[np.ndarray, np.ndarray, float]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draws slots with replacement.
 
         Args:
@@ -51,40 +52,51 @@ class RankDistribution:
             generator: the source of randomness; PyTorch's global one if ``None``.
 
         Returns:
-            the slots, their probabilities and the lowest probability of any slot.
+            the slots, and for each the first rank of an equal key, counted from 0, and the one
+            after the last.
         """
         self._refresh(keys)
-        mass, total = self._mass, self._mass[len(keys)]
         random = torch.rand(
             2, count, dtype=torch.float64, generator=generator, device="cpu"
         ).numpy()
         # Binary searches for sorted values touch less memory.
         order = np.argsort(random[0])
-        ranks = np.searchsorted(mass[1 : len(keys)], random[0, order] * total, side="right")
-        first, end = self._index.ties_at(np.append(ranks, len(keys) - 1))
-        probability = (mass[end] - mass[first]) / ((end - first) * total)
-        chosen = first[:-1] + (random[1] * (end - first)[:-1]).astype(np.int64)
-        slots, probabilities = np.empty(count, np.int64), np.empty(count)
-        slots[order] = self._index.slots_at(chosen)
-        probabilities[order] = probability[:-1]
-        return slots, probabilities, float(probability[-1])
+        mass = self._mass[0] + random[0, order] * self._total(keys)
+        ranks = np.searchsorted(self._mass[1 : len(keys)], mass, side="right")
+        first, end = self._index.ties_at(ranks)
+        chosen = first + (random[1] * (end - first)).astype(np.int64)
+        result = np.empty((3, count), np.int64)
+        result[:, order] = self._index.slots_at(chosen), first, end
+        return result[0], result[1], result[2]
+
+    def relative_weight(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """P(lowest) / P of slots that :meth:`draw` gave."""
+        last = np.array([len(self._index) - 1])
+        return self._share(*self._index.ties_at(last)) / self._share(first, end)
+
+    def _share(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
+        return (self._mass[end] - self._mass[first]) / (end - first)
+
+    def _total(self, keys: np.ndarray) -> float:
+        return float(self._mass[len(keys)] - self._mass[0])
 
     def probabilities(self, keys: np.ndarray) -> np.ndarray:
         """P of every slot."""
         self._refresh(keys)
         _, group, size = np.unique(-keys, return_inverse=True, return_counts=True)
         end = np.cumsum(size)
-        share = (self._mass[end] - self._mass[end - size]) / (size * self._mass[len(keys)])
-        return share[group]
+        return (self._share(end - size, end) / self._total(keys))[group]
 
     def _refresh(self, keys: np.ndarray) -> None:
         if len(self._mass) <= len(keys):
-            ranks = np.arange(1, 2 * len(keys) + 1, dtype=np.float64)
-            self._mass = np.concatenate(([0.0], np.cumsum(ranks**-self._exponent)))
+            # Summed from the far end: otherwise the small terms would be lost in rounding.
+            ranks = np.arange(1 << len(keys).bit_length(), 0, -1, dtype=np.float64)
+            self._mass = -np.append(np.cumsum(ranks**-self._exponent)[::-1], 0.0)
         if self._changed is None or len(keys) < len(self._index):
             self._index.rebuild(keys)
         elif self._changed:
             slots = np.sort(np.concatenate(self._changed))
-            slots = slots[np.diff(slots, prepend=-1) > 0]
+            slots = slots[(np.diff(slots, prepend=-1) > 0) & (slots < len(keys))]
             self._index.update(slots, keys[slots])
         self._changed, self._num_changed = [], 0

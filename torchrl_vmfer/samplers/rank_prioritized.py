@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ class RankPrioritizedSampler(KeyedSampler):
     """Samples transitions by the rank of their priority (Schaul et al. 2016, variant 2).
 
     P(j) ∝ (1 / rank(j))^alpha, the highest priority having rank 1; equal priorities share the
-    probability of their ranks evenly. Fresh transitions get the highest priority seen so far.
+    probability of their ranks evenly. Fresh transitions get the highest priority so far, which
+    starts at 1.
     Samples carry importance weights ``"priority_weight"`` = (P_min / P(j))^beta in (0, 1],
     which TorchRL's losses apply by themselves.
 
@@ -44,15 +46,15 @@ class RankPrioritizedSampler(KeyedSampler):
     """
 
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
-        if not 0 <= alpha < float("inf"):
+        if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
-        if not 0 <= beta < float("inf"):
+        if not 0 <= beta < math.inf:
             raise ValueError(f"beta must be a number of at least 0, got {beta}.")
         super().__init__()
         self._ranks: RankDistribution = RankDistribution(alpha)
         self._alpha = alpha
         self.beta = beta
-        self._max_priority: float | None = None
+        self._max_priority = 1.0
 
     @property
     def alpha(self) -> float:
@@ -61,12 +63,12 @@ class RankPrioritizedSampler(KeyedSampler):
 
     @property
     def default_priority(self) -> float:
-        """The priority of a freshly written slot: the highest one seen so far."""
-        return 1.0 if self._max_priority is None else self._max_priority
+        """The priority of a freshly written slot: the highest one so far, and at least 1."""
+        return self._max_priority
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        slots, probability, lowest = self._ranks.draw(self._keys.array, count, self._rng)
-        weight = ((lowest / probability) ** self.beta).astype(np.float32)
+        slots, first, end = self._ranks.draw(self._keys.array, count, self._rng)
+        weight = (self._ranks.relative_weight(first, end) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
 
     def _probabilities(self) -> np.ndarray:
@@ -77,24 +79,27 @@ class RankPrioritizedSampler(KeyedSampler):
         return good, "a priority is a finite number of at least 0: pass |TD error|."
 
     def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        if len(keys):
-            highest = float(keys.max())
-            self._max_priority = max(highest, self._max_priority or 0.0)
+        self._max_priority = max(self._max_priority, float(keys.max(initial=0.0)))
         self._write(slots, keys)
 
     def _empty(self) -> None:
         super()._empty()
-        self._max_priority = None
+        self._max_priority = 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
         return super().state_dict() | {"max_priority": self._max_priority, "beta": self.beta}
 
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        for name in ("max_priority", "beta"):
+            value = state_dict[name]
+            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+                raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a copy of a state. A state that does not fit changes nothing."""
         super().load_state_dict(state_dict)
-        self._max_priority = state_dict["max_priority"]
-        self.beta = state_dict["beta"]
+        self._max_priority, self.beta = state_dict["max_priority"], state_dict["beta"]
 
     def __repr__(self) -> str:
         return f"RankPrioritizedSampler(alpha={self.alpha}, beta={self.beta})"

@@ -26,19 +26,21 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
     if index is None:
         return np.empty(0, np.int64)
     if isinstance(index, tuple):
-        index = torch.stack([torch.as_tensor(i, device="cpu") for i in index], -1)
+        index = torch.stack([torch.as_tensor(i, device="cpu").reshape(-1) for i in index], -1)
     slots = torch.as_tensor(index, device="cpu").numpy()
     if slots.dtype.kind not in "iu" and slots.size:
         raise TypeError(f"A slot index must be an integer, got {slots.dtype}.")
     slots = slots.astype(np.int64, copy=False)
-    if storage is not None and storage.ndim > 1 and slots.shape[-1:] == (storage.ndim,):
+    if storage is not None and storage.ndim > 1 and slots.ndim > 1:
         shape = storage.shape[1:]
-        outside = (slots < 0) | (slots >= (np.iinfo(np.int64).max, *shape))
-        if (outside.any(-1) & (slots[..., 0] >= 0)).any():
-            bad = slots[outside.any(-1)][0].tolist()
+        strides = np.array([shape[dim:].numel() for dim in range(storage.ndim)])
+        limits = (np.iinfo(np.int64).max // strides[0], *shape)
+        stored = slots[..., 0] >= 0
+        outside = ((slots < 0) | (slots >= limits)).any(-1) & stored
+        if outside.any():
+            bad = slots[outside][0].tolist()
             raise IndexError(f"Index {bad} is outside a storage of shape {list(storage.shape)}.")
-        strides = [shape[dim:].numel() for dim in range(storage.ndim)]
-        slots = np.where(slots[..., 0] < 0, slots[..., 0], slots @ np.array(strides))
+        slots = np.where(stored, slots @ strides, slots[..., 0])
     return slots.reshape(-1)
 
 

@@ -66,7 +66,7 @@ class VMFSampler(KeyedSampler):
     ) -> None:
         if mode not in ("uncertainty", "rank"):
             raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
-        if not 0 < initial_factor <= MAX_FACTOR:
+        if not 0 < np.float32(initial_factor) <= MAX_FACTOR:
             raise ValueError(f"initial_factor must lie in (0, e], got {initial_factor}.")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
@@ -96,9 +96,9 @@ class VMFSampler(KeyedSampler):
             # Critics that mostly agree let one round suffice; among factors of 1, the lowest
             # that two critics give, one proposal in e is accepted.
             size = (3 * missing) // (1 if round_ else 2) + 16
-            slots = torch.randint(len(factors), (size,), generator=self._rng, device="cpu").numpy()
-            height = torch.rand(size, generator=self._rng, device="cpu").numpy() * MAX_FACTOR
-            accepted.append(slots[height < factors[slots]][:missing])
+            place, height = self._uniform(2 * size).reshape(2, size)
+            slots = (place * len(factors)).astype(np.int64)
+            accepted.append(slots[height * MAX_FACTOR < factors[slots]][:missing])
             missing -= len(accepted[-1])
             if missing == 0:
                 break
@@ -109,8 +109,12 @@ class VMFSampler(KeyedSampler):
 
     def _draw_by_inversion(self, factors: np.ndarray, count: int) -> np.ndarray:
         mass = np.cumsum(factors, dtype=np.float64)
-        random = torch.rand(count, dtype=torch.float64, generator=self._rng, device="cpu")
-        return np.searchsorted(mass[:-1], random.numpy() * mass[-1], side="right")
+        return np.searchsorted(mass[:-1], self._uniform(count) * mass[-1], side="right")
+
+    def _uniform(self, count: int) -> np.ndarray:
+        # torch.randint favours low numbers by up to n/2³², and single precision would round
+        # small factors to multiples of 2⁻²⁴.
+        return torch.rand(count, dtype=torch.float64, generator=self._rng, device="cpu").numpy()
 
     def _probabilities(self) -> np.ndarray:
         if self._ranks is not None:
@@ -119,7 +123,7 @@ class VMFSampler(KeyedSampler):
         return factors / factors.sum()
 
     def _check(self, keys: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        good = (keys > 0) & (keys <= MAX_FACTOR * (1 + 2 * epsilon))
+        good = (keys.astype(np.float32) > 0) & (keys <= MAX_FACTOR * (1 + 2 * epsilon))
         return good, "a sampling factor exp(R μᵀx) lies in (0, e]: check the gradients behind it."
 
     def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:

@@ -1,0 +1,218 @@
+"""Small TD3 and SAC losses, and references that share no code with the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import NormalParamExtractor, TensorDictModule
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.objectives import SACLoss, TD3Loss
+
+from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
+
+OBSERVATION, ACTION, GAMMA = 5, 3, 0.9
+
+
+def _deterministic_actor(cells, observation, action):
+    network = nn.Sequential(
+        MLP(in_features=OBSERVATION, out_features=ACTION, num_cells=cells), nn.Tanh()
+    )
+    return TensorDictModule(network, [observation], [action])
+
+
+def _stochastic_actor(cells, observation, action):
+    network = nn.Sequential(
+        MLP(in_features=OBSERVATION, out_features=2 * ACTION, num_cells=cells),
+        NormalParamExtractor(),
+    )
+    return ProbabilisticActor(
+        TensorDictModule(network, [observation], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        out_keys=[action],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Builds TorchRL's loss of one family and the package's one, equal in every parameter."""
+
+    name: str
+    stock_class: type
+    vmf_class: type
+    critic_loss_name: str
+    defaults: dict[str, Any]
+
+    def actor(self, cells=(32, 32), observation="observation", action="action"):
+        make = _deterministic_actor if self.name == "td3" else _stochastic_actor
+        return make(list(cells), observation, action)
+
+    def critic(
+        self,
+        cells=(32, 32),
+        observation="observation",
+        action="action",
+        value="state_action_value",
+        outputs=1,
+        network=None,
+    ):
+        network = network or MLP(
+            in_features=OBSERVATION + ACTION, out_features=outputs, num_cells=list(cells)
+        )
+        return ValueOperator(network, in_keys=[observation, action], out_keys=[value])
+
+    def build(
+        self,
+        loss_class=None,
+        *,
+        seed=0,
+        cells=(32, 32),
+        observation="observation",
+        action="action",
+        value="state_action_value",
+        critic=None,
+        **kwargs,
+    ):
+        torch.manual_seed(seed)
+        actor = self.actor(cells, observation, action)
+        if critic is None:
+            critic = self.critic(cells, observation, action, value)
+        loss_class = loss_class or self.vmf_class
+        loss = loss_class(actor, critic, **(self.defaults | kwargs))
+        loss.set_keys(action=action, state_action_value=value)
+        loss.make_value_estimator(gamma=GAMMA)
+        return loss
+
+    def pair(self, **kwargs):
+        """TorchRL's loss and the package's one; the package's own arguments go to the latter."""
+        own = {"num_target_critics", "actor_noise", "actor_noise_clip", "entropy_gradient"}
+        stock = {key: value for key, value in kwargs.items() if key not in own}
+        return self.build(self.stock_class, **stock), self.build(self.vmf_class, **kwargs)
+
+    def critic_loss(self, loss, batch):
+        return getattr(loss, self.critic_loss_name)(batch)
+
+
+TD3 = Algorithm("td3", TD3Loss, VMFTD3Loss, "value_loss", {"bounds": (-1.0, 1.0)})
+SAC = Algorithm(
+    "sac", SACLoss, VMFSACLoss, "qvalue_v2_loss", {"target_entropy": -3.0, "alpha_init": 0.3}
+)
+
+
+def make_batch(size, *, seed=1, observation="observation", action="action") -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    size = (size,) if isinstance(size, int) else tuple(size)
+
+    def normal(*shape):
+        return torch.randn(*size, *shape, generator=generator)
+
+    terminated = normal(1) > 1
+    batch = TensorDict(batch_size=size)
+    batch[observation] = normal(OBSERVATION)
+    batch[action] = normal(ACTION).tanh()
+    batch["next"] = TensorDict(batch_size=size)
+    batch["next"][observation] = normal(OBSERVATION)
+    batch["next", "reward"] = normal(1)
+    batch["next", "terminated"] = terminated
+    batch["next", "done"] = terminated | (normal(1) > 1)
+    return batch
+
+
+def policy_action(loss, batch, *, seed=None, params=None) -> Tensor:
+    """The action the policy takes, drawn at the seed if it is a stochastic one."""
+    params = loss.actor_network_params if params is None else params
+    with params.to_module(loss.actor_network):
+        if not hasattr(loss.actor_network, "get_dist"):
+            return loss.actor_network(batch.copy()).get(loss.tensor_keys.action)
+        with set_exploration_type(ExplorationType.RANDOM):
+            policy = loss.actor_network.get_dist(batch.copy())
+    torch.manual_seed(seed)
+    return policy.rsample()
+
+
+def critic_values(loss, batch, action, params=None) -> Tensor:
+    """The values ``[N, *batch]`` of the critics, asked one after the other."""
+    params = loss.qvalue_network_params if params is None else params
+    values = []
+    for i in range(params.batch_size[0]):
+        inputs = batch.copy().set(loss.tensor_keys.action, action)
+        with params[i].to_module(loss.qvalue_network):
+            value = loss.qvalue_network(inputs).get(loss.tensor_keys.state_action_value)
+        values.append(value.mean(-1))
+    return torch.stack(values)
+
+
+def action_gradients(loss, batch, action, *, entropy=False) -> Tensor:
+    """∂l_i/∂a ``[N, *batch, action]``, one call of ``torch.autograd.grad`` per critic."""
+    action = action.detach().requires_grad_()
+    losses = -critic_values(loss, batch, action)
+    if entropy:
+        with torch.no_grad(), loss.actor_network_params.to_module(loss.actor_network):
+            policy = loss.actor_network.get_dist(batch.copy())
+        losses = losses + loss.log_alpha.exp().detach() * policy.log_prob(action)
+    return torch.stack(
+        [torch.autograd.grad(each.sum(), action, retain_graph=True)[0] for each in losses]
+    )
+
+
+def sampling_factor(gradients, used) -> Tensor:
+    """exp(R μᵀx_e) in NumPy and double precision, one transition after the other."""
+    gradients = gradients.detach().double().numpy()
+    batch_size = gradients.shape[1:-1]
+    used = np.broadcast_to(np.asarray(used), batch_size)
+    factors = np.empty(batch_size)
+    for j in np.ndindex(batch_size):
+        x = [g[j] / np.linalg.norm(g[j]) for g in gradients]
+        mean = np.mean(x, axis=0)
+        length = np.linalg.norm(mean)
+        factors[j] = np.exp(length * np.dot(mean / length, x[used[j]]))
+    return torch.as_tensor(factors)
+
+
+def gradients_of(params) -> list[Tensor | None]:
+    """The gradients of a loss module's parameters, in the order of their names."""
+    return [params.get(key).grad for key in sorted(params.keys(True, True), key=str)]
+
+
+@pytest.fixture
+def td3() -> Algorithm:
+    return TD3
+
+
+@pytest.fixture
+def sac() -> Algorithm:
+    return SAC
+
+
+@pytest.fixture(params=[TD3, SAC], ids=lambda algorithm: algorithm.name)
+def algorithm(request) -> Algorithm:
+    return request.param
+
+
+@pytest.fixture(name="make_batch")
+def make_batch_fixture():
+    return make_batch
+
+
+@pytest.fixture
+def brute_force() -> SimpleNamespace:
+    return SimpleNamespace(
+        policy_action=policy_action,
+        critic_values=critic_values,
+        action_gradients=action_gradients,
+        sampling_factor=sampling_factor,
+    )
+
+
+@pytest.fixture(name="gradients_of")
+def gradients_of_fixture():
+    return gradients_of

@@ -1,0 +1,210 @@
+"""Slot numbers behind TorchRL's indices, and the array that grows with the storage."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
+
+from torchrl_vmfer.samplers.slot_keys import SlotKeys, flat_slots
+
+
+def storage_of_shape(*shape):
+    storage = LazyTensorStorage(int(np.prod(shape)), ndim=len(shape))
+    storage.set(torch.arange(shape[0]), TensorDict({"a": torch.zeros(shape)}, shape))
+    assert storage.shape == torch.Size(shape)
+    return storage
+
+
+SHAPES = [(6, 4), (1, 5), (7, 1), (3, 4, 5), (5, 1, 2)]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=str)
+def deep_storage(request):
+    return storage_of_shape(*request.param)
+
+
+@pytest.mark.parametrize(
+    ("index", "slots"),
+    [
+        (3, [3]),
+        (np.int64(3), [3]),
+        (torch.tensor(3), [3]),
+        (torch.tensor([3, 0, 3]), [3, 0, 3]),
+        (torch.tensor([3, 0], dtype=torch.int32), [3, 0]),
+        (torch.tensor([3, 0], dtype=torch.uint8), [3, 0]),
+        ([3, 0], [3, 0]),
+        (np.array([3, 0]), [3, 0]),
+        (range(3), [0, 1, 2]),
+        (torch.tensor([[3], [0]]), [3, 0]),
+        ((torch.tensor([3, 0]),), [3, 0]),
+        (None, []),
+        (torch.empty(0, dtype=torch.long), []),
+        (torch.tensor([]), []),
+        (-1, [-1]),
+        (torch.tensor([2, -1, 0]), [2, -1, 0]),
+    ],
+)
+@pytest.mark.parametrize("with_storage", [True, False])
+def test_slots_of_a_storage_with_one_dimension(index, slots, with_storage):
+    storage = LazyTensorStorage(10) if with_storage else None
+    result = flat_slots(index, storage)
+    assert result.dtype == np.int64
+    assert result.tolist() == slots
+
+
+def test_rows_of_coordinates_are_those_of_ravel_multi_index(deep_storage):
+    shape = tuple(deep_storage.shape)
+    rng = np.random.default_rng(0)
+    coordinates = np.stack([rng.integers(size, size=50) for size in shape], -1)
+    expected = np.ravel_multi_index(tuple(coordinates.T), shape)
+    rows = torch.from_numpy(coordinates)
+    np.testing.assert_array_equal(flat_slots(rows, deep_storage), expected)
+    np.testing.assert_array_equal(flat_slots(rows.unbind(-1), deep_storage), expected)
+    np.testing.assert_array_equal(flat_slots(rows[:1], deep_storage), expected[:1])
+
+
+def test_every_slot_goes_round_by_unravel_index(deep_storage):
+    slots = torch.arange(deep_storage.shape.numel())
+    index = torch.unravel_index(slots, deep_storage.shape)
+    np.testing.assert_array_equal(flat_slots(index, deep_storage), slots)
+    np.testing.assert_array_equal(flat_slots(torch.stack(index, -1), deep_storage), slots)
+
+
+def test_a_tuple_of_numbers_is_one_coordinate(deep_storage):
+    shape = tuple(deep_storage.shape)
+    last = tuple(size - 1 for size in shape)
+    expected = [np.ravel_multi_index(last, shape)]
+    assert flat_slots(last, deep_storage).tolist() == expected
+    assert flat_slots(tuple(map(torch.tensor, last)), deep_storage).tolist() == expected
+
+
+def test_rows_that_were_not_stored_stay_negative(deep_storage):
+    ndim = deep_storage.ndim
+    rows = torch.tensor([[0] * ndim, [-1] * ndim, [0] * (ndim - 1) + [0]])
+    assert flat_slots(rows, deep_storage).tolist() == [0, -1, 0]
+    assert flat_slots(rows[1:2], deep_storage).tolist() == [-1]
+
+
+def test_no_rows_of_coordinates_are_no_slots(deep_storage):
+    empty = torch.empty(0, deep_storage.ndim, dtype=torch.long)
+    assert flat_slots(empty, deep_storage).tolist() == []
+    assert flat_slots(None, deep_storage).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "bad", [[0, 4], [0, 2**40], [2, -1], [5, 4]], ids=lambda coordinate: str(coordinate)
+)
+def test_a_coordinate_outside_its_dimension_is_named(bad):
+    storage = storage_of_shape(6, 4)
+    rows = torch.tensor([[1, 3], bad, [0, 9]])
+    message = rf"Index \[{bad[0]}, {bad[1]}\] is outside a storage of shape \[6, 4\]"
+    with pytest.raises(IndexError, match=message):
+        flat_slots(rows, storage)
+    with pytest.raises(IndexError, match=message):
+        flat_slots(rows.unbind(-1), storage)
+
+
+@pytest.mark.parametrize("bad", [[0, 4, 0], [0, 0, 5], [2, -1, 0], [2, 3, -2]], ids=str)
+def test_a_coordinate_outside_its_dimension_is_named_in_three_dimensions(bad):
+    storage = storage_of_shape(3, 4, 5)
+    named = ", ".join(map(str, bad))
+    with pytest.raises(IndexError, match=rf"Index \[{named}\] is outside"):
+        flat_slots(torch.tensor([[0, 0, 0], bad]), storage)
+
+
+def test_a_row_that_was_not_stored_is_not_blamed_for_a_bad_one():
+    rows = torch.tensor([[-1, -1], [0, 9]])
+    with pytest.raises(IndexError, match=r"Index \[0, 9\]"):
+        flat_slots(rows, storage_of_shape(6, 4))
+
+
+@pytest.mark.parametrize(
+    "index",
+    [1.0, torch.tensor([1.0]), torch.tensor([True, False]), np.array([0.5]), (torch.ones(2),) * 2],
+    ids=str,
+)
+def test_indices_that_are_not_integers_are_refused(index):
+    with pytest.raises(TypeError, match="must be an integer, got"):
+        flat_slots(index, None)
+
+
+def test_keys_start_at_the_fill_and_keep_what_was_set():
+    keys = SlotKeys()
+    assert len(keys) == 0
+    keys.resize(3, fill=1.5)
+    keys.array[1] = 2
+    keys.resize(5, fill=0.25)
+    assert keys.array.tolist() == [1.5, 2, 1.5, 0.25, 0.25]
+    assert keys.array.dtype == np.float32
+
+
+def test_slots_that_were_given_up_come_back_at_the_fill():
+    keys = SlotKeys()
+    keys.resize(4, fill=1)
+    keys.array[:] = 9
+    keys.resize(2, fill=1)
+    assert keys.array.tolist() == [9, 9]
+    keys.resize(4, fill=3)
+    assert keys.array.tolist() == [9, 9, 3, 3]
+
+
+def test_tensor_and_array_are_the_same_memory():
+    keys = SlotKeys()
+    keys.resize(3, fill=1)
+    keys.tensor[2] = 7
+    keys.array[0] = 5
+    assert keys.tensor.tolist() == keys.array.tolist() == [5, 1, 7]
+
+
+def test_growth_by_single_slots_rarely_copies():
+    keys = SlotKeys()
+    addresses = set()
+    for length in range(1, 5001):
+        keys.resize(length, fill=1)
+        addresses.add((keys.tensor.data_ptr(), keys._tensor.numel()))
+    assert len(keys) == 5000
+    assert len(addresses) <= 14  # a doubling each, 2**13 > 5000
+
+
+def test_loading_copies_and_forgets_what_was_there():
+    keys = SlotKeys()
+    keys.resize(10, fill=4)
+    source = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    keys.load(source)
+    source.zero_()
+    assert keys.array.tolist() == [1, 2, 3]
+    assert keys.tensor.dtype == torch.float32
+    keys.resize(5, fill=8)
+    assert keys.array.tolist() == [1, 2, 3, 8, 8]
+
+
+def test_the_state_does_not_follow_the_default_device():
+    with torch.device("meta"):
+        keys = SlotKeys()
+        keys.resize(4, fill=2)
+    assert keys.tensor.device.type == "cpu"
+    assert keys.array.tolist() == [2, 2, 2, 2]
+
+
+operations = st.lists(
+    st.tuples(st.just("resize"), st.integers(0, 40), st.integers(1, 9))
+    | st.tuples(st.just("set"), st.integers(0, 39), st.integers(1, 9)),
+    max_size=30,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(operations)
+def test_any_order_of_resizes_and_writes_is_that_of_a_list(history):
+    keys, model = SlotKeys(), []
+    for kind, at, value in history:
+        if kind == "resize":
+            keys.resize(at, fill=value)
+            model = model[:at] + [value] * (at - len(model))
+        elif at < len(model):
+            keys.array[at] = value
+            model[at] = value
+        assert keys.array.tolist() == model

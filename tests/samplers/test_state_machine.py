@@ -1,0 +1,208 @@
+"""Any sequence of uses of a replay buffer, against a model that is a plain dictionary."""
+
+import tempfile
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+
+ALPHA, BETA = 0.7, 0.5
+
+
+def proportional(keys):
+    total = sum(Fraction(key) for key in keys.values())
+    return {slot: float(Fraction(key) / total) for slot, key in keys.items()}
+
+
+def by_rank(alpha, keys):
+    order = sorted(keys.values(), reverse=True)
+    weight = {}
+    for slot, key in keys.items():
+        ranks = [rank for rank, other in enumerate(order, start=1) if other == key]
+        weight[slot] = sum(rank**-alpha for rank in ranks) / len(ranks)
+    total = sum(weight.values())
+    return {slot: w / total for slot, w in weight.items()}
+
+
+# How to make each sampler, its P as a function of {slot: key}, and the range of its keys.
+SAMPLERS = {
+    "uncertainty": (
+        partial(VMFSampler, "uncertainty"),
+        proportional,
+        (2**-6, float(np.float32(np.e))),
+    ),
+    "rank": (partial(VMFSampler, "rank"), partial(by_rank, 1.0), (2**-6, float(np.float32(np.e)))),
+    "rank_prioritized": (
+        partial(RankPrioritizedSampler, ALPHA, BETA),
+        partial(by_rank, ALPHA),
+        (0.0, 1e6),
+    ),
+}
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """A buffer and its model: ``{slot: key}``, the next slot and the highest key seen."""
+
+    def __init__(self, name, capacity):
+        super().__init__()
+        self.make_sampler, self.exact_probabilities, self.key_range = SAMPLERS[name]
+        self.capacity = capacity
+        self.num_rows = 0
+        self.buffer = self.make_buffer()
+        self.keys, self.row_of = {}, {}
+        self.cursor = 0
+        self.highest = None
+        self.is_written = False
+
+    def make_buffer(self):
+        return TensorDictReplayBuffer(
+            storage=LazyTensorStorage(self.capacity), sampler=self.make_sampler()
+        )
+
+    def default_key(self):
+        follows_highest = isinstance(self.buffer.sampler, RankPrioritizedSampler)
+        return max(1.0, self.highest or 0.0) if follows_highest else 1.0
+
+    def rows(self, count):
+        first, self.num_rows = self.num_rows, self.num_rows + count
+        return TensorDict({"row": torch.arange(first, first + count)}, [count])
+
+    def note_written(self, rows):
+        self.is_written = True
+        for row in rows:
+            self.keys[self.cursor], self.row_of[self.cursor] = self.default_key(), row
+            self.cursor = (self.cursor + 1) % self.capacity
+
+    @rule()
+    def add(self):
+        data = self.rows(1)[0]
+        self.note_written([data["row"].item()])
+        self.buffer.add(data)
+
+    @rule(data=st.data())
+    def extend(self, data):
+        self.extend_by(data.draw(st.integers(1, self.capacity), label="count"))
+
+    @rule(excess=st.integers(1, 4))
+    def wrap(self, excess):
+        self.extend_by(self.capacity + excess)
+
+    def extend_by(self, count):
+        data = self.rows(count)
+        self.note_written(data["row"].tolist())
+        self.buffer.extend(data)
+
+    @precondition(lambda self: self.keys)
+    @rule(data=st.data())
+    def update(self, data):
+        low, high = self.key_range
+        # Few values, so that ties are common, and any value.
+        key = st.sampled_from([1.0, 1.5, 2.0]) | st.floats(low, high, width=32)
+        pair = st.tuples(st.sampled_from(sorted(self.keys)), key)
+        pairs = data.draw(st.lists(pair, min_size=1, max_size=2 * self.capacity), label="update")
+        for slot, value in pairs:
+            self.keys[slot] = value
+        self.highest = max([value for _, value in pairs] + [self.highest or 0.0])
+        slots, values = zip(*pairs, strict=True)
+        self.buffer.update_priority(torch.tensor(slots), torch.tensor(values))
+
+    @precondition(lambda self: self.keys)
+    @rule(count=st.integers(1, 20), seed=st.integers(0, 2**16))
+    def sample(self, count, seed):
+        torch.manual_seed(seed)
+        batch = self.buffer.sample(count)
+        index = batch["index"].tolist()
+        probability = self.probabilities()
+        assert len(index) == count
+        assert set(index) <= {slot for slot, p in probability.items() if p > 0}
+        assert batch["row"].tolist() == [self.row_of[slot] for slot in index]
+        if isinstance(self.buffer.sampler, RankPrioritizedSampler):
+            lowest = min(probability.values())
+            weight = [(lowest / probability[slot]) ** BETA for slot in index]
+            np.testing.assert_allclose(batch["priority_weight"], weight, rtol=1e-6)
+
+        # Draws follow the keys alone, whatever updates led to them.
+        twin = self.make_sampler()
+        twin.load_state_dict(self.buffer.sampler.state_dict())
+        torch.manual_seed(seed)
+        assert twin.sample(self.buffer.storage, count)[0].tolist() == index
+
+    @precondition(lambda self: not self.keys)
+    @rule()
+    def sample_nothing(self):
+        with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
+            self.buffer.sample(1)
+
+    @rule()
+    def empty(self):
+        self.buffer.empty()
+        self.keys, self.row_of = {}, {}
+        self.cursor = 0
+        self.highest = None
+
+    @precondition(lambda self: self.is_written)
+    @rule()
+    def save_and_load(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.buffer.dumps(Path(folder) / "buffer")
+            self.buffer = self.make_buffer()
+            self.buffer.loads(Path(folder) / "buffer")
+
+    @precondition(lambda self: self.is_written)
+    @rule()
+    def copy_state(self):
+        state = self.buffer.state_dict()
+        self.buffer = self.make_buffer()
+        self.buffer.load_state_dict(state)
+
+    def probabilities(self):
+        return self.exact_probabilities(self.keys)
+
+    @invariant()
+    def length_agrees(self):
+        assert len(self.buffer) == len(self.keys)
+
+    @invariant()
+    def probabilities_agree(self):
+        expected = self.probabilities()
+        actual = self.buffer.sampler.probabilities().numpy()
+        assert len(actual) == len(expected)
+        np.testing.assert_allclose(
+            actual, [expected[slot] for slot in range(len(expected))], rtol=1e-12
+        )
+
+    @invariant()
+    def default_agrees(self):
+        assert self.buffer.sampler.default_priority == self.default_key()
+
+
+@pytest.mark.filterwarnings("ignore:last_cursor is None:UserWarning")
+@pytest.mark.parametrize("capacity", [1, 5, 12])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_buffer_behaves_as_a_dictionary_of_keys(name, capacity):
+    run_state_machine_as_test(
+        partial(BufferMachine, name, capacity),
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )

@@ -1,0 +1,377 @@
+"""The statistics of directions against SciPy, closed forms and their invariances."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy.special import gammaln, ive, logsumexp
+from scipy.stats import special_ortho_group, vonmises_fisher
+
+from torchrl_vmfer import directional
+
+CONCENTRATIONS = [0.0, 1e-8, 1e-3, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6]
+DIMENSIONS = [2, 3, 4, 5, 7, 10, 17, 50, 81, 82, 83, 84, 100, 200, 400]
+DTYPES = [torch.float32, torch.float64]
+
+
+def tolerance(dtype):
+    return {"rtol": 0, "atol": 2e-6 if dtype == torch.float32 else 1e-12}
+
+
+def random_gradients(critics, dim, *, batch=(), dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(critics, *batch, dim, generator=generator, dtype=dtype)
+
+
+def log_normalizer_by_series(k, dim):
+    """log C_p(k) from the power series of I_ν(k)/k^ν, whose terms are all positive."""
+    order = dim / 2 - 1
+    # The terms peak near m = k/2 with a width of about √k; 1e-14 is reached long before the end.
+    m = np.arange(int(k / 2 + 60 * math.sqrt(k) + 200))
+    log_power = np.zeros(len(m)) if k == 0 else 2 * m * math.log(k / 2)
+    log_terms = log_power - gammaln(m + 1) - gammaln(order + m + 1)
+    if k == 0:
+        log_terms = log_terms[:1]
+    log_bessel = logsumexp(log_terms) - order * math.log(2)
+    return -dim / 2 * math.log(2 * math.pi) - log_bessel
+
+
+class TestLogNormalizer:
+    @pytest.mark.parametrize("dim", DIMENSIONS)
+    def test_equals_the_power_series(self, dim):
+        k = torch.tensor(CONCENTRATIONS, dtype=torch.float64)
+        expected = [log_normalizer_by_series(value, dim) for value in CONCENTRATIONS]
+        np.testing.assert_allclose(directional.log_normalizer(k, dim), expected, rtol=2e-9)
+
+    @pytest.mark.parametrize("dim", DIMENSIONS)
+    def test_equals_the_exponentially_scaled_bessel_function_where_that_exists(self, dim):
+        k = np.geomspace(0.1, 1e6, 60)
+        bessel = ive(dim / 2 - 1, k)
+        k, bessel = k[bessel > 1e-300], bessel[bessel > 1e-300]
+        assert len(k) > 20
+        log_power = (dim / 2 - 1) * np.log(k) - dim / 2 * math.log(2 * math.pi)
+        expected = log_power - np.log(bessel) - k
+        result = directional.log_normalizer(torch.as_tensor(k), dim)
+        np.testing.assert_allclose(result, expected, rtol=2e-9, atol=2e-9)
+
+    @pytest.mark.parametrize("dim", [2, 3, 5, 10, 30])
+    @pytest.mark.parametrize("k", [0.5, 5.0, 100.0, 1e4])
+    def test_gives_scipys_density(self, dim, k):
+        mu = np.full(dim, 1 / math.sqrt(dim))
+        points = vonmises_fisher(mu, k, seed=0).rvs(20)
+        expected = vonmises_fisher(mu, k).logpdf(points)
+        normalizer = directional.log_normalizer(torch.tensor(k, dtype=torch.float64), dim)
+        np.testing.assert_allclose(normalizer.item() + k * points @ mu, expected, atol=1e-7)
+
+    @pytest.mark.parametrize("dim", DIMENSIONS)
+    def test_is_the_uniform_density_on_the_sphere_at_zero_concentration(self, dim):
+        log_area = math.log(2) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)
+        result = directional.log_normalizer(torch.zeros((), dtype=torch.float64), dim)
+        assert result.item() == pytest.approx(-log_area, rel=1e-9)
+
+    def test_is_the_closed_form_in_three_dimensions(self):
+        k = torch.tensor([0.1, 1.0, 20.0, 500.0], dtype=torch.float64)
+        expected = (k / (4 * math.pi * k.sinh())).log()
+        torch.testing.assert_close(directional.log_normalizer(k, 3), expected, rtol=1e-9, atol=0)
+
+    def test_is_the_closed_form_on_the_two_points_of_one_dimension(self):
+        k = torch.tensor([0.0, 0.1, 1.0, 20.0], dtype=torch.float64)
+        expected = -(2 * k.cosh()).log()
+        torch.testing.assert_close(directional.log_normalizer(k, 1), expected, rtol=1e-9, atol=0)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("dim", range(2, 401, 7))
+    def test_is_finite_and_falls_with_the_concentration(self, dim, dtype):
+        k = torch.cat([torch.zeros(1), torch.logspace(-8, 6, 300)]).to(dtype)
+        result = directional.log_normalizer(k, dim)
+        assert result.dtype == dtype
+        assert result.isfinite().all()
+        slack = 4 * torch.finfo(dtype).eps * result.abs()[1:]
+        # The expansion's own error, relative to the value, where the curve is flat.
+        slack = slack + (1e-9 * result.abs()[1:] if dtype == torch.float64 else 0)
+        assert (result.diff() <= slack).all()
+
+    def test_keeps_the_shape(self):
+        assert directional.log_normalizer(torch.ones(2, 3), 4).shape == (2, 3)
+
+
+class TestConcentration:
+    @pytest.mark.parametrize("dim", [2, 3, 5, 10, 20, 50])
+    def test_inverts_the_mean_resultant_length_up_to_banerjees_error(self, dim):
+        # R = I_{p/2}(k) / I_{p/2-1}(k) is exact. Banerjee's formula is exact for R → 0 and
+        # R → 1; between them its relative error peaks near k = p at less than 0.2/p.
+        k = np.geomspace(1e-3, 300, 200)
+        length = ive(dim / 2, k) / ive(dim / 2 - 1, k)
+        result = directional.concentration(torch.as_tensor(length), dim).numpy()
+        np.testing.assert_allclose(result, k, rtol=0.2 / dim)
+
+    @pytest.mark.parametrize("dim", [2, 3, 6, 17])
+    @pytest.mark.parametrize("k", [1.0, 8.0, 60.0, 400.0])
+    def test_and_mean_direction_agree_with_scipys_fit(self, dim, k):
+        rng = np.random.default_rng(dim)
+        mu = rng.normal(size=dim)
+        mu /= np.linalg.norm(mu)
+        samples = vonmises_fisher(mu, k, seed=rng).rvs(4000)
+        fitted_mu, fitted_k = vonmises_fisher.fit(samples)
+        directions = torch.as_tensor(samples)
+        direction = directional.mean_direction(directions)
+        length = directional.resultant_length(directions)
+        estimate = directional.concentration(length, dim).item()
+        np.testing.assert_allclose(direction, fitted_mu, atol=1e-10)
+        # Both see the same R: what is left is Banerjee's error (see above), no noise.
+        assert estimate == pytest.approx(fitted_k, rel=0.2 / dim)
+        # The truth is five standard errors 1/√(n A'(k)) away at most, with R = A(k) and
+        # A' = 1 - R² - (p - 1)R/k (a false-alarm rate of 6e-7 per case, at fixed seeds), and
+        # R is too long by a part of 1/(2nR²) on average.
+        n, length = len(samples), ive(dim / 2, k) / ive(dim / 2 - 1, k)
+        slope = 1 - length**2 - (dim - 1) * length / k
+        error = 5 / (k * math.sqrt(n * slope)) + 1 / (2 * n * length**2)
+        assert error < 0.4
+        assert estimate == pytest.approx(k, rel=0.2 / dim + error)
+
+    @pytest.mark.parametrize("dim", [1, 2, 3, 17, 400])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_grows_strictly_with_the_resultant_length(self, dim, dtype):
+        length = torch.cat([torch.linspace(0, 1, 1001), 1 - torch.logspace(-4, -6, 20)]).to(dtype)
+        result = directional.concentration(length.sort().values.unique(), dim)
+        assert result.dtype == dtype
+        assert result[0] == 0
+        assert (result.diff() > 0).all()
+
+    @pytest.mark.parametrize("dim", [2, 3, 400])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_is_finite_and_largest_at_full_agreement(self, dim, dtype):
+        length = torch.ones(30, dtype=dtype)
+        for i in range(1, 30):
+            length[i] = torch.nextafter(length[i - 1], torch.zeros((), dtype=dtype))
+        result = directional.concentration(length, dim)
+        assert result.isfinite().all()
+        assert (result.diff() <= 0).all()
+        assert result[0] > result[-1]
+
+    def test_is_the_resultant_length_in_one_dimension(self):
+        length = torch.tensor([0.0, 0.3, 1.0])
+        torch.testing.assert_close(directional.concentration(length, 1), length)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestTwoCritics:
+    angles = [0.0, 1e-3, 0.3, math.pi / 3, math.pi / 2, 2.0, 3.1]
+
+    def gradients(self, angle, dtype):
+        first = torch.tensor([1.0, 0.0, 0.0], dtype=dtype)
+        second = torch.tensor([math.cos(angle), math.sin(angle), 0.0], dtype=dtype)
+        return torch.stack([first, 7 * second])
+
+    @pytest.mark.parametrize("angle", angles)
+    def test_resultant_length_is_the_cosine_of_half_the_angle(self, angle, dtype):
+        result = directional.resultant_length(self.gradients(angle, dtype))
+        assert result.item() == pytest.approx(math.cos(angle / 2), abs=tolerance(dtype)["atol"])
+
+    @pytest.mark.parametrize("used", [0, 1])
+    @pytest.mark.parametrize("angle", [*angles, math.pi])
+    def test_factor_is_exp_of_half_of_one_plus_the_cosine(self, angle, used, dtype):
+        result = directional.sampling_factor(self.gradients(angle, dtype), used)
+        expected = math.exp((1 + math.cos(angle)) / 2)
+        assert result.item() == pytest.approx(expected, rel=2 * tolerance(dtype)["atol"])
+
+    def test_opposite_directions_cancel(self, dtype):
+        gradients = torch.tensor([[1.0, -2.0], [-3.0, 6.0]], dtype=dtype)
+        assert directional.resultant_length(gradients).item() == pytest.approx(0, abs=1e-7)
+        assert directional.sampling_factor(gradients, 0).item() == pytest.approx(1, abs=1e-6)
+
+    def test_the_mean_direction_halves_the_angle(self, dtype):
+        result = directional.mean_direction(self.gradients(1.0, dtype))
+        expected = torch.tensor([math.cos(0.5), math.sin(0.5), 0.0], dtype=dtype)
+        torch.testing.assert_close(result, expected, **tolerance(dtype))
+
+
+def statistics(gradients, used):
+    return (
+        directional.resultant_length(gradients),
+        directional.sampling_factor(gradients, used),
+        directional.mean_direction(gradients),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("critics", range(1, 21))
+class TestAnyNumberOfCritics:
+    def test_equals_numpy(self, critics, dtype):
+        gradients = random_gradients(critics, 6, batch=(9,), dtype=dtype)
+        used = torch.arange(9) % critics
+        g = gradients.double().numpy()
+        x = g / np.linalg.norm(g, axis=-1, keepdims=True)
+        mean = x.sum(0) / critics
+        length = np.linalg.norm(mean, axis=-1)
+        direction = mean / length[:, None]
+        alignment = (direction * x[used.numpy(), np.arange(9)]).sum(-1)
+        expected = (length, np.exp(length * alignment), direction)
+        atol = 1e-5 if dtype == torch.float32 else 1e-12
+        for result, reference in zip(statistics(gradients, used), expected, strict=True):
+            assert result.dtype == dtype
+            np.testing.assert_allclose(result.double(), reference, rtol=0, atol=atol)
+
+    def test_full_agreement_gives_length_one_and_factor_e(self, critics, dtype):
+        gradients = random_gradients(1, 6, dtype=dtype).expand(critics, -1)
+        gradients = gradients * torch.arange(1, critics + 1, dtype=dtype)[:, None]
+        assert directional.resultant_length(gradients).item() == pytest.approx(1, abs=1e-6)
+        factor = directional.sampling_factor(gradients, critics - 1).item()
+        assert factor == pytest.approx(math.e, rel=1e-6)
+        assert factor <= math.e
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestInvariance:
+    @pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e3, 1e30])
+    def test_to_the_scale_of_every_gradient(self, scale, dtype):
+        gradients = random_gradients(5, 4, batch=(11,), dtype=dtype)
+        scales = torch.full((5, 1, 1), scale, dtype=dtype)
+        scales[2] = 1
+        for before, after in zip(
+            statistics(gradients, 1), statistics(gradients * scales, 1), strict=True
+        ):
+            torch.testing.assert_close(after, before, **tolerance(dtype))
+
+    def test_to_subnormal_and_almost_overflowing_scales(self, dtype):
+        info = torch.finfo(dtype)
+        unit = torch.tensor([0.6, 0.8], dtype=dtype)
+        # A subnormal has few digits: 1e4 of the smallest ones leave 1e-4.
+        for scale in (1e4 * info.smallest_normal * info.eps, info.max):
+            torch.testing.assert_close(
+                directional.directions(scale * unit), unit, rtol=0, atol=2e-4
+            )
+
+    def test_to_a_rotation_of_the_action_space(self, dtype):
+        gradients = random_gradients(5, 4, batch=(11,), dtype=dtype)
+        rotation = torch.as_tensor(special_ortho_group.rvs(4, random_state=0), dtype=dtype)
+        length, factor, direction = statistics(gradients, 1)
+        rotated = statistics(gradients @ rotation, 1)
+        for result, expected in zip(rotated, (length, factor, direction @ rotation), strict=True):
+            torch.testing.assert_close(result, expected, **tolerance(dtype))
+
+    def test_to_the_order_of_the_critics(self, dtype):
+        gradients = random_gradients(7, 4, batch=(11,), dtype=dtype)
+        order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+        used = torch.arange(11) % 7
+        expected = statistics(gradients, used)
+        permuted = statistics(gradients[order], order.argsort()[used])
+        for result, reference in zip(permuted, expected, strict=True):
+            torch.testing.assert_close(result, reference, **tolerance(dtype))
+
+    def test_the_factor_depends_on_the_used_critic(self, dtype):
+        gradients = random_gradients(5, 4, dtype=dtype)
+        factors = [directional.sampling_factor(gradients, i).item() for i in range(5)]
+        assert len(set(factors)) == 5
+
+    def test_one_used_critic_for_all_equals_the_same_for_each(self, dtype):
+        gradients = random_gradients(5, 4, batch=(3, 2), dtype=dtype)
+        one = directional.sampling_factor(gradients, 3)
+        each = directional.sampling_factor(gradients, torch.full((3, 2), 3))
+        torch.testing.assert_close(one, each, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, -math.inf])
+class TestGradientsWithoutADirection:
+    def test_become_the_zero_vector(self, bad, dtype):
+        gradients = torch.tensor([[3.0, 4.0], [bad, bad]], dtype=dtype)
+        expected = torch.tensor([[0.6, 0.8], [0.0, 0.0]], dtype=dtype)
+        torch.testing.assert_close(directional.directions(gradients), expected)
+
+    def test_one_of_the_critics_contributes_nothing(self, bad, dtype):
+        gradients = random_gradients(3, 4, dtype=dtype)
+        gradients[1] = bad
+        zero = gradients.clone()
+        zero[1] = 0
+        length, factor, direction = statistics(gradients, 0)
+        others = directional.resultant_length(gradients[[0, 2]])
+        torch.testing.assert_close(length, others * 2 / 3)
+        for result, expected in zip((length, factor, direction), statistics(zero, 0), strict=True):
+            assert result.isfinite().all()
+            torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+    def test_of_the_used_critic_gives_the_factor_of_fresh_data(self, bad, dtype):
+        gradients = random_gradients(3, 4, dtype=dtype)
+        gradients[1] = bad
+        assert directional.sampling_factor(gradients, 1).item() == 1
+
+    def test_of_all_critics_gives_no_direction_and_no_concentration(self, bad, dtype):
+        gradients = torch.full((3, 4), bad, dtype=dtype)
+        length, factor, direction = statistics(gradients, 0)
+        assert length == 0
+        assert factor == 1
+        assert (direction == 0).all()
+        assert directional.concentration(length, 4) == 0
+
+    def test_leave_other_transitions_alone(self, bad, dtype):
+        gradients = random_gradients(3, 4, batch=(2,), dtype=dtype)
+        before = statistics(gradients, 0)
+        gradients[:, 0] = bad
+        for after, expected in zip(statistics(gradients, 0), before, strict=True):
+            torch.testing.assert_close(after[1], expected[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_gradient_with_one_bad_entry_has_no_direction(bad):
+    assert (directional.directions(torch.tensor([3.0, bad, 4.0])) == 0).all()
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3), (0,)])
+def test_shapes_follow_the_batch(batch):
+    gradients = random_gradients(4, 5, batch=batch)
+    length, factor, direction = statistics(gradients, torch.zeros(batch, dtype=torch.long))
+    assert length.shape == batch
+    assert factor.shape == batch
+    assert direction.shape == (*batch, 5)
+
+
+@st.composite
+def any_gradients(draw):
+    """Critics, dimension, data type and entries of every magnitude, with a used critic."""
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    critics, dim = draw(st.integers(1, 20)), draw(st.integers(1, 6))
+    width = 32 if dtype == np.float32 else 64
+    elements = st.one_of(
+        st.floats(width=width, allow_nan=True, allow_infinity=True),
+        st.sampled_from([-1.0, 0.0, 1.0]),
+    )
+    gradients = draw(arrays.arrays(dtype, (critics, dim), elements=elements))
+    return torch.from_numpy(gradients), draw(st.integers(0, critics - 1))
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(any_gradients())
+def test_the_factor_lies_above_1_over_e_and_never_above_e(case):
+    gradients, used = case
+    factor = directional.sampling_factor(gradients, used).item()
+    assert 1 / math.e < factor <= math.e
+    assert factor <= directional.MAX_FACTOR
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(any_gradients())
+def test_length_direction_and_concentration_stay_in_their_ranges(case):
+    gradients, _ = case
+    length = directional.resultant_length(gradients)
+    assert 0 <= length.item() <= 1
+    norm = directional.mean_direction(gradients).norm().item()
+    assert norm == pytest.approx(1 if length > 0 else 0, abs=1e-5)
+    concentration = directional.concentration(length, gradients.shape[-1])
+    assert 0 <= concentration.item() < math.inf
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(3, 20), st.sampled_from(DTYPES), st.integers(0, 10**6))
+def test_the_factor_of_a_critic_against_all_others_is_the_lowest(critics, dtype, seed):
+    direction = random_gradients(1, 5, dtype=dtype, seed=seed).expand(critics, -1).clone()
+    direction[0] *= -1
+    factor = directional.sampling_factor(direction, 0).item()
+    assert factor == pytest.approx(math.exp((2 - critics) / critics), rel=1e-5)
+    assert factor > 1 / math.e

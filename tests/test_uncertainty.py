@@ -1,0 +1,323 @@
+"""The stand-alone module against brute force, the losses, and as a part of TensorDict programs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.modules import (
+    MLP,
+    OneHotCategorical,
+    ProbabilisticActor,
+    QValueActor,
+    ValueOperator,
+)
+from torchrl.objectives import (
+    CQLLoss,
+    CrossQLoss,
+    DDPGLoss,
+    DiscreteSACLoss,
+    DQNLoss,
+    SACLoss,
+    TD3BCLoss,
+    TD3Loss,
+    TQCLoss,
+)
+
+from torchrl_vmfer import VMFSACLoss, VMFTD3Loss, VMFUncertainty, directional
+
+SEED = 5
+STATISTICS = ["factor", "resultant_length", "mean_direction", "concentration"]
+# Of the family that lends its actor: how the loss is made and which critic it climbs.
+LOSSES = {
+    TD3Loss: ("td3", {}, "first"),
+    VMFTD3Loss: ("td3", {"num_qvalue_nets": 5}, "first"),
+    TD3BCLoss: ("td3", {}, "first"),
+    SACLoss: ("sac", {"num_qvalue_nets": 4}, "min"),
+    VMFSACLoss: ("sac", {"num_qvalue_nets": 4, "num_target_critics": 4}, "min"),
+    CQLLoss: ("sac", {}, "min"),
+    CrossQLoss: ("sac", {"num_qvalue_nets": 3}, "min"),
+    TQCLoss: ("sac", {"num_qvalue_nets": 3}, "min"),
+}
+
+
+@pytest.fixture(params=LOSSES, ids=lambda loss_class: loss_class.__name__)
+def loss(request, td3, sac):
+    family, options, _ = LOSSES[request.param]
+    algorithm = {"td3": td3, "sac": sac}[family]
+    if request.param is TQCLoss:
+        options = options | {"critic": algorithm.critic(outputs=4)}
+    return algorithm.build(request.param, **options)
+
+
+def evaluate(uncertainty, batch):
+    torch.manual_seed(SEED)
+    return uncertainty(batch)
+
+
+def test_the_factor_equals_brute_force(loss, brute_force, make_batch):
+    batch = make_batch(12)
+    result = evaluate(VMFUncertainty(loss), batch.clone())["vmf", "factor"]
+    action = brute_force.policy_action(loss, batch, seed=SEED)
+    gradients = brute_force.action_gradients(loss, batch, action)
+    climbed = LOSSES[type(loss)][2]
+    used = 0 if climbed == "first" else brute_force.critic_values(loss, batch, action).argmin(0)
+    expected = brute_force.sampling_factor(gradients, used)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_the_other_statistics_equal_the_definitions(loss, brute_force, make_batch):
+    batch = make_batch(12)
+    result = evaluate(VMFUncertainty(loss), batch.clone())["vmf"]
+    action = brute_force.policy_action(loss, batch, seed=SEED)
+    x = nn.functional.normalize(brute_force.action_gradients(loss, batch, action), dim=-1)
+    mean = x.mean(0)
+    length = mean.norm(dim=-1)
+    torch.testing.assert_close(result["resultant_length"], length, rtol=0, atol=1e-5)
+    direction = mean / length[:, None]
+    torch.testing.assert_close(result["mean_direction"], direction, rtol=0, atol=1e-4)
+    # From the R returned: near R = 1 the pole magnifies the rounding of another R.
+    length = result["resultant_length"]
+    concentration = length * (3 - length**2) / (1 - length**2)
+    torch.testing.assert_close(result["concentration"], concentration, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("critics", [1, 2, 5])
+@pytest.mark.parametrize("size", [7, (3, 4)])
+def test_agrees_with_the_factor_of_the_loss(algorithm, make_batch, critics, size):
+    loss = algorithm.build(num_qvalue_nets=critics)
+    batch = make_batch(size)
+    result = evaluate(VMFUncertainty(loss), batch.clone())
+    torch.manual_seed(SEED)
+    _, metadata = loss.actor_loss(batch.clone())
+    for name in ("factor", "resultant_length"):
+        expected = metadata[f"vmf_{name}"]
+        assert result["vmf", name].shape == batch.batch_size
+        torch.testing.assert_close(result["vmf", name], expected, rtol=0, atol=1e-5)
+
+
+def test_takes_the_action_the_loss_takes_from_a_stochastic_policy_of_td3(td3, sac, make_batch):
+    torch.manual_seed(0)
+    loss = VMFTD3Loss(sac.actor(), td3.critic(), bounds=(-1.0, 1.0))
+    batch = make_batch(9)
+    _, metadata = loss.actor_loss(batch.clone())
+    result = VMFUncertainty(loss)(batch.clone())["vmf", "factor"]
+    torch.testing.assert_close(result, metadata["vmf_factor"], rtol=0, atol=1e-5)
+
+
+class TestCrossQWithBatchNormalisation:
+    """CrossQ asks its critics in evaluation mode for the actor, in training mode for the target."""
+
+    @pytest.fixture
+    def loss(self, sac):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1))
+
+        class Network(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.network = network
+
+            def forward(self, *inputs):
+                return self.network(torch.cat(inputs, -1))
+
+        return sac.build(CrossQLoss, critic=sac.critic(network=Network()))
+
+    def test_the_factor_equals_brute_force_in_evaluation_mode(self, loss, brute_force, make_batch):
+        batch = make_batch(12)
+        result = evaluate(VMFUncertainty(loss), batch.clone())["vmf", "factor"]
+        loss.qvalue_network.eval()
+        action = brute_force.policy_action(loss, batch, seed=SEED)
+        gradients = brute_force.action_gradients(loss, batch, action)
+        used = brute_force.critic_values(loss, batch, action).argmin(0)
+        expected = brute_force.sampling_factor(gradients, used)
+        torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
+
+    def test_the_statistics_and_the_mode_are_left_alone(self, loss, make_batch):
+        before = {key: value.clone() for key, value in loss.state_dict().items()}
+        VMFUncertainty(loss)(make_batch(12))
+        assert loss.qvalue_network.training
+        for key, value in loss.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("keep", [("observation",), ("observation", "action")])
+def test_reads_the_observation_and_writes_under_vmf(algorithm, make_batch, keep):
+    uncertainty = VMFUncertainty(algorithm.build())
+    assert uncertainty.in_keys == ["observation"]
+    assert uncertainty.out_keys == [("vmf", name) for name in STATISTICS]
+    batch = make_batch(6).select(*keep)
+    before = batch.clone()
+    result = uncertainty(batch)
+    assert result is batch
+    assert set(result.keys(True, True)) == {*keep, *uncertainty.out_keys}
+    assert (result.select(*keep) == before).all()
+
+
+def test_the_action_in_the_batch_does_not_matter(td3, make_batch):
+    uncertainty = VMFUncertainty(td3.build())
+    batch = make_batch(6)
+    expected = uncertainty(batch.clone())["vmf", "factor"]
+    result = uncertainty(batch.clone().set("action", torch.zeros(6, 3)))["vmf", "factor"]
+    assert torch.equal(result, expected)
+
+
+def test_keys_of_ones_own_are_followed(algorithm, make_batch):
+    keys = {"action": ("agent", "action"), "observation": ("agent", "state")}
+    loss = algorithm.build(value=("agent", "quality"), **keys)
+    uncertainty = VMFUncertainty(loss)
+    assert uncertainty.in_keys == [("agent", "state")]
+    result = evaluate(uncertainty, make_batch(6, **keys))
+    expected = evaluate(VMFUncertainty(algorithm.build()), make_batch(6))
+    assert torch.equal(result["vmf", "factor"], expected["vmf", "factor"])
+
+
+def test_a_critic_may_read_more_than_the_actor(td3, make_batch):
+    torch.manual_seed(0)
+    network = MLP(in_features=10, out_features=1, num_cells=[16])
+    critic = ValueOperator(network, in_keys=["observation", "privileged", "action"])
+    uncertainty = VMFUncertainty(td3.build(TD3Loss, critic=critic))
+    assert uncertainty.in_keys == ["observation", "privileged"]
+    batch = make_batch(6).set("privileged", torch.randn(6, 2))
+    assert uncertainty(batch)["vmf", "factor"].shape == (6,)
+
+
+def test_is_called_with_keyword_arguments(algorithm, make_batch):
+    uncertainty = VMFUncertainty(algorithm.build())
+    batch = make_batch(6)
+    torch.manual_seed(SEED)
+    outputs = uncertainty(observation=batch["observation"])
+    expected = evaluate(uncertainty, batch)["vmf"]
+    assert len(outputs) == len(STATISTICS)
+    for output, name in zip(outputs, STATISTICS, strict=True):
+        assert torch.equal(output, expected[name])
+
+
+def test_is_part_of_a_sequence(algorithm, make_batch):
+    uncertainty = VMFUncertainty(algorithm.build())
+    scaled = TensorDictModule(lambda raw: raw / 10, ["raw"], ["observation"])
+    logarithm = TensorDictModule(torch.log, [("vmf", "factor")], ["log_factor"])
+    sequence = TensorDictSequential(scaled, uncertainty, logarithm)
+    assert sequence.in_keys == ["raw"]
+    raw = 10 * make_batch(6)["observation"]
+    result = evaluate(sequence, TensorDict({"raw": raw}, [6]))
+    alone = evaluate(uncertainty, TensorDict({"observation": raw / 10}, [6]))
+    torch.testing.assert_close(result["log_factor"], alone["vmf", "factor"].log())
+
+
+def test_has_no_parameters_and_no_state_of_its_own(algorithm):
+    uncertainty = VMFUncertainty(algorithm.build())
+    assert list(uncertainty.parameters()) == []
+    assert list(uncertainty.buffers()) == []
+    assert uncertainty.state_dict() == {}
+
+
+def test_writes_no_gradient_and_returns_none(loss, make_batch):
+    batch = make_batch(6)
+    batch["observation"].requires_grad_()
+    result = VMFUncertainty(loss)(batch)
+    assert all(param.grad is None for param in loss.parameters())
+    assert batch["observation"].grad is None
+    assert not any(result["vmf", name].requires_grad for name in STATISTICS)
+
+
+@pytest.mark.parametrize("part", ["actor_network_params", "qvalue_network_params"])
+def test_follows_the_parameters_of_the_loss(algorithm, make_batch, part):
+    loss = algorithm.build()
+    uncertainty = VMFUncertainty(loss)
+    batch = make_batch(6)
+    before = evaluate(uncertainty, batch.clone())["vmf", "factor"]
+    with torch.no_grad():
+        for param in getattr(loss, part).values(True, True):
+            param += 0.5 * torch.randn(param.shape)
+    after = evaluate(uncertainty, batch.clone())["vmf", "factor"]
+    assert not torch.isclose(before, after).all()
+    rebuilt = evaluate(VMFUncertainty(loss), batch.clone())["vmf", "factor"]
+    assert torch.equal(after, rebuilt)
+
+
+@pytest.mark.parametrize("used", ["first", "min"])
+def test_the_used_critic_can_be_chosen(algorithm, brute_force, make_batch, used):
+    loss = algorithm.build(num_qvalue_nets=4, num_target_critics=4)
+    batch = make_batch(20)
+    result = evaluate(VMFUncertainty(loss, used=used), batch.clone())["vmf", "factor"]
+    action = brute_force.policy_action(loss, batch, seed=SEED)
+    index = brute_force.critic_values(loss, batch, action).argmin(0) if used == "min" else 0
+    gradients = brute_force.action_gradients(loss, batch, action)
+    expected = brute_force.sampling_factor(gradients, index)
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("deactivate_vmap", [False, True])
+def test_works_without_vmap(algorithm, make_batch, deactivate_vmap):
+    expected = evaluate(VMFUncertainty(algorithm.build()), make_batch(6))["vmf"]
+    loss = algorithm.build(deactivate_vmap=deactivate_vmap)
+    result = evaluate(VMFUncertainty(loss), make_batch(6))["vmf"]
+    torch.testing.assert_close(result["factor"], expected["factor"])
+
+
+class TestFromGradients:
+    @pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_holds_the_statistics_of_the_gradients(self, batch, dtype):
+        generator = torch.Generator().manual_seed(0)
+        gradients = torch.randn(3, *batch, 5, generator=generator, dtype=dtype)
+        used = torch.randint(3, batch, generator=generator)
+        result = VMFUncertainty.from_gradients(gradients, used)
+        assert result.batch_size == batch
+        assert set(result["vmf"].keys()) == set(STATISTICS)
+        length = directional.resultant_length(gradients)
+        expected = {
+            "factor": directional.sampling_factor(gradients, used),
+            "resultant_length": length,
+            "mean_direction": directional.mean_direction(gradients),
+            "concentration": directional.concentration(length, 5),
+        }
+        for name, value in expected.items():
+            assert result["vmf", name].dtype == dtype
+            assert torch.equal(result["vmf", name], value)
+
+    def test_uses_the_first_critic_by_default(self):
+        gradients = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+        result = VMFUncertainty.from_gradients(gradients)["vmf", "factor"]
+        torch.testing.assert_close(result, torch.tensor(1 / 3).exp())
+
+    def test_stays_finite_without_any_direction(self):
+        gradients = torch.tensor([[[0.0, 0.0], [torch.nan, 1.0]]]).expand(2, 2, 2)
+        result = VMFUncertainty.from_gradients(gradients)["vmf"]
+        assert (result["factor"] == 1).all()
+        assert all(result[name].isfinite().all() for name in STATISTICS)
+
+
+class TestRefuses:
+    def test_a_loss_without_an_ensemble_of_critics(self, td3):
+        loss = DDPGLoss(td3.actor(), td3.critic())
+        with pytest.raises(TypeError, match="`qvalue_network`, and DDPGLoss has none"):
+            VMFUncertainty(loss)
+
+    def test_a_loss_without_an_actor(self):
+        network = MLP(in_features=5, out_features=4, num_cells=[8])
+        actor = QValueActor(network, in_keys=["observation"], action_space="one_hot")
+        with pytest.raises(TypeError, match="`actor_network`, and DQNLoss has none"):
+            VMFUncertainty(DQNLoss(actor, action_space="one_hot"))
+
+    def test_critics_of_discrete_actions(self):
+        logits = TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"])
+        actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=OneHotCategorical)
+        critic = TensorDictModule(nn.Linear(5, 4), ["observation"], ["action_value"])
+        loss = DiscreteSACLoss(
+            actor, critic, action_space="one-hot", num_actions=4, target_entropy=0.1
+        )
+        with pytest.raises(TypeError, match="DiscreteSACLoss"):
+            VMFUncertainty(loss)
+
+    def test_what_is_not_a_loss(self):
+        with pytest.raises(TypeError, match="Linear has none"):
+            VMFUncertainty(nn.Linear(2, 2))
+
+    def test_an_unknown_choice_of_the_used_critic(self, td3):
+        with pytest.raises(ValueError, match="used must be 'first' or 'min', got 'max'"):
+            VMFUncertainty(td3.build(), used="max")
