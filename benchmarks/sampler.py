@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -91,22 +92,20 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def memory_of(name: str, storage: Storage) -> float:
-    """Bytes per transition that a process grows by when it makes the sampler and uses it."""
+def measure_memory(name: str, size: int) -> float:
+    """MiB that this process grows by when it makes a sampler and uses it."""
+    storage = filled_storage(size)
+    before = resident_bytes()
+    sampler = filled_sampler(name, storage)
+    seconds_per_cycle(sampler, storage, cycles=2 if name == SORTING else 100)
+    return (resident_bytes() - before) / 2**20
 
-    def measure(result: multiprocessing.SimpleQueue) -> None:
-        before = resident_bytes()
-        sampler = filled_sampler(name, storage)
-        seconds_per_cycle(sampler, storage, cycles=2)
-        result.put((resident_bytes() - before) / len(storage))
 
-    context = multiprocessing.get_context("fork")
-    result = context.SimpleQueue()
-    process = context.Process(target=measure, args=(result,))
-    process.start()
-    growth = result.get()
-    process.join()
-    return growth
+def memory_of(name: str, size: int) -> str:
+    """The same in a fresh process, where no freed memory is used again."""
+    command = [sys.executable, __file__, "--memory", name, "--sizes", str(size)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return f"{float(output.splitlines()[-1]):.1f}"
 
 
 def time_cycles(size: int, turns: int) -> dict[str, list[float]]:
@@ -148,25 +147,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e4, 1e5, 1e6, 1e7])
     parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     sizes = [int(size) for size in arguments.sizes]
+    if arguments.memory:
+        print(measure_memory(arguments.memory, sizes[0]))
+        return
 
     typical: dict[str, dict[int, float]] = {name: {} for name in SAMPLERS}
     print(f"sample + update of {BATCH} transitions, one thread, torch {torch.__version__}\n")
-    print("| sampler | transitions | µs | of PrioritizedSampler | bytes per transition |")
+    print("| sampler | transitions | µs | of PrioritizedSampler | memory (MiB) |")
     print("|---|---|---|---|---|")
     for size in sizes:
         times = time_cycles(size, arguments.turns)
-        storage = filled_storage(size)
         for name, seconds in times.items():
             ratios = [a / b for a, b in zip(seconds, times[PEER], strict=False)]
             typical[name][size] = median(seconds)
-            memory = "-" if name == SORTING or size < 1e5 else f"{memory_of(name, storage):.0f}"
             print(
                 f"| {name} | {size:.0e} | {median(seconds) * 1e6:,.0f} "
-                f"| {median(ratios):.2f} | {memory} |"
+                f"| {median(ratios):.2f} | {memory_of(name, size)} |"
             )
 
     print("\n| sampler, 1e+06 transitions | state_dict | dumps | loads + first sample |")
