@@ -33,15 +33,20 @@ class _GradientTap(_Loss):
     The losses below put :meth:`_critics` in its place, which tells its three uses apart.
     """
 
-    def __init__(self, *args: Any, num_target_critics: int = 2, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, num_target_critics: int = 2, measure: bool = True, **kwargs: Any
+    ) -> None:
         if num_target_critics < 1:
             raise ValueError(f"num_target_critics must be at least 1, got {num_target_critics}.")
         self.num_target_critics = num_target_critics
+        self.measure = measure
         self._in_actor_loss = False
         super().__init__(*args, **kwargs)
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """TorchRL's actor loss, whose metadata gain ``vmf_factor`` and ``vmf_resultant_length``."""
+        if not self.measure:
+            return super().actor_loss(tensordict)
         self._in_actor_loss = True
         try:
             loss, metadata = super().actor_loss(tensordict)
@@ -93,6 +98,7 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target.
             Critics beyond them learn from the same target and serve the uncertainty only.
+        measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
             of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
             noisy action, kept within the bounds; the actor receives the gradient found there.
@@ -166,6 +172,7 @@ class VMFSACLoss(_GradientTap, SACLoss):
         num_target_critics: how many critics, counted from the first, form the TD target and
             the minimum that the actor climbs. Critics beyond them learn from the same target
             and serve the uncertainty only.
+        measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.

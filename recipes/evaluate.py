@@ -1,0 +1,73 @@
+"""Plays the policy that a finished run has saved.
+
+python recipes/evaluate.py runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0 episodes=20 video=true
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from training.environments import make_environment
+from training.errors import UserError
+from training.evaluation import evaluate
+from training.launch import program
+from training.networks import deterministic_actor, gaussian_actor
+from training.video import record_video
+
+DEFAULTS = {
+    "episodes": 10,  # how many to play
+    "seed": 2_000_000,  # of the first episode; the others count up
+    "video": False,  # whether to record the first episode as video.mp4 in the run directory
+}
+
+
+@program
+def main() -> None:
+    """Prints the return of a saved policy."""
+    if len(sys.argv) < 2:
+        raise UserError("Which run? Usage: python recipes/evaluate.py <run_dir> [video=true]")
+    run_dir = Path(sys.argv[1])
+    options = _options(sys.argv[2:])
+    for name in ("config.yaml", "policy.pt"):
+        if not (run_dir / name).exists():
+            raise UserError(
+                f"{run_dir} has no {name}: give the directory of a finished run, such as "
+                "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
+            )
+    cfg = OmegaConf.load(run_dir / "config.yaml")
+    env = make_environment(cfg.env.name, options.seed)
+    actor = {"td3": deterministic_actor, "sac": gaussian_actor}[cfg.algorithm](env, cfg.hidden)
+    try:
+        actor.load_state_dict(torch.load(run_dir / "policy.pt", weights_only=True))
+    except Exception as error:
+        raise UserError(
+            f"{run_dir / 'policy.pt'} cannot be read ({str(error).splitlines()[0]}): "
+            "train the run again."
+        ) from error
+    result = evaluate(actor, env, options.episodes, options.seed)
+    success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
+    print(
+        f"Return {result.return_mean:.1f} ± {result.return_std:.1f} over {options.episodes} "
+        f"episodes of {result.episode_length:.0f} steps on average{success}."
+    )
+    if options.video:
+        print(f"Video: {record_video(actor, cfg.env.name, options.seed, run_dir / 'video.mp4')}")
+
+
+def _options(arguments: list[str]) -> DictConfig:
+    given = OmegaConf.from_dotlist(arguments)
+    for key in map(str, given):
+        if key not in DEFAULTS:
+            raise UserError(f"There is no option {key}=; the options are {', '.join(DEFAULTS)}.")
+    options = OmegaConf.create({**DEFAULTS, **given})
+    if not isinstance(options.episodes, int) or options.episodes < 1:
+        raise UserError(f"episodes must be a whole number of at least 1, got {options.episodes}.")
+    return options
+
+
+if __name__ == "__main__":
+    main()

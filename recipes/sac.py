@@ -1,0 +1,83 @@
+"""SAC with vMFER: Algorithm 2 of the paper.
+
+python recipes/sac.py env=HalfCheetah-v4 replay=per_rank sampler=vmf_uncertainty
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+from torchrl.objectives import SoftUpdate
+
+from torchrl_vmfer import VMFSACLoss
+from training.collection import TransitionCollector
+from training.environments import make_environment
+from training.launch import recipe
+from training.networks import gaussian_actor, make_critics
+from training.replay import CheckpointedReplay, actor_batch, make_replay_buffer
+from training.session import Session
+from training.updates import adam, descend, vmf_statistics
+
+
+@recipe("sac")
+def main(cfg: DictConfig) -> None:
+    """Trains one agent."""
+    session = Session(cfg)
+    if session.finished:
+        return
+    env = make_environment(cfg.env.name, cfg.seed)
+    actor = gaussian_actor(env, cfg.hidden)
+    loss = VMFSACLoss(
+        actor,
+        make_critics(env, cfg.hidden, cfg.num_critics),
+        num_qvalue_nets=cfg.num_critics,
+        action_spec=env.action_spec,
+        alpha_init=cfg.alpha_init,
+        target_entropy=cfg.target_entropy,
+        entropy_gradient=cfg.entropy_gradient,
+        measure=cfg.sampler.kind == "vmf",
+        loss_function="l2",
+    ).to(cfg.device)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    targets = SoftUpdate(loss, tau=cfg.tau)
+    critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
+    actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
+    alpha_optimizer = adam([loss.log_alpha], cfg.alpha_lr)
+    buffer = make_replay_buffer(cfg)
+    collector = TransitionCollector(env, actor, cfg)
+
+    for step in session.steps(
+        policy=actor,
+        loss=loss,
+        critic_optimizer=critic_optimizer,
+        actor_optimizer=actor_optimizer,
+        alpha_optimizer=alpha_optimizer,
+        replay=CheckpointedReplay(buffer),
+        collector=collector,
+    ):
+        buffer.extend(collector.next())
+        if step <= cfg.init_random_frames:
+            continue
+
+        for _ in range(cfg.utd_ratio):
+            batch = buffer.sample().to(cfg.device)
+            critic_loss, info = loss.qvalue_v2_loss(batch)
+            descend(critic_optimizer, critic_loss)
+            session.metrics.add(critic_loss=critic_loss)
+            if cfg.replay.kind != "uniform":
+                buffer.update_priority(batch["index"], info["td_error"])
+
+        batch = actor_batch(buffer, batch, cfg)
+        actor_loss, info = loss.actor_loss(batch)
+        descend(actor_optimizer, actor_loss)
+        # The temperature is learned on the batch of the actor, as in the paper.
+        alpha_loss = loss.alpha_loss(info["log_prob"]).mean()
+        descend(alpha_optimizer, alpha_loss)
+        session.metrics.add(actor_loss=actor_loss, alpha=loss.log_alpha.exp())
+        if cfg.sampler.kind == "vmf":
+            buffer.update_actor_priority(batch["index"], info["vmf_factor"])
+            session.metrics.add(**vmf_statistics(info))
+        targets.step()
+
+
+if __name__ == "__main__":
+    main()

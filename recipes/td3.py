@@ -1,0 +1,86 @@
+"""TD3 with vMFER: Algorithm 1 of the paper.
+
+python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+from tensordict.nn import TensorDictSequential
+from torchrl.modules import AdditiveGaussianModule
+from torchrl.objectives import SoftUpdate
+
+from torchrl_vmfer import VMFTD3Loss
+from training.collection import TransitionCollector
+from training.environments import make_environment
+from training.launch import recipe
+from training.networks import deterministic_actor, make_critics
+from training.replay import CheckpointedReplay, actor_batch, make_replay_buffer
+from training.session import Session
+from training.updates import adam, descend, vmf_statistics
+
+
+@recipe("td3")
+def main(cfg: DictConfig) -> None:
+    """Trains one agent."""
+    session = Session(cfg)
+    if session.finished:
+        return
+    env = make_environment(cfg.env.name, cfg.seed)
+    actor = deterministic_actor(env, cfg.hidden)
+    loss = VMFTD3Loss(
+        actor,
+        make_critics(env, cfg.hidden, cfg.num_critics),
+        num_qvalue_nets=cfg.num_critics,
+        action_spec=env.action_spec,
+        policy_noise=cfg.target_noise,
+        noise_clip=cfg.target_noise_clip,
+        actor_noise=cfg.actor_noise,
+        actor_noise_clip=cfg.actor_noise_clip,
+        measure=cfg.sampler.kind == "vmf",
+        loss_function="l2",
+    ).to(cfg.device)
+    loss.make_value_estimator(gamma=cfg.gamma)
+    targets = SoftUpdate(loss, tau=cfg.tau)
+    critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
+    actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
+    buffer = make_replay_buffer(cfg)
+    noise = AdditiveGaussianModule(
+        env.action_spec, sigma_init=cfg.exploration_noise, sigma_end=cfg.exploration_noise
+    )
+    collector = TransitionCollector(env, TensorDictSequential(actor, noise), cfg)
+
+    for step in session.steps(
+        policy=actor,
+        loss=loss,
+        critic_optimizer=critic_optimizer,
+        actor_optimizer=actor_optimizer,
+        replay=CheckpointedReplay(buffer),
+        collector=collector,
+    ):
+        buffer.extend(collector.next())
+        if step <= cfg.init_random_frames:
+            continue
+
+        for _ in range(cfg.utd_ratio):
+            batch = buffer.sample().to(cfg.device)
+            critic_loss, info = loss.value_loss(batch)
+            descend(critic_optimizer, critic_loss)
+            session.metrics.add(critic_loss=critic_loss)
+            if cfg.replay.kind != "uniform":
+                td_error = info["td_error"].detach().amax(0).sqrt()
+                buffer.update_priority(batch["index"], td_error)
+
+        if step % cfg.policy_delay == 0:
+            batch = actor_batch(buffer, batch, cfg)
+            actor_loss, info = loss.actor_loss(batch)
+            descend(actor_optimizer, actor_loss)
+            session.metrics.add(actor_loss=actor_loss)
+            if cfg.sampler.kind == "vmf":
+                buffer.update_actor_priority(batch["index"], info["vmf_factor"])
+                session.metrics.add(**vmf_statistics(info))
+            targets.step()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the recipes share: everything but the algorithm."""

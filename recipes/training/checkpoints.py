@@ -1,0 +1,80 @@
+"""Checkpoints that survive a crash at any moment.
+
+A checkpoint is one file of plain tensors, numbers and strings, which PyTorch protects by
+checksums and reads without executing code. (TorchRL's ``Checkpoint`` writes folders of raw
+memory maps: a flipped or missing byte goes unnoticed, and storages are written at full
+capacity.)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Checkpoints", "save_atomically"]
+
+
+def save_atomically(content: Any, path: Path) -> None:
+    """Writes a file so that at any moment either the old or the whole new one is there."""
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+class Checkpoints:
+    """The newest checkpoints of a run.
+
+    Args:
+        folder: where they lie.
+        keep: how many to keep.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("step_*.pt"), reverse=True)
+
+    def save(self, step: int, state: dict[str, Any]) -> bool:
+        """Saves a state, and then drops the oldest. Returns whether it could be saved."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / f"step_{step:012d}.pt"
+        try:
+            save_atomically(state, file)
+        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
+            kept = self._files()
+            print(
+                f"Could not save the checkpoint of step {step} ({error}). The run goes on; "
+                + (f"{kept[0].name} is intact. " if kept else "no older one exists. ")
+                + "Make room on the disk.",
+                file=sys.stderr,
+            )
+            return False
+        for old in self._files()[self._keep :]:
+            old.unlink()
+        return True
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest readable state, or ``None``. Files that cannot be read are reported."""
+        for file in self._files():
+            try:
+                return torch.load(file, weights_only=True, map_location="cpu")
+            except Exception as error:
+                reason = str(error).splitlines()[0]
+                print(
+                    f"The checkpoint {file} cannot be read ({reason}); "
+                    "going back to the one before it.",
+                    file=sys.stderr,
+                )
+        return None

@@ -1,0 +1,130 @@
+"""Environments: made by name, and saved and restored in the middle of an episode."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import torch
+from torchrl.envs import GymWrapper
+
+from training.errors import UserError, nearest
+
+__all__ = ["environment_state", "load_environment_state", "make_environment"]
+
+
+def make_environment(name: str, seed: int, **kwargs: Any) -> GymWrapper:
+    """A Gymnasium environment for TorchRL, with actions in [-1, 1] and 32-bit observations.
+
+    Args:
+        name: the environment's id.
+        seed: the seed of its random generator.
+        **kwargs: passed to ``gymnasium.make``, such as ``render_mode``.
+    """
+    if name not in gym.registry:
+        # The Fetch tasks. The package takes a second to import and greets with old news.
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            import gymnasium_robotics
+
+        gym.register_envs(gymnasium_robotics)
+    if name not in gym.registry:
+        raise UserError(
+            f"There is no environment {name!r}. Did you mean: {nearest(name, gym.registry)}?"
+        )
+    with warnings.catch_warnings():
+        # The paper's tasks are the -v4 ones; that there are newer ones is no news.
+        warnings.simplefilter("ignore")
+        env = gym.make(name, disable_env_checker=True, **kwargs)
+        if not isinstance(env.action_space, gym.spaces.Box):
+            raise UserError(
+                f"{name} has the action space {env.action_space}, but TD3 and SAC need a "
+                "continuous one (Box): choose another environment."
+            )
+        if not np.isfinite([env.action_space.low, env.action_space.high]).all():
+            raise UserError(f"{name} has unbounded actions, but TD3 and SAC need bounds.")
+        if isinstance(env.observation_space, gym.spaces.Dict):
+            env = gym.wrappers.FlattenObservation(env)
+        env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+        env = gym.wrappers.DtypeObservation(env, np.float32)
+        env = GymWrapper(env)
+    env.set_seed(seed)
+    return env
+
+
+def environment_state(env: GymWrapper) -> dict[str, Any]:
+    """All that decides how an environment goes on: simulator, counters and random generator.
+
+    Numbers, arrays and random generators among the attributes of the environment and of its
+    wrappers are taken, and every array of a MuJoCo simulation. The result holds only tensors,
+    numbers and strings.
+    """
+    return {
+        f"{depth}.{key}": encode(value)
+        for depth, layer in enumerate(_layers(env))
+        for key, value in vars(layer).items()
+        for encode in [_encoder(value)]
+        if encode is not None
+    }
+
+
+def load_environment_state(env: GymWrapper, state: dict[str, Any]) -> None:
+    """Puts an environment made by the same name into a saved state."""
+    layers = list(_layers(env))
+    for path, saved in state.items():
+        depth, key = path.split(".", 1)
+        layer = layers[int(depth)]
+        value = getattr(layer, key, None)
+        if isinstance(value, mujoco.MjData):
+            _load_simulation(value, saved)
+        elif isinstance(value, np.random.Generator):
+            value.bit_generator.state = saved
+        else:
+            setattr(layer, key, saved.numpy() if isinstance(saved, torch.Tensor) else saved)
+
+
+def _layers(env: GymWrapper) -> Iterator[gym.Env]:
+    layer = env._env
+    while True:
+        yield layer
+        if not isinstance(layer, gym.Wrapper):
+            return
+        layer = layer.env
+
+
+def _encoder(value: Any) -> Callable[[Any], Any] | None:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return lambda value: value
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+        return lambda value: torch.from_numpy(np.array(value))
+    if isinstance(value, np.random.Generator):
+        return lambda value: value.bit_generator.state
+    if isinstance(value, mujoco.MjData):
+        return _simulation_state
+    return None
+
+
+def _simulation_state(data: mujoco.MjData) -> dict[str, Any]:
+    # MuJoCo's own notion of a state leaves out the positions of bodies and contact forces,
+    # which are those of the last step and enter rewards and observations of the next.
+    arrays = {
+        key: torch.from_numpy(np.array(value))
+        for key in dir(data)
+        if not key.startswith("_") and isinstance(value := getattr(data, key), np.ndarray)
+        if value.dtype.kind in "biuf"
+    }
+    return arrays | {"time": data.time}
+
+
+def _load_simulation(data: mujoco.MjData, state: dict[str, Any]) -> None:
+    data.time = state["time"]
+    for key, saved in state.items():
+        array = getattr(data, key)
+        # Arrays that are sized by the number of contacts are made anew in every step.
+        if isinstance(array, np.ndarray) and array.shape == tuple(saved.shape):
+            array[...] = saved.numpy()

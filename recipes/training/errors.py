@@ -1,0 +1,20 @@
+"""Mistakes of the user, told in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["UserError", "nearest"]
+
+
+class UserError(Exception):
+    """Something the user can mend. It ends the program with a line and exit code 2."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that look like ``name``, as a sentence for an error message."""
+    known = sorted(known)
+    lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)
+    return ", ".join(lower[match] for match in close) if close else ", ".join(known[:20])

@@ -1,0 +1,108 @@
+"""The replay buffer of a recipe: one storage, and a sampler each for critics and actor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler
+from torchrl.data.replay_buffers.samplers import Sampler
+
+from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
+
+__all__ = ["CheckpointedReplay", "actor_batch", "make_replay_buffer"]
+
+
+def make_replay_buffer(cfg: DictConfig) -> ActorCriticReplayBuffer:
+    """The buffer that ``replay=`` and ``sampler=`` ask for.
+
+    Its random generator is its own: how often a sampler draws does not move the streams of the
+    environment and of the exploration.
+    """
+    return ActorCriticReplayBuffer(
+        storage=LazyTensorStorage(cfg.replay.buffer_size),
+        critic_sampler=_critic_sampler(cfg.replay),
+        actor_sampler=_actor_sampler(cfg.sampler),
+        batch_size=cfg.batch_size,
+        generator=torch.Generator().manual_seed(cfg.seed),
+    )
+
+
+def _critic_sampler(cfg: DictConfig) -> Sampler:
+    if cfg.kind == "per":
+        return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
+    if cfg.kind == "per_rank":
+        return RankPrioritizedSampler(alpha=cfg.alpha, beta=cfg.beta)
+    return RandomSampler()
+
+
+def _actor_sampler(cfg: DictConfig) -> Sampler:
+    if cfg.kind == "vmf":
+        return VMFSampler(cfg.mode, initial_factor=cfg.initial_factor, smoothing=cfg.smoothing)
+    return RandomSampler()
+
+
+def actor_batch(
+    buffer: ActorCriticReplayBuffer, critic_batch: TensorDictBase, cfg: DictConfig
+) -> TensorDictBase:
+    """The observations on which the actor is updated, as ``sampler=`` asks for."""
+    if cfg.sampler.kind == "shared":
+        return critic_batch.select("observation", "index")
+    return buffer.sample_actor(keys=["observation"]).to(cfg.device)
+
+
+class CheckpointedReplay:
+    """Gives a buffer a state of plain tensors that holds the filled rows only.
+
+    Args:
+        buffer: the buffer; it must be empty when a state is loaded.
+    """
+
+    def __init__(self, buffer: ActorCriticReplayBuffer) -> None:
+        self._buffer = buffer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, cursor, both samplers and the random generator."""
+        buffer = self._buffer
+        rows = buffer.storage[: len(buffer)] if len(buffer) else TensorDict()
+        return {
+            "rows": rows.to_dict(),
+            "writer": dict(buffer.writer.state_dict()),
+            "critic_sampler": _sampler_state(buffer.critic_sampler, len(buffer)),
+            "actor_sampler": _sampler_state(buffer.actor_sampler, len(buffer)),
+            "generator": buffer._rng.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Fills the empty buffer."""
+        buffer = self._buffer
+        rows = TensorDict(state["rows"]).auto_batch_size_(1)
+        if rows.batch_size:
+            buffer.extend(rows)
+        buffer.writer.load_state_dict(state["writer"])
+        _load_sampler_state(buffer.critic_sampler, state["critic_sampler"])
+        _load_sampler_state(buffer.actor_sampler, state["actor_sampler"])
+        buffer._rng.set_state(state["generator"])
+
+
+def _sampler_state(sampler: Sampler, length: int) -> dict[str, Any]:
+    if not isinstance(sampler, PrioritizedSampler):
+        return sampler.state_dict()
+    # TorchRL's own state holds C++ trees, which only pickle can save. The inner nodes of a tree
+    # follow from its leaves.
+    slots = torch.arange(length)
+    leaves = torch.as_tensor(sampler._sum_tree[slots]) if length else torch.empty(0)
+    return {"leaves": leaves, "max_priority": sampler._max_priority}
+
+
+def _load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
+    if not isinstance(sampler, PrioritizedSampler):
+        sampler.load_state_dict(state)
+        return
+    slots = torch.arange(len(state["leaves"]))
+    if len(slots):
+        sampler._sum_tree[slots] = state["leaves"]
+        sampler._min_tree[slots] = state["leaves"]
+    sampler._max_priority = state["max_priority"]

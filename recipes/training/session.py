@@ -1,0 +1,205 @@
+"""A training run from start to end: its directory, its logs, and how it goes on after a stop."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from tensordict.nn import TensorDictModuleBase
+from torchrl.checkpoint import GlobalRNGState
+from tqdm import tqdm
+
+from training.checkpoints import Checkpoints, save_atomically
+from training.curve import draw_learning_curve
+from training.environments import make_environment
+from training.errors import UserError
+from training.evaluation import Evaluation, evaluate
+from training.logs import Averages, Table, make_logger
+
+__all__ = ["Session"]
+
+# Keys that say where and how a run is watched, not what it computes.
+_INCIDENTAL = ("resume", "run_dir", "logger")
+# Far from the training environment's seeds.
+_EVALUATION_SEED = 1_000_000
+
+
+class Stateful(Protocol):
+    """Anything that can be part of a checkpoint."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+class Session:
+    """Leads a run through its steps and does on the way what is not learning.
+
+    Args:
+        cfg: the configuration of the run.
+
+    Attributes:
+        run_dir: where all output goes.
+        finished: whether the run was brought to its end before.
+        metrics: averages of what the recipe reports, for ``train.csv``.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+        self.run_dir = Path(cfg.run_dir)
+        self.finished = (self.run_dir / "finished").exists()
+        self.metrics = Averages()
+        self._environment = make_environment(cfg.env.name, cfg.seed)
+        self._check_config()
+        if self.finished:
+            print(f"The run in {self.run_dir} is finished. Nothing to do.")
+            return
+        torch.set_num_threads(cfg.threads)
+        torch.manual_seed(cfg.seed)
+        self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
+        self._evaluations = Table(self.run_dir / "eval.csv")
+        self._training = Table(self.run_dir / "train.csv")
+        self._logger = make_logger(cfg.logger, self.run_dir, f"{cfg.algorithm}-{cfg.env.name}")
+        self._last: Evaluation | None = None
+
+    def _check_config(self) -> None:
+        config = OmegaConf.to_container(self.cfg, resolve=True)
+        file = self.run_dir / "config.yaml"
+        if not file.exists():
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_suffix(".unfinished")
+            unfinished.write_text(OmegaConf.to_yaml(config))
+            unfinished.replace(file)
+            return
+        if not self.cfg.resume:
+            raise UserError(
+                f"{self.run_dir} holds a run and resume=false: delete it or choose another run_dir."
+            )
+        before, now = _flat(OmegaConf.to_container(OmegaConf.load(file))), _flat(config)
+        differing = [
+            f"{key}={before.get(key)} there, {now.get(key)} here"
+            for key in sorted(before.keys() | now.keys())
+            if key.split(".")[0] not in _INCIDENTAL and before.get(key) != now.get(key)
+        ]
+        if differing:
+            raise UserError(
+                f"{self.run_dir} holds a run of another configuration ({'; '.join(differing)}): "
+                "choose another run_dir or use the same values."
+            )
+
+    def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
+        """Counts the environment steps from 1, or from where the run was stopped.
+
+        Between two steps the policy is evaluated, metrics are written and checkpoints saved when
+        they are due.
+
+        Args:
+            policy: the policy to evaluate and to save in the end.
+            **components: all that a checkpoint must hold for the run to go on as if it had
+                never been stopped.
+        """
+        parts: dict[str, Stateful] = {
+            **components,
+            "metrics": self.metrics,
+            "evaluations": self._evaluations,
+            "training": self._training,
+            # Last: restoring other parts may draw random numbers.
+            "random": GlobalRNGState(),
+        }
+        start = self._restore(parts)
+        with tqdm(
+            total=self.cfg.total_frames,
+            initial=start,
+            unit="step",
+            # A log file need not hold every stroke of the bar.
+            mininterval=0.2 if sys.stderr.isatty() else 30,
+        ) as bar:
+            if start == 0:
+                self._evaluate(0, policy, bar)
+            clock, since = time.perf_counter(), start
+            for step in range(start + 1, self.cfg.total_frames + 1):
+                yield step
+                bar.update()
+                is_last = step == self.cfg.total_frames
+                if step % self.cfg.log_interval == 0 or is_last:
+                    speed = (step - since) / (time.perf_counter() - clock)
+                    self._log(step, speed)
+                    clock, since = time.perf_counter(), step
+                if step % self.cfg.eval_interval == 0 or is_last:
+                    paused = time.perf_counter()
+                    self._evaluate(step, policy, bar)
+                    clock += time.perf_counter() - paused
+                if step % self.cfg.checkpoint_interval == 0 and not is_last:
+                    states = {name: part.state_dict() for name, part in parts.items()}
+                    self._checkpoints.save(step, {"step": step, "parts": states})
+        self._finish(policy)
+
+    def _restore(self, parts: dict[str, Stateful]) -> int:
+        state = self._checkpoints.load()
+        if state is None:
+            self._evaluations.clear()
+            self._training.clear()
+            return 0
+        for name, part in parts.items():
+            part.load_state_dict(state["parts"][name])
+        print(f"Resuming {self.run_dir} at step {state['step']}.", file=sys.stderr)
+        return state["step"]
+
+    def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> None:
+        result = evaluate(
+            policy,
+            self._environment,
+            self.cfg.num_eval_episodes,
+            seed=_EVALUATION_SEED + self.cfg.seed,
+        )
+        self._last = result
+        self._evaluations.write({"step": step, **result._asdict()})
+        bar.set_postfix({"return": f"{result.return_mean:.1f}"})
+        self._mirror("eval", {k: v for k, v in result._asdict().items() if v is not None}, step)
+
+    def _log(self, step: int, speed: float) -> None:
+        means = self.metrics.pop()
+        if means:
+            row = {**means, "steps_per_second": speed}
+            self._training.write({"step": step, **row})
+            self._mirror("train", row, step)
+
+    def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
+        if self._logger is not None:
+            self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
+
+    def _finish(self, policy: TensorDictModuleBase) -> None:
+        save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
+        picture = draw_learning_curve(self.run_dir)
+        (self.run_dir / "finished").touch()
+        random = evaluate(
+            None, self._environment, self.cfg.num_eval_episodes, _EVALUATION_SEED + self.cfg.seed
+        )
+        trained = self._last or random
+        print(
+            f"Return {trained.return_mean:.1f} ± {trained.return_std:.1f} over "
+            f"{self.cfg.num_eval_episodes} episodes; the random policy gets "
+            f"{random.return_mean:.1f} ± {random.return_std:.1f}."
+        )
+        for label, path in {
+            "learning curve": picture,
+            "evaluations": self.run_dir / "eval.csv",
+            "training metrics": self.run_dir / "train.csv",
+            "policy": self.run_dir / "policy.pt",
+        }.items():
+            if path is not None:
+                print(f"  {label:<17} {path}")
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(config, dict):
+        return {prefix[:-1]: config}
+    return {
+        key: value
+        for name, item in config.items()
+        for key, value in _flat(item, f"{prefix}{name}.").items()
+    }
