@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +19,7 @@ from training.launch import program
 from training.networks import deterministic_actor, gaussian_actor
 from training.video import record_video
 
-DEFAULTS = {
+DEFAULTS: dict[str, Any] = {
     "episodes": 10,  # how many to play
     "seed": 2_000_000,  # of the first episode; the others count up
     "video": False,  # whether to record the first episode as video.mp4 in the run directory
@@ -63,7 +64,8 @@ def _options(arguments: list[str]) -> DictConfig:
     for key in map(str, given):
         if key not in DEFAULTS:
             raise UserError(f"There is no option {key}=; the options are {', '.join(DEFAULTS)}.")
-    options = OmegaConf.create({**DEFAULTS, **given})
+    values: dict[str, Any] = DEFAULTS | {str(key): given[key] for key in given}
+    options = OmegaConf.create(values)
     if not isinstance(options.episodes, int) or options.episodes < 1:
         raise UserError(f"episodes must be a whole number of at least 1, got {options.episodes}.")
     return options
