@@ -123,6 +123,8 @@ def log_normalizer(concentration: Tensor, dim: int) -> Tensor:
         >>> log_normalizer(torch.tensor([0.0, 1.0, 1e6]), dim=3)
         tensor([-2.5310e+00, -2.6925e+00, -9.9999e+05])
     """
+    if not concentration.is_floating_point():
+        concentration = concentration.to(torch.get_default_dtype())
     order = dim / 2 - 1
     log_bessel = _log_scaled_bessel(concentration.double(), order)
     return (-dim / 2 * math.log(2 * math.pi) - log_bessel).to(concentration.dtype)

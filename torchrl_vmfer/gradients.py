@@ -61,7 +61,7 @@ def linearized_values(
     # No graph of the critics outlives this block.
     with torch.no_grad():
         values, pull_back = torch.func.vjp(values_at, *points)  # type: ignore[misc]
-        weight = values.new_tensor(-1 / values[0].numel() if mean else -1)
+        weight = values.new_tensor(-1 / max(1, values[0].numel()) if mean else -1)
         gradients = pull_back(weight.expand_as(values))
     for origin, gradient in zip(origins, gradients, strict=True):
         slope = (origin - origin.detach()) * gradient

@@ -16,7 +16,7 @@ from torchrl_vmfer.gradients import linearized_values
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 
-Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
+_Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 
 
 if TYPE_CHECKING:
@@ -30,14 +30,37 @@ class _GradientTap(_Loss):
     """Stands between a TorchRL loss and its critics, and keeps the gradients that pass.
 
     TorchRL's losses reach their critics through one batched callable, made by ``_make_vmap``.
-    The losses below put :meth:`_critics` in its place, which tells its three uses apart.
+    The losses below put :meth:`_critics` in its place, which tells its three uses apart: by the
+    actor, for the TD target, and for the prediction that is compared with it.
     """
+
+    # What a loss provides: its parent's batched critics, and critics of which the i-th reads the
+    # i-th inputs.
+    _stock_critics: _Critics
+    _paired_critics: _Critics
+    # What passed in the last use by the actor.
+    _values: Tensor
+    _gradients: Tensor
+
+    def _actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values that the actor climbs, by means of :meth:`_tap`."""
+        raise NotImplementedError
+
+    def _target_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values of the first ``num_target_critics`` critics."""
+        raise NotImplementedError
+
+    def _used_critic(self) -> int | Tensor:
+        """The critic e whose gradient moves the actor."""
+        raise NotImplementedError
 
     def __init__(
         self, *args: Any, num_target_critics: int = 2, measure: bool = True, **kwargs: Any
     ) -> None:
-        if num_target_critics < 1:
-            raise ValueError(f"num_target_critics must be at least 1, got {num_target_critics}.")
+        if not isinstance(num_target_critics, int) or num_target_critics < 1:
+            raise ValueError(
+                f"num_target_critics must be a whole number ≥ 1, got {num_target_critics}."
+            )
         self.num_target_critics = num_target_critics
         self.measure = measure
         self._in_actor_loss = False
@@ -83,13 +106,15 @@ class _GradientTap(_Loss):
         return TensorDict({value_key: values}, inputs.batch_size)
 
     def _loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
+        """The gradients g_i of the losses l_i with respect to the action."""
         return self._gradients
 
 
 class VMFTD3Loss(_GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
 
-    Loss values and gradients are TorchRL's, bit for bit. The metadata of ``actor_loss`` gain
+    Unless the two options below change them, loss values and gradients are TorchRL's, bit for
+    bit. The metadata of ``actor_loss`` gain
     ``"vmf_factor"``, the sampling factor p_j of each transition with e = the first critic
     (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. They come out of
     the forward and backward pass of the critics that the actor's gradient takes anyway.
@@ -97,7 +122,7 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target.
-            Critics beyond them learn from the same target and serve the uncertainty only.
+            _Critics beyond them learn from the same target and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
             of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
@@ -120,7 +145,7 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
         torch.Size([5])
     """
 
-    _vmap_qvalue_network00: Critics
+    _vmap_qvalue_network00: _Critics
 
     def __init__(
         self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
@@ -170,7 +195,7 @@ class VMFSACLoss(_GradientTap, SACLoss):
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target and
-            the minimum that the actor climbs. Critics beyond them learn from the same target
+            the minimum that the actor climbs. _Critics beyond them learn from the same target
             and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
@@ -196,7 +221,7 @@ class VMFSACLoss(_GradientTap, SACLoss):
         torch.Size([5])
     """
 
-    _vmap_qnetworkN0: Critics  # noqa: N815, the name is TorchRL's
+    _vmap_qnetworkN0: _Critics  # noqa: N815, the name is TorchRL's
 
     def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
         self.entropy_gradient = entropy_gradient
@@ -213,7 +238,8 @@ class VMFSACLoss(_GradientTap, SACLoss):
         self._vmap_qnetworkN0 = self._critics
 
     def _actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        self._action = tensordict.get(self.tensor_keys.action).detach()
+        if self.entropy_gradient:
+            self._action = tensordict.get(self.tensor_keys.action).detach()
         inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
         return self._tap(inputs, params)[: self.num_target_critics]
 
@@ -230,4 +256,5 @@ class VMFSACLoss(_GradientTap, SACLoss):
             policy = self.actor_network.get_dist(tensordict)
         log_prob, pull_back = torch.func.vjp(policy.log_prob, self._action)  # type: ignore[misc]
         (score,) = pull_back(torch.ones_like(log_prob))
-        return self._alpha * score + self._gradients
+        del self._action
+        return self._alpha * score.reshape(self._gradients.shape[1:]) + self._gradients

@@ -48,7 +48,8 @@ class VMFUncertainty(TensorDictModuleBase):
     Keyword Args:
         used: the critic e whose gradient moves the actor: ``"first"``, or ``"min"`` for the one
             with the lowest value. Defaults to what the loss does: ``"first"`` for the TD3
-            family, ``"min"`` for all others.
+            family, ``"min"`` for all others. Losses that climb a mean of critics, such as TQC,
+            use no single one; for them ``"min"`` is a choice.
 
     Examples:
         >>> from tensordict.nn import TensorDictModule

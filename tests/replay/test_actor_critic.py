@@ -229,8 +229,36 @@ def test_critic_batches_are_those_of_a_plain_buffer(critic):
             for one in (buffer, plain):
                 one.update_priority(batch["index"], factors(BATCH, step))
         batch["td_error"] = factors(BATCH, step + 100)
-        for one in (buffer, plain):
-            one.update_tensordict_priority(batch.clone())
+        buffer.update_tensordict_priority(batch.clone())
+        if critic == "rank_per":
+            # In a plain buffer TorchRL silently passes over samplers that are not its own.
+            plain.update_priority(batch["index"], batch["td_error"])
+        else:
+            plain.update_tensordict_priority(batch.clone())
+
+
+def buffer_with_factors():
+    buffer = make("uniform")
+    buffer.extend(rows(0, 20))
+    buffer.update_actor_priority(torch.arange(20), torch.linspace(1, 2.5, 20))
+    return buffer, buffer.actor_sampler.probabilities()
+
+
+def test_a_folder_that_is_not_there_leaves_the_actors_factors(tmp_path):
+    buffer, before = buffer_with_factors()
+    with pytest.raises(OSError, match="nowhere"):
+        buffer.loads(tmp_path / "nowhere")
+    assert torch.equal(buffer.actor_sampler.probabilities(), before)
+
+
+def test_an_incomplete_state_leaves_the_actors_factors():
+    buffer, before = buffer_with_factors()
+    state = buffer.state_dict()
+    del state["_writer"]
+    state["actor_sampler"]["keys"].fill_(1.0)
+    with pytest.raises(KeyError, match="_writer"):
+        buffer.load_state_dict(state)
+    assert torch.equal(buffer.actor_sampler.probabilities(), before)
 
 
 def test_update_tensordict_priority_reaches_the_critics_sampler_only():

@@ -252,7 +252,7 @@ def test_a_state_with_a_bad_key_is_refused(buffer, bad):
     state = buffer.sampler.state_dict()
     state["keys"][6] = bad
     state["keys"][8] = NAN
-    with Unchanged(buffer), pytest.raises(ValueError, match=f"Slot 6 .*{bad}"):
+    with Unchanged(buffer), pytest.raises(ValueError, match=f"Index 6 .*{bad}"):
         buffer.sampler.load_state_dict(state)
 
 
@@ -262,7 +262,7 @@ def test_a_file_with_a_bad_key_is_refused(buffer, tmp_path):
     buffer.sampler.dumps(tmp_path)
     (file,) = tmp_path.iterdir()
     torch.save(state, file)
-    with Unchanged(buffer), pytest.raises(ValueError, match=r"Slot 6 .*nan"):
+    with Unchanged(buffer), pytest.raises(ValueError, match=r"Index 6 .*nan"):
         buffer.sampler.loads(tmp_path)
 
 

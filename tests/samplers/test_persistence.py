@@ -353,3 +353,13 @@ def test_a_million_slots_are_saved_and_loaded_in_no_time(make_sampler, tmp_path)
     loaded.load_state_dict(loaded.state_dict())
     assert time.perf_counter() - start < 5
     assert torch.equal(loaded.probabilities(), sampler.probabilities())
+
+
+@pytest.mark.parametrize("beta", [np.linspace(0.4, 1, 10)[3], torch.tensor(0.7)])
+def test_a_beta_that_came_from_an_array_can_be_saved(beta, tmp_path):
+    sampler = RankPrioritizedSampler()
+    sampler.beta = beta
+    sampler.dumps(tmp_path)
+    loaded = RankPrioritizedSampler()
+    loaded.loads(tmp_path)
+    assert loaded.beta == float(beta)

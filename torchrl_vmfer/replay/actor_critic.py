@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import TensorStorage
 
-from torchrl_vmfer.samplers import VMFSampler
+from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
 
 __all__ = ["ActorCriticReplayBuffer"]
 
@@ -76,9 +77,12 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
 
     def _initialize_prioritized_sampler(self) -> None:
         super()._initialize_prioritized_sampler()
+        # TorchRL does it for one sampler, so that the actor's takes that one's place for once.
         critic_sampler, self._sampler = self._sampler, self._actor_sampler
-        super()._initialize_prioritized_sampler()
-        self._sampler = critic_sampler
+        try:
+            super()._initialize_prioritized_sampler()
+        finally:
+            self._sampler = critic_sampler
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -110,7 +114,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             raise RuntimeError(
                 "No batch size: pass it to sample_actor() or to the buffer's constructor."
             )
-        if isinstance(keys, str):
+        if isinstance(keys, (str, tuple)):
             raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
         has_transform = self._transform is not None and len(self._transform) > 0
         with self._replay_lock, self._write_lock:
@@ -145,6 +149,15 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         if keys is not None and isinstance(storage, TensorStorage):
             return self._collate_fn(storage._storage.select(*keys)[index])
         return self._collate_fn(storage.get(index))
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Tells the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""
+        # TorchRL does so for its own PrioritizedSampler only, and passes over others silently.
+        if not isinstance(self.critic_sampler, RankPrioritizedSampler):
+            super().update_tensordict_priority(data)
+        elif self.priority_key in data.keys(True):
+            batch = data if data.ndim else data.unsqueeze(0)
+            self.update_priority(batch["index"], self._get_priority_vector(batch))
 
     def mark_update(self, index: Any) -> None:
         """Tells both samplers of written slots. The writer calls it."""
@@ -184,7 +197,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             )
         with self._futures_lock:
             self.synchronize()
-            with self._replay_lock:
+            with self._replay_lock, self._keeping_actor_sampler():
                 self._actor_sampler.load_state_dict(state_dict[_ACTOR_SAMPLER])
                 super().load_state_dict(state_dict)
 
@@ -201,15 +214,25 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         """Loads what :meth:`dumps` saved."""
         self._init()
         path = Path(path)
-        # TorchRL reads these with pickle allowed, so that they are tried without it first.
+        # TorchRL reads these with pickle allowed, so they are first read without it.
         for folder in (path / "storage", path / "rng_state"):
             if folder.exists():
                 TensorDict.load_memmap(folder, allow_pickle=False)
         with self._futures_lock:
             self.synchronize()
-            with self._replay_lock:
+            with self._replay_lock, self._keeping_actor_sampler():
                 self._actor_sampler.loads(path / _ACTOR_SAMPLER)
                 super().loads(path)
+
+    @contextmanager
+    def _keeping_actor_sampler(self) -> Iterator[None]:
+        """Undoes what was loaded into the actor's sampler if the rest cannot be loaded."""
+        before = self._actor_sampler.state_dict()
+        try:
+            yield
+        except Exception:
+            self._actor_sampler.load_state_dict(before)
+            raise
 
     # TorchRL pickles the queue of prefetched batches; memory maps need no pickle.
 

@@ -27,8 +27,8 @@ class KeyedSampler(Sampler):
     wrote, of data that were in the storage before, or of a storage that another buffer has
     emptied or loaded. So the keys are brought in step with the storage's length at every use.
 
-    Subclasses implement ``_draw``, ``_probabilities``, ``_check`` and ``default_priority``;
-    those whose probabilities depend on ranks also set ``_ranks``.
+    Subclasses implement ``_draw``, ``_probabilities``, ``_check``, ``_update`` and
+    ``default_priority``; those whose probabilities depend on ranks also set ``_ranks``.
     """
 
     _ranks: RankDistribution | None = None
@@ -45,6 +45,10 @@ class KeyedSampler(Sampler):
 
     def _check(self, keys: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         """Tells which keys (known up to a relative error ``epsilon``) are good, and the rule."""
+        raise NotImplementedError
+
+    def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
+        """Takes over good keys, by means of ``_write``."""
         raise NotImplementedError
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
@@ -97,25 +101,21 @@ class KeyedSampler(Sampler):
                 f"Got {keys.size} values of shape {list(given.shape)} for {slots.size} indices. "
                 "Pass one value for all, or one value for each index."
             )
-        if keys.size != slots.size:
-            keys = np.broadcast_to(keys, slots.shape)
-        if slots.size == 0:
-            return
-        if slots.min() < -1 or slots.max() >= len(self._keys):
-            outside = (slots < -1) | (slots >= len(self._keys))
+        keys = np.broadcast_to(keys, slots.shape)
+        outside = (slots < -1) | (slots >= len(self._keys))
+        if outside.any():
             raise IndexError(
                 f"Index {slots[outside][0]} is outside the {len(self._keys)} slots in use."
             )
-        if slots.min() < 0:
-            slots, keys = slots[slots >= 0], keys[slots >= 0]
+        slots, keys = slots[slots >= 0], keys[slots >= 0]
+        self._refuse_bad(slots, keys, epsilon)
+        self._update(slots, keys.astype(np.float32))
+
+    def _refuse_bad(self, slots: np.ndarray, keys: np.ndarray, epsilon: float) -> None:
         good, rule = self._check(keys, epsilon)
         if not good.all():
             first = int(np.argmin(good))
             raise ValueError(f"Index {slots[first]} was given {keys[first]}, but {rule}")
-        self._update(slots, keys.astype(np.float32))
-
-    def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        self._write(slots, keys)
 
     def _write(self, slots: np.ndarray, keys: np.ndarray) -> None:
         self._keys.array[slots] = keys
@@ -139,7 +139,7 @@ class KeyedSampler(Sampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return {"sampler": type(self).__name__, "keys": self._keys.tensor.clone()}
+        return {"sampler": type(self).__name__, "keys": torch.from_numpy(self._keys.array.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a copy of a state. A state that does not fit changes nothing."""
@@ -157,11 +157,9 @@ class KeyedSampler(Sampler):
         keys = state_dict["keys"]
         if not (isinstance(keys, Tensor) and keys.ndim == 1 and keys.is_floating_point()):
             raise ValueError(f"The keys of the state of {name} are not a vector of numbers.")
-        good, rule = self._check(keys.double().cpu().numpy(), torch.finfo(torch.float32).eps)
-        if not good.all():
-            first = int(np.argmin(good))
-            raise ValueError(f"Slot {first} of the state holds {keys[first]}, but {rule}")
-        self._keys.load(keys)
+        values = keys.double().cpu().numpy()
+        self._refuse_bad(np.arange(len(values)), values, torch.finfo(torch.float32).eps)
+        self._keys.load(values)
         if self._ranks is not None:
             self._ranks.mark_all()
 
@@ -177,7 +175,7 @@ class KeyedSampler(Sampler):
         os.replace(unfinished, file)
 
     def loads(self, path: str | Path) -> None:
-        """Loads what :meth:`dumps` saved, or starts afresh where another sampler was saved."""
+        """Loads what :meth:`dumps` saved, or starts afresh where nothing was saved."""
         file = Path(path) / _FILE
         if not file.exists():
             self._empty()

@@ -21,11 +21,12 @@ class RankDistribution:
     """
 
     def __init__(self, exponent: float = 1.0) -> None:
-        self._exponent = exponent
+        self.exponent = exponent
         self._index = RankIndex()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
-        self.mark_all()
+        self._changed: list[np.ndarray] | None = None  # None: any key may have changed
+        self._num_changed = 0
 
     def mark(self, slots: np.ndarray) -> None:
         """Notes that the keys of some slots have changed. They are read at the next draw."""
@@ -38,12 +39,11 @@ class RankDistribution:
 
     def mark_all(self) -> None:
         """Notes that any key may have changed."""
-        self._changed: list[np.ndarray] | None = None
-        self._num_changed = 0
+        self._changed, self._num_changed = None, 0
 
     def draw(
         self, keys: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Draws slots with replacement.
 
         Args:
@@ -52,8 +52,7 @@ class RankDistribution:
             generator: the source of randomness; PyTorch's global one if ``None``.
 
         Returns:
-            the slots, and for each the first rank of an equal key, counted from 0, and the one
-            after the last.
+            the slots, and the lowest probability of any slot as a share of each one's own.
         """
         self._refresh(keys)
         random = torch.rand(
@@ -61,38 +60,35 @@ class RankDistribution:
         ).numpy()
         # Binary searches for sorted values touch less memory.
         order = np.argsort(random[0])
-        mass = self._mass[0] + random[0, order] * self._total(keys)
+        mass = self._mass[0] + random[0, order] * self._total(len(keys))
         ranks = np.searchsorted(self._mass[1 : len(keys)], mass, side="right")
-        first, end = self._index.ties_at(ranks)
-        chosen = first + (random[1] * (end - first)).astype(np.int64)
-        result = np.empty((3, count), np.int64)
-        result[:, order] = self._index.slots_at(chosen), first, end
-        return result[0], result[1], result[2]
-
-    def relative_weight(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """P(lowest) / P of slots that :meth:`draw` gave."""
-        last = np.array([len(self._index) - 1])
-        return self._share(*self._index.ties_at(last)) / self._share(first, end)
+        first, end = self._index.ties_at(np.append(ranks, len(keys) - 1))
+        share = self._share(first, end)
+        first, end = first[:-1], end[:-1]
+        slots, ratio = np.empty(count, np.int64), np.empty(count)
+        slots[order] = self._index.slots_at(first + (random[1] * (end - first)).astype(np.int64))
+        ratio[order] = share[-1] / share[:-1]
+        return slots, ratio
 
     def _share(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
         return (self._mass[end] - self._mass[first]) / (end - first)
 
-    def _total(self, keys: np.ndarray) -> float:
-        return float(self._mass[len(keys)] - self._mass[0])
+    def _total(self, length: int) -> float:
+        return float(self._mass[length] - self._mass[0])
 
     def probabilities(self, keys: np.ndarray) -> np.ndarray:
         """P of every slot."""
         self._refresh(keys)
         _, group, size = np.unique(-keys, return_inverse=True, return_counts=True)
         end = np.cumsum(size)
-        return (self._share(end - size, end) / self._total(keys))[group]
+        return (self._share(end - size, end) / self._total(len(keys)))[group]
 
     def _refresh(self, keys: np.ndarray) -> None:
         if len(self._mass) <= len(keys):
             # Summed from the far end: otherwise the small terms would be lost in rounding.
             ranks = np.arange(1 << len(keys).bit_length(), 0, -1, dtype=np.float64)
-            self._mass = -np.append(np.cumsum(ranks**-self._exponent)[::-1], 0.0)
+            self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
         if self._changed is None or len(keys) < len(self._index):
             self._index.rebuild(keys)
         elif self._changed:

@@ -45,21 +45,31 @@ class RankPrioritizedSampler(KeyedSampler):
         torch.Size([8])
     """
 
+    reduction = "max"  # of several TD errors for one transition, where TorchRL asks for it
+
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
-        if not 0 <= beta < math.inf:
-            raise ValueError(f"beta must be a number of at least 0, got {beta}.")
         super().__init__()
         self._ranks: RankDistribution = RankDistribution(alpha)
-        self._alpha = alpha
         self.beta = beta
         self._max_priority = 1.0
 
     @property
     def alpha(self) -> float:
         """The exponent of the rank."""
-        return self._alpha
+        return self._ranks.exponent
+
+    @property
+    def beta(self) -> float:
+        """How much of the bias the weights undo."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, value: float) -> None:
+        if not 0 <= float(value) < math.inf:
+            raise ValueError(f"beta must be a number of at least 0, got {value}.")
+        self._beta = float(value)
 
     @property
     def default_priority(self) -> float:
@@ -67,8 +77,8 @@ class RankPrioritizedSampler(KeyedSampler):
         return self._max_priority
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        slots, first, end = self._ranks.draw(self._keys.array, count, self._rng)
-        weight = (self._ranks.relative_weight(first, end) ** self.beta).astype(np.float32)
+        slots, ratio = self._ranks.draw(self._keys.array, count, self._rng)
+        weight = (ratio**self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
 
     def _probabilities(self) -> np.ndarray:

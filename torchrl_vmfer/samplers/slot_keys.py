@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 __all__ = ["SlotKeys", "flat_slots"]
@@ -32,15 +31,14 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
         raise TypeError(f"A slot index must be an integer, got {slots.dtype}.")
     slots = slots.astype(np.int64, copy=False)
     if storage is not None and storage.ndim > 1 and slots.ndim > 1:
-        shape = storage.shape[1:]
-        strides = np.array([shape[dim:].numel() for dim in range(storage.ndim)])
-        limits = (np.iinfo(np.int64).max // strides[0], *shape)
         stored = slots[..., 0] >= 0
-        outside = ((slots < 0) | (slots >= limits)).any(-1) & stored
+        outside = ((slots < 0) | (slots >= storage.shape)).any(-1) & stored
         if outside.any():
             bad = slots[outside][0].tolist()
             raise IndexError(f"Index {bad} is outside a storage of shape {list(storage.shape)}.")
-        slots = np.where(stored, slots @ strides, slots[..., 0])
+        flat = slots[..., 0].copy()
+        flat[stored] = np.ravel_multi_index(tuple(slots[stored].T), storage.shape)
+        slots = flat
     return slots.reshape(-1)
 
 
@@ -59,34 +57,29 @@ class SlotKeys:
     """
 
     def __init__(self) -> None:
-        self._tensor = torch.empty(0, dtype=torch.float32, device="cpu")
+        # Not a tensor: torch.multiprocessing would share its memory with other processes, whose
+        # samplers have an order of ranks of their own.
+        self._memory = np.empty(0, np.float32)
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     @property
-    def tensor(self) -> Tensor:
-        """The keys of the live slots, without a copy."""
-        return self._tensor[: self._length]
-
-    @property
     def array(self) -> np.ndarray:
-        """The same memory as a NumPy array, where the last of several assignments wins."""
-        return self._tensor.numpy()[: self._length]
+        """The keys of the live slots, without a copy. The last of several assignments wins."""
+        return self._memory[: self._length]
 
     def resize(self, length: int, fill: float) -> None:
         """Makes ``length`` slots live; those that were not hold ``fill``."""
-        if length > self._tensor.numel():
-            size = max(length, 2 * self._tensor.numel())
-            grown = torch.empty(size, dtype=torch.float32, device="cpu")
-            grown[: self._length] = self.tensor
-            self._tensor = grown
-        if length > self._length:
-            self._tensor[self._length : length] = fill
+        if length > len(self._memory):
+            grown = np.empty(max(length, 2 * len(self._memory)), np.float32)
+            grown[: self._length] = self.array
+            self._memory = grown
+        self._memory[self._length : length] = fill
         self._length = length
 
-    def load(self, keys: Tensor) -> None:
+    def load(self, keys: np.ndarray) -> None:
         """Replaces all keys by a copy of ``keys``."""
-        self._tensor = keys.detach().to("cpu", torch.float32, copy=True)
-        self._length = keys.numel()
+        self._memory = np.array(keys, np.float32)
+        self._length = len(keys)

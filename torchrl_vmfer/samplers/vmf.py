@@ -14,7 +14,9 @@ from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
 __all__ = ["VMFSampler"]
 
-_MAX_ROUNDS = 8
+# Proposals per missing draw, round by round. Critics that mostly agree let the first round
+# suffice; among factors of 1, the lowest that two critics give, one proposal in e is accepted.
+_ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 
 
 class VMFSampler(KeyedSampler):
@@ -72,9 +74,13 @@ class VMFSampler(KeyedSampler):
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
         super().__init__()
         self._ranks = RankDistribution() if mode == "rank" else None
-        self.mode = mode
         self.initial_factor = initial_factor
         self.smoothing = smoothing
+
+    @property
+    def mode(self) -> Literal["uncertainty", "rank"]:
+        """How probabilities follow from the factors."""
+        return "uncertainty" if self._ranks is None else "rank"
 
     @property
     def default_priority(self) -> float:
@@ -86,16 +92,14 @@ class VMFSampler(KeyedSampler):
         if self._ranks is None:
             slots = self._draw_by_rejection(factors, count)
         else:
-            slots, *_ = self._ranks.draw(factors, count, self._rng)
+            slots, _ = self._ranks.draw(factors, count, self._rng)
         return torch.from_numpy(slots), {}
 
     def _draw_by_rejection(self, factors: np.ndarray, count: int) -> np.ndarray:
         accepted: list[np.ndarray] = []
         missing = count
-        for round_ in range(_MAX_ROUNDS):
-            # Critics that mostly agree let one round suffice; among factors of 1, the lowest
-            # that two critics give, one proposal in e is accepted.
-            size = (3 * missing) // (1 if round_ else 2) + 16
+        for proposals_per_draw in _ROUNDS:
+            size = int(proposals_per_draw * missing) + 16
             place, height = self._uniform(2 * size).reshape(2, size)
             slots = (place * len(factors)).astype(np.int64)
             accepted.append(slots[height * MAX_FACTOR < factors[slots]][:missing])
