@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from training.environments import make_environment
-from training.errors import UserError
+from training.errors import UserError, first_line
 from training.evaluation import evaluate
 from training.launch import program
 from training.networks import deterministic_actor, gaussian_actor
@@ -39,15 +39,21 @@ def main() -> None:
                 f"{run_dir} has no {name}: give the directory of a finished run, such as "
                 "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
             )
-    cfg = OmegaConf.load(run_dir / "config.yaml")
-    env = make_environment(cfg.env.name, options.seed)
-    actor = {"td3": deterministic_actor, "sac": gaussian_actor}[cfg.algorithm](env, cfg.hidden)
+    try:
+        cfg = OmegaConf.load(run_dir / "config.yaml")
+        make_actor = {"td3": deterministic_actor, "sac": gaussian_actor}[cfg.algorithm]
+        name, hidden = cfg.env.name, list(cfg.hidden)
+    except Exception as error:
+        raise UserError(
+            f"{run_dir / 'config.yaml'} is not the configuration of a run ({first_line(error)})."
+        ) from error
+    env = make_environment(name, options.seed)
+    actor = make_actor(env, hidden)
     try:
         actor.load_state_dict(torch.load(run_dir / "policy.pt", weights_only=True))
     except Exception as error:
         raise UserError(
-            f"{run_dir / 'policy.pt'} cannot be read ({str(error).splitlines()[0]}): "
-            "train the run again."
+            f"{run_dir / 'policy.pt'} cannot be read ({first_line(error)}): train the run again."
         ) from error
     result = evaluate(actor, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
@@ -56,18 +62,24 @@ def main() -> None:
         f"episodes of {result.episode_length:.0f} steps on average{success}."
     )
     if options.video:
-        print(f"Video: {record_video(actor, cfg.env.name, options.seed, run_dir / 'video.mp4')}")
+        print(f"Video: {record_video(actor, name, options.seed, run_dir / 'video.mp4')}")
 
 
 def _options(arguments: list[str]) -> DictConfig:
+    for argument in arguments:
+        if "=" not in argument:
+            raise UserError(f"{argument!r} is no option: write {argument}=value.")
     given = OmegaConf.from_dotlist(arguments)
     for key in map(str, given):
         if key not in DEFAULTS:
             raise UserError(f"There is no option {key}=; the options are {', '.join(DEFAULTS)}.")
     values: dict[str, Any] = DEFAULTS | {str(key): given[key] for key in given}
     options = OmegaConf.create(values)
-    if not isinstance(options.episodes, int) or options.episodes < 1:
-        raise UserError(f"episodes must be a whole number of at least 1, got {options.episodes}.")
+    for key, low in {"episodes": 1, "seed": 0}.items():
+        if type(options[key]) is not int or options[key] < low:
+            raise UserError(f"{key} must be a whole number of at least {low}, got {options[key]}.")
+    if type(options.video) is not bool:
+        raise UserError(f"video must be true or false, got {options.video}.")
     return options
 
 

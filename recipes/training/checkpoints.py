@@ -1,7 +1,7 @@
 """Checkpoints that survive a crash at any moment.
 
-A checkpoint is one file of plain tensors, numbers and strings, which PyTorch protects by
-checksums and reads without executing code. (TorchRL's ``Checkpoint`` writes folders of raw
+A checkpoint is one file of plain tensors, numbers and strings, with checksums, which is read
+without executing code. (TorchRL's ``Checkpoint`` writes folders of raw
 memory maps: a flipped or missing byte goes unnoticed, and storages are written at full
 capacity.)
 """
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from training.errors import first_line
 
 __all__ = ["Checkpoints", "save_atomically"]
 
@@ -69,11 +72,15 @@ class Checkpoints:
         """The newest readable state, or ``None``. Files that cannot be read are reported."""
         for file in self._files():
             try:
+                # PyTorch writes checksums but does not look at them.
+                with zipfile.ZipFile(file) as archive:
+                    damaged = archive.testzip()
+                if damaged is not None:
+                    raise ValueError(f"the checksum of {damaged} is wrong")
                 return torch.load(file, weights_only=True, map_location="cpu")
             except Exception as error:
-                reason = str(error).splitlines()[0]
                 print(
-                    f"The checkpoint {file} cannot be read ({reason}); "
+                    f"The checkpoint {file} cannot be read ({first_line(error)}); "
                     "going back to the one before it.",
                     file=sys.stderr,
                 )

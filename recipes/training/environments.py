@@ -19,6 +19,17 @@ from training.errors import UserError, nearest
 __all__ = ["environment_state", "load_environment_state", "make_environment"]
 
 
+# MuJoCo's own notion of a state (the first two lines) leaves out the positions, velocities and
+# forces of the last step, which enter the rewards and observations of the next.
+_SIMULATION = (
+    *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "qfrc_applied", "xfrc_applied"),
+    *("eq_active", "mocap_pos", "mocap_quat", "userdata", "plugin_state"),
+    *("qacc", "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat"),
+    *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
+    *("qfrc_actuator", "actuator_force", "sensordata"),
+)
+
+
 def make_environment(name: str, seed: int, **kwargs: Any) -> GymWrapper:
     """A Gymnasium environment for TorchRL, with actions in [-1, 1] and 32-bit observations.
 
@@ -47,7 +58,10 @@ def make_environment(name: str, seed: int, **kwargs: Any) -> GymWrapper:
                 "continuous one (Box): choose another environment."
             )
         if not np.isfinite([env.action_space.low, env.action_space.high]).all():
-            raise UserError(f"{name} has unbounded actions, but TD3 and SAC need bounds.")
+            raise UserError(
+                f"{name} has unbounded actions, but TD3 and SAC need bounds: choose another "
+                "environment."
+            )
         if isinstance(env.observation_space, gym.spaces.Dict):
             env = gym.wrappers.FlattenObservation(env)
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
@@ -98,10 +112,11 @@ def _layers(env: GymWrapper) -> Iterator[gym.Env]:
 
 
 def _encoder(value: Any) -> Callable[[Any], Any] | None:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return lambda value: value
+    # NumPy's numbers first: some of them are Python's as well, which a file cannot hold.
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
         return lambda value: torch.from_numpy(np.array(value))
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return lambda value: value
     if isinstance(value, np.random.Generator):
         return lambda value: value.bit_generator.state
     if isinstance(value, mujoco.MjData):
@@ -110,21 +125,11 @@ def _encoder(value: Any) -> Callable[[Any], Any] | None:
 
 
 def _simulation_state(data: mujoco.MjData) -> dict[str, Any]:
-    # MuJoCo's own notion of a state leaves out the positions of bodies and contact forces,
-    # which are those of the last step and enter rewards and observations of the next.
-    arrays = {
-        key: torch.from_numpy(np.array(value))
-        for key in dir(data)
-        if not key.startswith("_") and isinstance(value := getattr(data, key), np.ndarray)
-        if value.dtype.kind in "biuf"
-    }
+    arrays = {name: torch.from_numpy(getattr(data, name).copy()) for name in _SIMULATION}
     return arrays | {"time": data.time}
 
 
 def _load_simulation(data: mujoco.MjData, state: dict[str, Any]) -> None:
     data.time = state["time"]
-    for key, saved in state.items():
-        array = getattr(data, key)
-        # Arrays that are sized by the number of contacts are made anew in every step.
-        if isinstance(array, np.ndarray) and array.shape == tuple(saved.shape):
-            array[...] = saved.numpy()
+    for name in _SIMULATION:
+        getattr(data, name)[...] = state[name].numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["UserError", "nearest"]
+__all__ = ["UserError", "first_line", "nearest"]
 
 
 class UserError(Exception):
@@ -18,3 +18,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)
     return ", ".join(lower[match] for match in close) if close else ", ".join(known[:20])
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.errors import HydraException, MissingConfigException
@@ -14,9 +16,10 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
-from training.errors import UserError, nearest
+from training.errors import UserError, first_line, nearest
+from training.options import check, known_keys
 
-__all__ = ["check", "program", "recipe"]
+__all__ = ["program", "recipe"]
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -29,17 +32,35 @@ def recipe(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], N
     """
 
     def decorate(train: Callable[[DictConfig], None]) -> Callable[[], None]:
+        started = False  # whether Hydra has understood the command line
+
         def checked(cfg: DictConfig) -> None:
-            try:
-                check(cfg)
+            nonlocal started
+            started = True
+            try:  # here, lest Hydra should add lines of its own
+                check(cfg, name)
                 train(cfg)
-            except UserError as error:  # here, lest Hydra should add a line of its own
+            except UserError as error:
                 fail(str(error))
 
         # Without it Hydra prints errors in its own way and exits with 1.
         os.environ["HYDRA_FULL_ERROR"] = "1"
         launch = hydra.main(config_path=str(_CONFIGS), config_name=name, version_base="1.3")
-        return functools.wraps(train)(program(launch(checked)))
+
+        def main() -> None:
+            nonlocal started
+            started = False
+            try:
+                launch(checked)()
+            except ValueError as error:
+                if started:
+                    raise
+                given = " ".join(sys.argv[1:])
+                raise UserError(
+                    f"{given!r} cannot be understood ({first_line(error)}): write key=value."
+                ) from error
+
+        return functools.wraps(train)(program(main))
 
     return decorate
 
@@ -56,15 +77,23 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
         except MissingConfigException as error:
             fail(_missing_choice(error))
         except (HydraException, OmegaConfBaseException) as error:
-            fail(" ".join(str(error).split()))
+            fail(_bad_override(error))
 
     return run
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     """Says what is wrong in one line, and ends the program."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _bad_override(error: Exception) -> str:
+    unknown = re.match(r"Could not override '(.+?)'", str(error))
+    if unknown:
+        key = unknown.group(1)
+        return f"There is no key {key}. Did you mean: {nearest(key, known_keys())}?"
+    return " ".join(str(error).split())
 
 
 def _missing_choice(error: MissingConfigException) -> str:
@@ -74,30 +103,3 @@ def _missing_choice(error: MissingConfigException) -> str:
     if group == "env":
         cure += f" Any other Gymnasium environment: env.name={choice}."
     return f"There is no {group}={choice}. {cure}"
-
-
-def check(cfg: DictConfig) -> None:
-    """Refuses values that cannot work, before anything is made or written."""
-    for key in (
-        "total_frames",
-        "utd_ratio",
-        "num_critics",
-        "batch_size",
-        "eval_interval",
-        "num_eval_episodes",
-        "log_interval",
-        "checkpoint_interval",
-        "threads",
-    ):
-        if not isinstance(cfg[key], int) or cfg[key] < 1:
-            raise UserError(f"{key} must be a whole number of at least 1, got {cfg[key]!r}.")
-    if cfg.total_frames <= cfg.init_random_frames:
-        raise UserError(
-            f"total_frames={cfg.total_frames} leaves nothing to learn after "
-            f"init_random_frames={cfg.init_random_frames}: raise the first or lower the second."
-        )
-    if cfg.sampler.kind == "vmf" and cfg.num_critics < 2:
-        raise UserError(
-            f"sampler={cfg.sampler.name} needs critics that can disagree, got num_critics=1: "
-            "use at least 2, or sampler=uniform."
-        )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
-import os
-from collections.abc import Mapping
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ __all__ = ["Averages", "Table", "make_logger"]
 
 
 class Table:
-    """A CSV file. Its state is its length: what a stopped run wrote beyond it is cut off.
+    """A CSV file. Its state is its number of rows: what was written beyond it is cut off.
 
     Args:
         path: the file.
@@ -33,30 +32,45 @@ class Table:
         self._path.unlink(missing_ok=True)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row; the first one decides the columns."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(row), lineterminator="\n")
+        """Appends a row. What it lacks is left blank, and what is new gets a column."""
+        rows = self._read()
+        columns = list(dict.fromkeys([*(rows[0] if rows else ()), *row]))
+        if rows and columns == list(rows[0]):
+            with self._path.open("a") as file:
+                csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
+        else:
+            self._rewrite([*rows, row], columns)
+
+    def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
+            return []
+        with self._path.open() as file:
+            return list(csv.DictReader(file))
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]], columns: list[str]) -> None:
+        unfinished = self._path.with_suffix(".unfinished")
+        with unfinished.open("w") as file:
+            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
-        writer.writerow(row)
-        with self._path.open("a") as file:
-            file.write(text.getvalue())
+            writer.writerows(rows)
+        unfinished.replace(self._path)
 
     def state_dict(self) -> dict[str, int]:
-        """The present length."""
-        return {"bytes": self._path.stat().st_size if self._path.exists() else 0}
+        """The present number of rows."""
+        return {"rows": len(self._read())}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Cuts the file to the length that it had."""
-        if state["bytes"] == 0:
-            self.clear()
-        elif not self._path.exists() or self._path.stat().st_size < state["bytes"]:
+        """Cuts the file to the rows that it had."""
+        rows = self._read()
+        if len(rows) < state["rows"]:
             raise UserError(
-                f"{self._path} is shorter than at the last checkpoint: it was changed by hand. "
-                "Choose another run_dir."
+                f"{self._path} is shorter than at the last checkpoint ({len(rows)} rows, not "
+                f"{state['rows']}): it was changed by hand. Choose another run_dir."
             )
+        if state["rows"]:
+            self._rewrite(rows[: state["rows"]], list(rows[0]))
         else:
-            os.truncate(self._path, state["bytes"])
+            self.clear()
 
 
 class Averages:
@@ -94,6 +108,7 @@ def make_logger(cfg: DictConfig, run_dir: Path, name: str) -> Logger | None:
         return None
     options = {"project": cfg.project, "offline": cfg.offline} if cfg.kind == "wandb" else {}
     try:
+        importlib.import_module(cfg.kind)
         return get_logger(cfg.kind, str(run_dir), name, wandb_kwargs=options)
     except ImportError as error:
         raise UserError(

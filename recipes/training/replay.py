@@ -66,7 +66,8 @@ class CheckpointedReplay:
     def state_dict(self) -> dict[str, Any]:
         """Rows, cursor, both samplers and the random generator."""
         buffer = self._buffer
-        rows = buffer.storage[: len(buffer)] if len(buffer) else TensorDict()
+        # A copy: a view would drag the unfilled rest of the storage into the file.
+        rows = buffer.storage[: len(buffer)].clone() if len(buffer) else TensorDict()
         return {
             "rows": rows.to_dict(),
             "writer": dict(buffer.writer.state_dict()),

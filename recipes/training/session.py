@@ -50,6 +50,7 @@ class Session:
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
+        self._config = OmegaConf.to_container(cfg, resolve=True)
         self.run_dir = Path(cfg.run_dir)
         self.finished = (self.run_dir / "finished").exists()
         self.metrics = Averages()
@@ -63,23 +64,18 @@ class Session:
         self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
         self._evaluations = Table(self.run_dir / "eval.csv")
         self._training = Table(self.run_dir / "train.csv")
-        self._logger = make_logger(cfg.logger, self.run_dir, f"{cfg.algorithm}-{cfg.env.name}")
         self._last: Evaluation | None = None
 
     def _check_config(self) -> None:
-        config = OmegaConf.to_container(self.cfg, resolve=True)
+        """Refuses a directory that holds a run of another configuration."""
         file = self.run_dir / "config.yaml"
         if not file.exists():
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            unfinished = file.with_suffix(".unfinished")
-            unfinished.write_text(OmegaConf.to_yaml(config))
-            unfinished.replace(file)
             return
         if not self.cfg.resume:
             raise UserError(
                 f"{self.run_dir} holds a run and resume=false: delete it or choose another run_dir."
             )
-        before, now = _flat(OmegaConf.to_container(OmegaConf.load(file))), _flat(config)
+        before, now = _flat(OmegaConf.to_container(OmegaConf.load(file))), _flat(self._config)
         differing = [
             f"{key}={before.get(key)} there, {now.get(key)} here"
             for key in sorted(before.keys() | now.keys())
@@ -90,6 +86,19 @@ class Session:
                 f"{self.run_dir} holds a run of another configuration ({'; '.join(differing)}): "
                 "choose another run_dir or use the same values."
             )
+
+    def _open_directory(self) -> None:
+        file = self.run_dir / "config.yaml"
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_suffix(".unfinished")
+            unfinished.write_text(OmegaConf.to_yaml(self._config))
+            unfinished.replace(file)
+        except OSError as error:
+            raise UserError(
+                f"The run directory {self.run_dir} cannot be written ({error}): choose another "
+                "run_dir."
+            ) from error
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from where the run was stopped.
@@ -110,6 +119,9 @@ class Session:
             # Last: restoring other parts may draw random numbers.
             "random": GlobalRNGState(),
         }
+        name = f"{self.cfg.algorithm}-{self.cfg.env.name}"
+        self._logger = make_logger(self.cfg.logger, self.run_dir, name)
+        self._open_directory()
         start = self._restore(parts)
         with tqdm(
             total=self.cfg.total_frames,
@@ -176,6 +188,9 @@ class Session:
         save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
         picture = draw_learning_curve(self.run_dir)
         (self.run_dir / "finished").touch()
+        if self._logger is not None:
+            experiment = self._logger.experiment
+            (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
         random = evaluate(
             None, self._environment, self.cfg.num_eval_episodes, _EVALUATION_SEED + self.cfg.seed
         )

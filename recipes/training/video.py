@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from training.environments import make_environment
-from training.errors import UserError
+from training.errors import UserError, first_line
 
 __all__ = ["record_video"]
 
@@ -41,7 +41,7 @@ def record_video(policy: TensorDictModuleBase, name: str, seed: int, path: Path)
         raise
     except Exception as error:
         raise UserError(
-            f"No video could be made ({type(error).__name__}: {str(error).splitlines()[0]}). It "
+            f"No video could be made ({type(error).__name__}: {first_line(error)}). It "
             "needs a GL backend and an encoder: `apt-get install libegl1 libosmesa6`, then "
             "MUJOCO_GL=egl or MUJOCO_GL=osmesa, and `pip install imageio av`."
         ) from error

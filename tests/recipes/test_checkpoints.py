@@ -1,0 +1,218 @@
+"""Checkpoints survive what happens to files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import shutil
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from training.checkpoints import Checkpoints, save_atomically
+from training.replay import CheckpointedReplay, make_replay_buffer
+
+RUN = ("td3", "sampler=vmf_rank")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+@contextmanager
+def largest_file(size: int):
+    """Writing past ``size`` bytes fails in the kernel, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip_a_bit_of_a_tensor(file: Path) -> None:
+    state = torch.load(file, weights_only=True)
+    content = bytearray(file.read_bytes())
+    rows = state["parts"]["replay"]["rows"]["observation"].numpy().tobytes()
+    position = bytes(content).index(rows) + len(rows) // 2
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit_of_a_tensor, empty])
+def test_damaged_newest_is_reported_and_the_one_before_used(
+    damage, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+):
+    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    newest = max((run_dir / "checkpoint").iterdir())
+    damage(newest)
+    straight = straight_run(*RUN)
+    capfd.readouterr()
+    finish(RUN[0], run_dir, *RUN[1:])
+    errors = capfd.readouterr().err
+    assert f"{newest} cannot be read" in errors
+    assert "Resuming" in errors
+    assert "at step 80." in errors
+    assert_same_run(straight, run_dir)
+
+
+def test_run_keeps_its_two_newest(crashed_run):
+    assert names(crashed_run(*RUN) / "checkpoint") == [
+        "step_000000000080.pt",
+        "step_000000000120.pt",
+    ]
+
+
+def test_newest_is_loaded_across_a_change_of_digits(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (9, 99, 100, 1_000_000):
+        assert checkpoints.save(step, {"step": step})
+    assert names(tmp_path) == ["step_000000000100.pt", "step_000001000000.pt"]
+    assert checkpoints.load() == {"step": 1_000_000}
+
+
+def test_nothing_to_load_is_none(tmp_path):
+    assert Checkpoints(tmp_path / "absent").load() is None
+
+
+def test_run_goes_on_over_a_full_disk_and_the_older_checkpoint_stays(
+    straight_run, crashed_run, finish, checkpoint, tmp_path, capfd
+):
+    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    size = (run_dir / "checkpoint" / "step_000000000120.pt").stat().st_size
+    with largest_file(size):  # that of step 160 holds more rows
+        finish(RUN[0], run_dir, *RUN[1:])
+    errors = capfd.readouterr().err
+    assert "Could not save the checkpoint of step 160" in errors
+    assert "step_000000000120.pt is intact" in errors
+    assert names(run_dir / "checkpoint") == ["step_000000000080.pt", "step_000000000120.pt"]
+    assert checkpoint(run_dir)["step"] == 120
+    assert (run_dir / "finished").exists()
+    # The failed attempt leaves no trace in what is learned.
+    straight = straight_run(*RUN)
+    assert (run_dir / "eval.csv").read_bytes() == (straight / "eval.csv").read_bytes()
+
+
+def test_full_disk_leaves_the_old_file_and_no_rubbish(tmp_path):
+    file = tmp_path / "policy.pt"
+    save_atomically({"weight": torch.ones(3)}, file)
+    with largest_file(50_000), pytest.raises((OSError, RuntimeError)):
+        save_atomically({"weight": torch.zeros(100_000)}, file)
+    assert names(tmp_path) == ["policy.pt"]
+    assert torch.load(file, weights_only=True)["weight"].equal(torch.ones(3))
+
+
+def test_first_checkpoint_on_a_full_disk_says_that_there_is_no_older_one(tmp_path, capsys):
+    checkpoints = Checkpoints(tmp_path)
+    with largest_file(50_000):
+        assert not checkpoints.save(5, {"rows": torch.zeros(100_000)})
+    assert "no older one exists" in capsys.readouterr().err
+    assert checkpoints.load() is None
+
+
+class Bomb:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self):
+        return Path.touch, (self._file,)
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch"])
+def test_malicious_checkpoint_is_not_executed(form, tmp_path, capsys):
+    checkpoints = Checkpoints(tmp_path / "checkpoint")
+    checkpoints.save(1, {"step": 1})
+    exploded = tmp_path / "exploded"
+    file = tmp_path / "checkpoint" / "step_000000000002.pt"
+    if form == "torch":
+        torch.save({"step": Bomb(exploded)}, file)
+    else:
+        file.write_bytes(pickle.dumps(Bomb(exploded)))
+    assert checkpoints.load() == {"step": 1}
+    assert not exploded.exists()
+    assert f"{file} cannot be read" in capsys.readouterr().err
+    # It would have: the bomb is live.
+    torch.load(file, weights_only=False) if form == "torch" else pickle.loads(file.read_bytes())
+    assert exploded.exists()
+
+
+def filled_buffer(cfg, rows: int):
+    """A buffer of HalfCheetah transitions: 17 observations and 6 actions."""
+    buffer = make_replay_buffer(cfg)
+    flags = torch.zeros(rows, 1, dtype=torch.bool)
+    buffer.extend(
+        TensorDict(
+            {
+                "observation": torch.randn(rows, 17),
+                "action": torch.randn(rows, 6),
+                "next": {
+                    "observation": torch.randn(rows, 17),
+                    "reward": torch.randn(rows, 1),
+                    "done": flags,
+                    "terminated": flags,
+                },
+            },
+            [rows],
+        )
+    )
+    return buffer
+
+
+# Two observations, action and reward of 4 bytes each, two flags, and the row's number.
+ROW = 4 * (17 + 17 + 6 + 1) + 2 + 8
+
+
+@pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
+def test_checkpoint_holds_the_filled_rows_only(replay, configuration, tmp_path):
+    cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=100000")
+    buffer = filled_buffer(cfg, 1000)
+    Checkpoints(tmp_path).save(1, {"replay": CheckpointedReplay(buffer).state_dict()})
+    size = (tmp_path / "step_000000000001.pt").stat().st_size
+    # Besides the rows: a priority of at most 8 bytes from either sampler, and 20 kB in all.
+    assert 1000 * ROW < size < 1000 * (ROW + 16) + 20_000
+
+
+@pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
+@pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty", "vmf_rank"])
+def test_full_ring_goes_on_where_it_was(replay, sampler, configuration, tmp_path, assert_equal):
+    # Past its capacity a buffer's cursor points into the middle of the rows.
+    overrides = (f"replay={replay}", f"sampler={sampler}", "replay.buffer_size=100")
+    cfg = configuration("sac", tmp_path, *overrides)
+    buffer = filled_buffer(cfg, 90)
+    buffer.extend(filled_buffer(cfg, 30)[:].exclude("index"))
+    buffer.update_priority(torch.arange(50), torch.rand(50))
+    if sampler != "uniform":
+        buffer.update_actor_priority(torch.arange(20, 60), torch.rand(40) + 1)
+    Checkpoints(tmp_path).save(1, CheckpointedReplay(buffer).state_dict())
+    restored = make_replay_buffer(cfg)
+    CheckpointedReplay(restored).load_state_dict(Checkpoints(tmp_path).load())
+    more = filled_buffer(cfg, 5)[:].exclude("index")
+    for one in (buffer, restored):
+        one.extend(more.clone())
+    for _ in range(3):
+        assert_equal(buffer.sample().to_dict(), restored.sample().to_dict())
+        assert_equal(buffer.sample_actor().to_dict(), restored.sample_actor().to_dict())
+    assert_equal(CheckpointedReplay(buffer).state_dict(), CheckpointedReplay(restored).state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
+def test_a_million_transitions_are_saved_in_under_ten_seconds(replay, configuration, tmp_path):
+    cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=1000000")
+    replay_state = CheckpointedReplay(filled_buffer(cfg, 1_000_000))
+    start = time.perf_counter()
+    assert Checkpoints(tmp_path).save(1, {"replay": replay_state.state_dict()})
+    assert time.perf_counter() - start < 10

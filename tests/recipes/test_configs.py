@@ -1,0 +1,111 @@
+"""The configuration files: documented, complete, and the paper's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
+REPLAYS = ("uniform", "per", "per_rank")
+
+
+def defaults(algorithm, *overrides):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose(algorithm, list(overrides))
+
+
+@pytest.mark.parametrize(
+    "file", sorted(CONFIGS.rglob("*.yaml")), ids=lambda file: str(file.relative_to(CONFIGS))
+)
+def test_every_key_has_a_comment_on_its_line(file):
+    lines = [line for line in file.read_text().splitlines() if re.match(r"[\s-]*[\w/ ]+:", line)]
+    # `defaults:` and `hydra:` only open a block.
+    assert lines
+    assert [line for line in lines if not re.search(r":$|\S\s+# \w", line)] == []
+
+
+@pytest.mark.parametrize("replay", REPLAYS)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_every_choice_composes_and_names_its_run_directory(algorithm, sampler, replay):
+    cfg = defaults(algorithm, f"sampler={sampler}", f"replay={replay}", "env=Hopper-v4", "seed=7")
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert cfg.run_dir == f"runs/{algorithm}/Hopper-v4/{replay}-{sampler}/seed7"
+
+
+def test_an_environment_without_a_file_names_its_run_directory_too():
+    cfg = defaults("td3", "env.name=Pusher-v4")
+    assert cfg.run_dir == "runs/td3/Pusher-v4/uniform-vmf_uncertainty/seed0"
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "env").glob("*.yaml")), ids=lambda f: f.stem)
+def test_a_file_of_an_environment_is_called_like_it(file):
+    assert OmegaConf.load(file).name == file.stem
+
+
+def test_the_seven_environments_are_there():
+    names = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedPendulum", "Swimmer", "Walker2d"]
+    found = {file.stem for file in (CONFIGS / "env").glob("*.yaml")}
+    assert {f"{name}-v4" for name in names} <= found
+
+
+# The table of hyper-parameters in the paper's appendix.
+COMMON = {
+    "tau": 0.005,
+    "batch_size": 256,
+    "utd_ratio": 1,
+    "gamma": 0.99,
+    "hidden": [256, 256],
+    "num_critics": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "table"),
+    [
+        ("td3", {"critic_lr": 1e-3, "actor_lr": 1e-3, "exploration_noise": 0.1}),
+        ("sac", {"critic_lr": 3e-4, "actor_lr": 3e-4, "target_entropy": "auto"}),
+    ],
+)
+def test_defaults_are_the_table_of_the_paper(algorithm, table):
+    cfg = OmegaConf.to_container(defaults(algorithm), resolve=True)
+    expected = COMMON | table
+    assert {key: cfg[key] for key in expected} == expected
+    assert cfg["replay"]["buffer_size"] == 1_000_000
+    assert cfg["replay"]["kind"] == "uniform"
+
+
+def test_td3_updates_its_actor_every_second_step():
+    assert defaults("td3").policy_delay == 2
+
+
+def test_evaluation_and_run_length_are_those_of_the_issue():
+    cfg = defaults("td3")
+    assert (cfg.eval_interval, cfg.num_eval_episodes) == (5000, 10)
+    assert cfg.logger.kind == "csv"
+
+
+@pytest.mark.parametrize("replay", ["per", "per_rank"])
+def test_prioritised_replay_keeps_as_many_transitions(replay):
+    assert defaults("sac", f"replay={replay}").replay.buffer_size == 1_000_000
+
+
+def test_automatic_target_entropy_is_minus_the_number_of_actions():
+    # `auto` is TorchRL's word; the paper's table says -dim(A). HalfCheetah has six actions.
+    from torchrl_vmfer import VMFSACLoss
+    from training.environments import make_environment
+    from training.networks import gaussian_actor, make_critics
+
+    env = make_environment("HalfCheetah-v4", 0)
+    loss = VMFSACLoss(
+        gaussian_actor(env, [8]),
+        make_critics(env, [8], 2),
+        action_spec=env.action_spec,
+        target_entropy=defaults("sac").target_entropy,
+    )
+    assert float(loss.target_entropy) == -6

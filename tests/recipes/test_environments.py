@@ -1,0 +1,156 @@
+"""Environments are made alike, and go on in the middle of an episode."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from training.environments import environment_state, load_environment_state, make_environment
+from training.errors import UserError
+
+MUJOCO = [
+    "HalfCheetah-v4",
+    "Ant-v4",
+    "Hopper-v4",
+    "InvertedPendulum-v4",
+    "Walker2d-v4",
+    "Swimmer-v4",
+    "Humanoid-v4",
+]
+
+
+def slow_but(quick: set[str]):
+    return [
+        pytest.param(name, marks=[] if name in quick else pytest.mark.slow)
+        for name in [*MUJOCO, "Pendulum-v1"]
+    ]
+
+
+def play(simulator, actions) -> list:
+    """Everything an environment says, over the ends of episodes."""
+    told = []
+    for action in actions:
+        observation, reward, terminated, truncated, _ = simulator.step(action)
+        told.append((observation.tobytes(), float(reward), terminated, truncated))
+        if terminated or truncated:
+            told.append(simulator.reset()[0].tobytes())
+    return told
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("name", slow_but({"HalfCheetah-v4", "Ant-v4", "Pendulum-v1"}))
+def test_saved_episode_goes_on_to_the_last_bit(name):
+    rng = np.random.default_rng(0)
+    env = make_environment(name, seed=5)
+    size = env.action_spec.shape[-1]
+    # Weak actions keep those tasks alive that end by falling over.
+    before, after = rng.uniform(-0.3, 0.3, (2, 300, size)).astype(np.float32)
+    simulator = env._env
+    simulator.reset()
+    for action in before[:230]:
+        if any(simulator.step(action)[2:4]):
+            simulator.reset()
+    # Stop within an episode, wherever the last one ended.
+    while any(simulator.step(before[-1])[2:4]):
+        simulator.reset()
+    state = through_a_file(environment_state(env))
+    told = play(simulator, after)
+    start = simulator.reset()[0]
+
+    other = make_environment(name, seed=6)
+    other._env.reset()
+    play(other._env, before[:17])
+    load_environment_state(other, state)
+    assert play(other._env, after) == told
+    # The generator of initial states goes on, too.
+    assert other._env.reset()[0].tobytes() == start.tobytes()
+
+
+def test_saved_state_is_not_moved_by_later_steps(assert_equal):
+    env = make_environment("HalfCheetah-v4", seed=0)
+    env._env.reset()
+    state = environment_state(env)
+    copy = through_a_file(state)
+    play(env._env, np.zeros((5, 6), np.float32))
+    assert_equal(state, copy)
+    assert env._env.unwrapped.data.time != copy["4.data"]["time"]
+
+
+def test_time_limit_counts_on(tmp_path):
+    env, other = (make_environment("ShortCheetah-v0", seed) for seed in (0, 1))
+    actions = np.zeros((50, 6), np.float32)
+    env._env.reset()
+    play(env._env, actions[:20])
+    other._env.reset()
+    load_environment_state(other, through_a_file(environment_state(env)))
+    truncated = [other._env.step(action)[3] for action in actions[:30]]
+    assert truncated == [False] * 29 + [True]
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize("name", slow_but({"Hopper-v4", "InvertedPendulum-v4"})[:-1])
+def test_task_starts_and_trains(name, algorithm, train, table, tmp_path):
+    train(
+        algorithm,
+        tmp_path,
+        f"env={name}",
+        "total_frames=200",
+        "init_random_frames=100",
+        "eval_interval=200",
+    )
+    assert [row["step"] for row in table(tmp_path / "eval.csv")] == ["0", "200"]
+    losses = [float(row["critic_loss"]) for row in table(tmp_path / "train.csv")]
+    assert len(losses) == 2
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.parametrize("name", ["InvertedPendulum-v4", "Pendulum-v1", "Humanoid-v4"])
+def test_actions_are_rescaled_to_one_and_observations_are_of_32_bits(name):
+    env = make_environment(name, seed=0)
+    spec = env.action_spec
+    assert spec.dtype == torch.float32
+    assert (spec.space.low == -1).all()
+    assert (spec.space.high == 1).all()
+    rollout = env.rollout(3)
+    assert rollout["observation"].dtype == torch.float32
+    assert rollout["next", "observation"].dtype == torch.float32
+    assert rollout["next", "reward"].dtype == torch.float32
+
+
+def test_full_action_is_the_full_torque():
+    # Pendulum's torque goes to 2.
+    simulator = make_environment("Pendulum-v1", seed=0)._env
+    simulator.reset()
+    simulator.step(np.ones(1, np.float32))
+    assert simulator.unwrapped.last_u == pytest.approx(2)
+
+
+def test_seed_decides_the_initial_states():
+    def initial_states(seed):
+        env = make_environment("HalfCheetah-v4", seed)
+        return torch.stack([env.reset()["observation"] for _ in range(3)])
+
+    assert torch.equal(initial_states(1), initial_states(1))
+    assert not torch.equal(initial_states(1), initial_states(2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("HalfCheeta-v4", "HalfCheetah-v4"), ("fetchpush-v4", "FetchPush-v4")]
+)
+def test_unknown_environment_names_the_nearest(wrong, right):
+    with pytest.raises(UserError, match=f"no environment '{wrong}'.*{right}"):
+        make_environment(wrong, seed=0)
+
+
+def test_discrete_actions_are_refused():
+    with pytest.raises(UserError, match=r"CartPole-v1 has the action space Discrete\(2\)"):
+        make_environment("CartPole-v1", seed=0)

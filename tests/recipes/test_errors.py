@@ -1,0 +1,191 @@
+"""A mistake of the user ends with one line that says what to do, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import td3
+
+
+class Unbounded(gym.Env):
+    """A task whose actions have no bounds."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+@pytest.fixture
+def refusal(command, tmp_path, monkeypatch, capsys):
+    """Starts TD3 in an empty directory, and returns the line with which it refuses to train."""
+
+    def start(*overrides, run_dir=None):
+        monkeypatch.chdir(tmp_path)
+        before = sorted(tmp_path.rglob("*"))
+        # Short, because what is accepted by mistake is trained.
+        arguments = command("td3", run_dir or tmp_path / "run", "total_frames=70", *overrides)[1:]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as exit_:
+            td3.main()
+        lines = capsys.readouterr().err.splitlines()
+        assert exit_.value.code == 2
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        assert sorted(tmp_path.rglob("*")) == before, "something was written"
+        return lines[0]
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        pytest.param("env=HalfChetah-v4", ["HalfChetah-v4", "HalfCheetah-v4"], id="env"),
+        pytest.param("env.name=HalfChetah-v4", ["HalfChetah-v4", "HalfCheetah-v4"], id="env.name"),
+        pytest.param("sampler=vmf_rnk", ["sampler=vmf_rnk", "vmf_rank"], id="sampler"),
+        pytest.param("sampler=nonsense", ["nonsense", "vmf_rank", "uniform"], id="no-near-one"),
+        pytest.param("replay=per_rnk", ["replay=per_rnk", "per_rank"], id="replay"),
+        pytest.param("logger=csvv", ["logger=csvv", "csv"], id="logger"),
+        pytest.param("sede=3", ["sede", "seed"], id="key"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest_ones(refusal, override, named):
+    line = refusal(override)
+    assert [name for name in named if name not in line] == []
+
+
+def test_a_discrete_action_space_is_refused(refusal):
+    line = refusal("env.name=CartPole-v1")
+    assert "CartPole-v1" in line
+    assert "Discrete(2)" in line
+    assert "choose another environment" in line
+
+
+def test_unbounded_actions_are_refused(refusal):
+    gym.register("Unbounded-v0", Unbounded)
+    try:
+        line = refusal("env.name=Unbounded-v0")
+    finally:
+        del gym.registry["Unbounded-v0"]
+    assert "Unbounded-v0" in line
+    assert "choose another environment" in line
+
+
+def test_a_run_that_ends_before_learning_starts_is_refused(refusal):
+    line = refusal("total_frames=50", "init_random_frames=60")
+    assert "total_frames=50" in line
+    assert "init_random_frames=60" in line
+
+
+@pytest.mark.parametrize("sampler", ["vmf_uncertainty", "vmf_rank"])
+def test_one_critic_cannot_disagree_with_itself(refusal, sampler):
+    line = refusal(f"sampler={sampler}", "num_critics=1")
+    assert f"sampler={sampler}" in line
+    assert "num_critics=1" in line
+    assert "at least 2" in line
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "total_frames=many",
+        "total_frames=1.5",
+        "init_random_frames=some",
+        "seed=first",
+        "batch_size=big",
+        "gamma=high",
+        "tau=low",
+        "critic_lr=fast",
+        "actor_lr=fast",
+        "policy_delay=long",
+        "actor_noise=loud",
+        "exploration_noise=loud",
+        "hidden=[wide]",
+        "hidden=16",
+        "replay.buffer_size=large",
+        "sampler.smoothing=much",
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_its_key(refusal, override):
+    key, value = override.split("=")
+    line = refusal(override)
+    assert key.split(".")[-1] in line
+    assert value.strip("[]") in line
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "total_frames=-1",
+        "init_random_frames=-5",
+        "seed=-1",
+        "batch_size=-3",
+        "batch_size=0",
+        "num_critics=0",
+        "utd_ratio=0",
+        "num_eval_episodes=0",
+        "eval_interval=-1",
+        "log_interval=0",
+        "checkpoint_interval=0",
+        "threads=0",
+        "policy_delay=0",
+        "gamma=-1",
+        "gamma=2",
+        "tau=-0.1",
+        "tau=2",
+        "critic_lr=-1",
+        "actor_lr=-1",
+        "actor_noise=-1",
+        "exploration_noise=-1",
+        "target_noise=-1",
+        "hidden=[0]",
+        "replay.buffer_size=0",
+        "sampler.smoothing=7",
+        "sampler.initial_factor=-1",
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_key(refusal, override):
+    key, value = override.split("=")
+    line = refusal(override)
+    assert key.split(".")[-1] in line
+    assert value.strip("[]") in line
+
+
+@pytest.mark.parametrize("key", ["sampler.kind", "sampler.mode", "replay.kind", "logger.kind"])
+def test_an_unknown_choice_within_a_group_is_refused(refusal, key):
+    # Else a misspelt kind would quietly train the baseline under another name.
+    assert "nonsense" in refusal(f"{key}=nonsense")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(refusal, device):
+    line = refusal(f"device={device}")
+    assert device in line
+    assert "cpu" in line
+
+
+@pytest.mark.parametrize("override", ["seed", "seed=[1", "=3", "env=null", "seed=${nowhere}"])
+def test_a_malformed_override_is_refused(refusal, override):
+    assert override.strip("${}").split("=")[-1] in refusal(override)
+
+
+def test_a_run_dir_that_cannot_be_made_is_refused(refusal, tmp_path):
+    (tmp_path / "file").touch()
+    line = refusal(run_dir=tmp_path / "file" / "run")
+    assert str(tmp_path / "file" / "run") in line
+    assert "run_dir" in line
+
+
+@pytest.mark.parametrize(
+    ("logger", "modules"),
+    [("wandb", ["wandb"]), ("tensorboard", ["tensorboard", "torch.utils.tensorboard"])],
+)
+def test_a_logger_that_is_not_installed_is_refused(refusal, monkeypatch, logger, modules):
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+    line = refusal(f"logger={logger}")
+    assert f"pip install {logger}" in line
+    assert "logger=csv" in line

@@ -1,0 +1,164 @@
+"""evaluate.py plays what a run has saved, and trusts no file."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import shutil
+import sys
+
+import pytest
+import torch
+
+import evaluate
+
+SHORT = ("total_frames=70", "num_eval_episodes=3", "eval_interval=1000", "seed=3")
+
+
+@pytest.fixture(scope="module", params=["td3", "sac"])
+def run_dir(request, train, tmp_path_factory):
+    return train(request.param, tmp_path_factory.mktemp(request.param) / "run", *SHORT)
+
+
+@pytest.fixture(scope="module")
+def td3_run(train, tmp_path_factory):
+    return train("td3", tmp_path_factory.mktemp("finished") / "run", *SHORT)
+
+
+@pytest.fixture
+def copy(td3_run, tmp_path):
+    return shutil.copytree(td3_run, tmp_path / "run")
+
+
+@pytest.fixture
+def play(monkeypatch, capsys):
+    def start(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments)])
+        evaluate.main()
+        return capsys.readouterr().out
+
+    return start
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys):
+    def start(*arguments):
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            evaluate.main()
+        lines = capsys.readouterr().err.splitlines()
+        assert exit_.value.code == 2
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    return start
+
+
+def test_the_same_seeds_give_the_last_evaluation_of_the_run(run_dir, play):
+    with (run_dir / "eval.csv").open() as file:
+        last = {key: float(value or 0) for key, value in list(csv.DictReader(file))[-1].items()}
+    expected = (
+        f"Return {last['return_mean']:.1f} ± {last['return_std']:.1f} over 3 episodes of "
+        f"{last['episode_length']:.0f} steps on average."
+    )
+    assert play(run_dir, "episodes=3", "seed=1000003").strip() == expected
+
+
+def test_ten_episodes_are_played_unless_told_otherwise(td3_run, play):
+    assert "over 10 episodes" in play(td3_run)
+
+
+def test_no_run_dir_is_answered_with_the_usage(refusal):
+    assert "recipes/evaluate.py <run_dir>" in refusal()
+
+
+def test_a_directory_that_holds_no_run_is_refused(refusal, tmp_path):
+    line = refusal(tmp_path / "nowhere")
+    assert str(tmp_path / "nowhere") in line
+    assert "config.yaml" in line
+
+
+def test_an_unfinished_run_is_refused(refusal, copy):
+    (copy / "policy.pt").unlink()
+    assert "policy.pt" in refusal(copy)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 1500], ids=["empty", "start", "truncated"])
+def test_a_corrupt_policy_is_refused(refusal, copy, keep):
+    content = (copy / "policy.pt").read_bytes()
+    assert len(content) > keep
+    (copy / "policy.pt").write_bytes(content[:keep])
+    assert str(copy / "policy.pt") in refusal(copy)
+
+
+def test_a_policy_of_other_networks_is_refused(refusal, copy):
+    torch.save({"weight": torch.zeros(3)}, copy / "policy.pt")
+    assert str(copy / "policy.pt") in refusal(copy)
+
+
+@pytest.mark.parametrize("content", ["", "env: [", "algorithm: ppo\nenv: {name: Hopper-v4}"])
+def test_a_corrupt_config_is_refused(refusal, copy, content):
+    (copy / "config.yaml").write_text(content)
+    assert str(copy / "config.yaml") in refusal(copy)
+
+
+class Malicious:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize(
+    "save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
+)
+def test_code_in_a_policy_is_not_executed(refusal, copy, tmp_path, save):
+    save({"weight": Malicious(tmp_path / "executed")}, copy / "policy.pt")
+    assert str(copy / "policy.pt") in refusal(copy)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("vidoe=true", ["vidoe", "video"]),
+        ("episodes=0", ["episodes", "0"]),
+        ("episodes=ten", ["episodes", "ten"]),
+        ("seed=first", ["seed", "first"]),
+        ("seed=-1", ["seed", "-1"]),
+        ("video=perhaps", ["video", "perhaps"]),
+        ("video", ["video"]),
+    ],
+)
+def test_a_bad_option_is_refused(refusal, td3_run, option, named):
+    line = refusal(td3_run, option)
+    assert [name for name in named if name not in line] == []
+
+
+def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, capsys):
+    # Set and deleted, so that what the recipe chooses is undone afterwards.
+    monkeypatch.setenv("MUJOCO_GL", "")
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(copy), "episodes=1", "video=true"])
+    code = 0
+    try:
+        evaluate.main()
+    except SystemExit as exit_:
+        code = exit_.code
+    output, error = capsys.readouterr()
+    if code:
+        assert code == 2
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert "apt-get install" in error
+        assert not (copy / "video.mp4").exists()
+    else:
+        imageio = pytest.importorskip("imageio.v3")
+        assert str(copy / "video.mp4") in output
+        frames = imageio.imread(copy / "video.mp4", plugin="pyav")
+        assert len(frames) > 1
+        assert frames.std() > 0

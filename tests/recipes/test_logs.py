@@ -1,0 +1,201 @@
+"""What a run leaves behind: tables, picture, policy, and the loggers that mirror the tables."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from omegaconf import OmegaConf
+
+from training.curve import draw_learning_curve
+from training.errors import UserError
+from training.logs import Averages, Table
+
+SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def output():
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def vmf_run(train, tmp_path_factory, output):
+    with contextlib.redirect_stdout(output):
+        return train("td3", tmp_path_factory.mktemp("vmf") / "run", "sampler=vmf_rank", *SHORT)
+
+
+@pytest.fixture(scope="module")
+def uniform_run(train, tmp_path_factory):
+    return train("sac", tmp_path_factory.mktemp("uniform") / "run", "sampler=uniform", *SHORT)
+
+
+def test_evaluations_have_the_agreed_columns_from_step_0_to_the_end(vmf_run):
+    header = (vmf_run / "eval.csv").read_text().splitlines()[0]
+    assert header == "step,return_mean,return_std,episode_length,success_rate"
+    assert [int(row["step"]) for row in rows(vmf_run / "eval.csv")] == [0, 50, 100, 130]
+
+
+def test_the_success_rate_is_empty_where_the_task_knows_none(vmf_run):
+    assert {row["success_rate"] for row in rows(vmf_run / "eval.csv")} == {""}
+
+
+def test_training_rows_start_with_the_step_and_end_with_the_last_one(vmf_run):
+    table = rows(vmf_run / "train.csv")
+    assert next(iter(table[0])) == "step"
+    assert [int(row["step"]) for row in table] == [80, 100, 120, 130]
+
+
+def test_training_rows_hold_losses_and_vmf_statistics_in_their_ranges(vmf_run):
+    for row in rows(vmf_run / "train.csv"):
+        values = {key: float(value) for key, value in row.items()}
+        assert values["critic_loss"] >= 0
+        assert "actor_loss" in values
+        assert values["steps_per_second"] > 0
+        for name, low, high in (("resultant_length", 0, 1), ("factor", 0, 2.7183)):
+            deciles = [values[f"{name}_q{percent}"] for percent in (10, 50, 90)]
+            assert deciles == sorted(deciles)
+            assert all(low <= value <= high for value in [*deciles, values[f"{name}_mean"]])
+
+
+def test_a_baseline_logs_the_losses_and_no_vmf_statistics(uniform_run):
+    columns = list(rows(uniform_run / "train.csv")[0])
+    assert columns[0] == "step"
+    assert {"critic_loss", "actor_loss", "alpha", "steps_per_second"} <= set(columns)
+    assert not [column for column in columns if "factor" in column or "resultant" in column]
+
+
+def test_a_finished_run_has_all_its_files(vmf_run):
+    assert (vmf_run / "finished").stat().st_size == 0
+    assert torch.load(vmf_run / "policy.pt", weights_only=True)
+    cfg = OmegaConf.load(vmf_run / "config.yaml")
+    assert (cfg.algorithm, cfg.env.name, cfg.sampler.name) == (
+        "td3",
+        "InvertedPendulum-v4",
+        "vmf_rank",
+    )
+    assert cfg.run_dir == str(vmf_run)  # resolved, not an interpolation
+    assert not list(vmf_run.rglob("*.unfinished"))
+
+
+def test_the_picture_shows_the_vmf_statistics_below_the_return(vmf_run, uniform_run, monkeypatch):
+    assert (vmf_run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert imread(vmf_run / "learning_curve.png").std() > 0  # not a blank page
+    figures, savefig = [], Figure.savefig
+
+    def remember(figure, *args, **kwargs):
+        figures.append(figure)
+        savefig(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    draw_learning_curve(vmf_run)
+    draw_learning_curve(uniform_run)
+    assert [len(figure.axes) for figure in figures] == [3, 1]
+    evaluated = [float(row["return_mean"]) for row in rows(vmf_run / "eval.csv")]
+    assert figures[0].axes[0].lines[0].get_ydata().tolist() == pytest.approx(evaluated)
+
+
+def test_the_summary_names_the_files_the_return_and_the_random_policy(vmf_run, output):
+    summary = output.getvalue()
+    assert f"Return {float(rows(vmf_run / 'eval.csv')[-1]['return_mean']):.1f}" in summary
+    assert "the random policy gets" in summary
+    for name in ("learning_curve.png", "eval.csv", "train.csv", "policy.pt"):
+        assert str(vmf_run / name) in summary
+
+
+def test_tensorboard_gets_what_the_tables_get(train, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir = train("td3", tmp_path / "run", "logger=tensorboard", *SHORT)
+    (events,) = run_dir.rglob("events.out.tfevents.*")
+    log = EventAccumulator(str(events)).Reload()
+    returns = {event.step: event.value for event in log.Scalars("eval/return_mean")}
+    assert returns == pytest.approx(
+        {int(row["step"]): float(row["return_mean"]) for row in rows(run_dir / "eval.csv")}
+    )
+    assert [event.step for event in log.Scalars("train/critic_loss")] == [80, 100, 120, 130]
+
+
+def test_wandb_works_offline_and_keeps_its_data_in_the_run_directory(train, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.chdir(tmp_path)
+    for name in ("CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
+        monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    # No account, and nobody to ask for one.
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    run_dir = train("td3", tmp_path / "run", "logger=wandb", "logger.offline=true", *SHORT)
+    assert wandb.run is None  # closed by the recipe, with all data written
+    (data,) = run_dir.rglob("offline-run-*/*.wandb")
+    assert b"eval/return_mean" in data.read_bytes()
+
+
+def test_a_table_is_cut_to_the_length_of_its_state(tmp_path):
+    table = Table(tmp_path / "table.csv")
+    table.write({"step": 1, "loss": 0.5})
+    kept, state = (tmp_path / "table.csv").read_bytes(), table.state_dict()
+    table.write({"step": 2, "loss": 0.25})
+    table.load_state_dict(state)
+    assert (tmp_path / "table.csv").read_bytes() == kept == b"step,loss\n1,0.5\n"
+    table.write({"step": 2, "loss": 0.125})
+    assert (tmp_path / "table.csv").read_bytes() == kept + b"2,0.125\n"
+
+
+def test_a_table_that_was_empty_starts_with_its_header_again(tmp_path):
+    table = Table(tmp_path / "table.csv")
+    empty = table.state_dict()
+    table.write({"step": 1})
+    table.load_state_dict(empty)
+    assert not (tmp_path / "table.csv").exists()
+    table.write({"step": 2})
+    assert (tmp_path / "table.csv").read_text() == "step\n2\n"
+
+
+@pytest.mark.parametrize("content", [None, b"step"], ids=["missing", "shortened"])
+def test_a_table_that_lost_rows_is_not_continued(tmp_path, content):
+    path = tmp_path / "table.csv"
+    table = Table(path)
+    table.write({"step": 1})
+    state = table.state_dict()
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(UserError, match=r"table\.csv is shorter"):
+        table.load_state_dict(state)
+
+
+def test_averages_are_over_what_was_added_since_they_were_read():
+    averages = Averages()
+    averages.add(a=torch.tensor(1.0), b=torch.tensor(5.0))
+    averages.add(a=torch.tensor(2.0))
+    assert averages.pop() == {"a": 1.5, "b": 5.0}
+    averages.add(a=torch.tensor(7.0))
+    assert averages.pop() == {"a": 7.0}
+    assert averages.pop() == {}
+
+
+def test_averages_go_on_from_a_state_that_later_values_do_not_change():
+    averages = Averages()
+    averages.add(a=torch.tensor(1.0))
+    state = averages.state_dict()
+    averages.add(a=torch.tensor(100.0))
+    resumed = Averages()
+    resumed.load_state_dict(state)
+    resumed.add(a=torch.tensor(3.0))
+    assert resumed.pop() == {"a": 2.0}
+
+
+def test_averages_do_not_lose_small_values_in_long_sums():
+    averages = Averages()
+    averages.add(a=torch.tensor(2.0**24))
+    for _ in range(3):
+        averages.add(a=torch.tensor(1.0))  # in 32 bits the sum would not grow
+    assert averages.pop() == {"a": (2.0**24 + 3) / 4}

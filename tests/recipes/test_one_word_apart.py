@@ -1,0 +1,231 @@
+"""``sampler=uniform`` is TorchRL's own TD3 and SAC, and the other samplers change nothing else."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.envs import GymWrapper
+from torchrl.modules import (
+    MLP,
+    AdditiveGaussianModule,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+)
+from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
+
+from training.collection import TransitionCollector
+
+SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 300, 50
+SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank"]
+
+
+def environment() -> GymWrapper:
+    env = gym.make("ShortCheetah-v0")
+    env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+    env = GymWrapper(gym.wrappers.DtypeObservation(env, np.float32))
+    env.set_seed(SEED)
+    return env
+
+
+def network(inputs: int, outputs: int) -> MLP:
+    return MLP(inputs, outputs, num_cells=[16, 16], activation_class=nn.ReLU)
+
+
+def critics() -> list[ValueOperator]:
+    return [ValueOperator(network(23, 1), in_keys=["observation", "action"]) for _ in range(2)]
+
+
+class LocAndScale(nn.Module):
+    def forward(self, output):
+        loc, log_scale = output.chunk(2, -1)
+        return loc, log_scale.clamp(-20, 2).exp()
+
+
+def optimizer(parameters, lr):
+    return torch.optim.Adam(list(parameters), lr=lr, fused=True)
+
+
+def step(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def replay_and_collector(env, policy):
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(5000),
+        batch_size=32,
+        generator=torch.Generator().manual_seed(SEED),
+    )
+    collector = Collector(
+        env, policy, frames_per_batch=1, total_frames=-1, init_random_frames=WARM_UP
+    )
+    return buffer, enumerate(collector, 1)
+
+
+def stock_td3():
+    torch.manual_seed(SEED)
+    env = environment()
+    actor = TensorDictModule(nn.Sequential(network(17, 6), nn.Tanh()), ["observation"], ["action"])
+    loss = TD3Loss(
+        actor,
+        critics(),
+        action_spec=env.action_spec,
+        policy_noise=0.2,
+        noise_clip=0.5,
+        loss_function="l2",
+    )
+    loss.make_value_estimator(gamma=0.99)
+    targets = SoftUpdate(loss, tau=0.005)
+    critic_optimizer = optimizer(loss.qvalue_network_params.flatten_keys().values(), 1e-3)
+    actor_optimizer = optimizer(loss.actor_network_params.flatten_keys().values(), 1e-3)
+    noise = AdditiveGaussianModule(env.action_spec, sigma_init=0.1, sigma_end=0.1)
+    buffer, transitions = replay_and_collector(env, TensorDictSequential(actor, noise))
+    for frame, transition in transitions:
+        buffer.extend(transition)
+        if frame > WARM_UP:
+            batch = buffer.sample()
+            step(critic_optimizer, loss.value_loss(batch)[0])
+            if frame % 2 == 0:
+                step(actor_optimizer, loss.actor_loss(batch)[0])
+                targets.step()
+        if frame == WARM_UP + TRAINING:
+            return loss.state_dict()
+
+
+def stock_sac():
+    torch.manual_seed(SEED)
+    env = environment()
+    actor = ProbabilisticActor(
+        TensorDictModule(
+            nn.Sequential(network(17, 12), LocAndScale()), ["observation"], ["loc", "scale"]
+        ),
+        in_keys=["loc", "scale"],
+        spec=env.action_spec,
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -1.0, "high": 1.0},
+        return_log_prob=True,
+    )
+    loss = SACLoss(actor, critics(), action_spec=env.action_spec, loss_function="l2")
+    loss.make_value_estimator(gamma=0.99)
+    targets = SoftUpdate(loss, tau=0.005)
+    critic_optimizer = optimizer(loss.qvalue_network_params.flatten_keys().values(), 3e-4)
+    actor_optimizer = optimizer(loss.actor_network_params.flatten_keys().values(), 3e-4)
+    alpha_optimizer = optimizer([loss.log_alpha], 3e-4)
+    buffer, transitions = replay_and_collector(env, actor)
+    for frame, transition in transitions:
+        buffer.extend(transition)
+        if frame > WARM_UP:
+            batch = buffer.sample()
+            step(critic_optimizer, loss.qvalue_v2_loss(batch)[0])
+            actor_loss, info = loss.actor_loss(batch)
+            step(actor_optimizer, actor_loss)
+            step(alpha_optimizer, loss.alpha_loss(info["log_prob"]).mean())
+            targets.step()
+        if frame == WARM_UP + TRAINING:
+            return loss.state_dict()
+
+
+@pytest.mark.parametrize(("algorithm", "stock"), [("td3", stock_td3), ("sac", stock_sac)])
+def test_uniform_is_the_stock_algorithm_to_the_last_bit(
+    algorithm, stock, train, checkpoint, tmp_path
+):
+    train(
+        algorithm,
+        tmp_path,
+        "env.name=ShortCheetah-v0",
+        "sampler=uniform",
+        f"seed={SEED}",
+        f"init_random_frames={WARM_UP}",
+        f"total_frames={WARM_UP + TRAINING + 1}",
+        f"checkpoint_interval={WARM_UP + TRAINING}",
+    )
+    saved = checkpoint(tmp_path)
+    ours, theirs = saved["parts"]["loss"], stock()
+    assert saved["step"] == WARM_UP + TRAINING
+    assert ours.keys() == theirs.keys()
+    for key, value in theirs.items():
+        assert torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(value)), key
+
+
+@pytest.fixture(scope="module", params=["td3", "sac"])
+def recorded(request, train, tmp_path_factory):
+    """By sampler: transitions, and the state of the random generator after each."""
+    runs = {}
+    collect = TransitionCollector.next
+    for sampler in SAMPLERS:
+        transitions, states = [], []
+
+        def record(self, transitions=transitions, states=states):
+            transitions.append(collect(self).clone())
+            states.append(torch.get_rng_state())
+            return transitions[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TransitionCollector, "next", record)
+            train(
+                request.param,
+                tmp_path_factory.mktemp(sampler),
+                "env.name=ShortCheetah-v0",
+                f"sampler={sampler}",
+                f"init_random_frames={WARM_UP}",
+                "total_frames=80",
+            )
+        runs[sampler] = torch.cat(transitions), states
+    # TD3 updates its actor every second step.
+    return runs, WARM_UP + {"td3": 2, "sac": 1}[request.param]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+def test_exploration_does_not_depend_on_the_sampler(sampler, recorded):
+    runs, _ = recorded
+    (_, reference), (_, states) = runs["uniform"], runs[sampler]
+    assert len(states) == len(reference) == 80
+    assert all(map(torch.equal, states, reference))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+def test_environment_does_not_depend_on_the_sampler(sampler, recorded):
+    runs, first_update = recorded
+    (reference, _), (transitions, _) = runs["uniform"], runs[sampler]
+    assert (transitions[:first_update] == reference[:first_update]).all()
+    # The second episode starts from the same state, though the actors have parted.
+    assert torch.equal(transitions["observation"][EPISODE], reference["observation"][EPISODE])
+    # See that they have: with the same actions throughout this would say nothing.
+    assert not torch.equal(transitions["action"], reference["action"])
+
+
+def test_time_limit_is_stored_as_done_but_not_terminated(straight_run, checkpoint):
+    rows = checkpoint(straight_run("td3", "sampler=vmf_rank"))["parts"]["replay"]["rows"]
+    assert rows["next"]["done"].squeeze(-1).nonzero().flatten().tolist() == [49, 99, 149]
+    assert not rows["next"]["terminated"].any()
+
+
+def test_termination_is_stored_as_terminated(train, checkpoint, tmp_path):
+    train("td3", tmp_path, "total_frames=66", "init_random_frames=60", "sampler=uniform")
+    rows = checkpoint(tmp_path)["parts"]["replay"]["rows"]
+    # A random InvertedPendulum falls within a few steps, long before its time limit.
+    assert rows["next"]["terminated"].sum() >= 3
+    assert torch.equal(rows["next"]["terminated"], rows["next"]["done"])
+
+
+def test_warm_up_is_random_and_kept(straight_run, checkpoint):
+    saved = checkpoint(straight_run("td3", "sampler=vmf_rank"))
+    rows = saved["parts"]["replay"]["rows"]
+    observation, following = rows["observation"], rows["next"]["observation"]
+    assert len(observation) == saved["step"] == 160
+    inside = ~rows["next"]["done"][:-1, 0]
+    assert torch.equal(following[:-1][inside], observation[1:][inside])
+    # 30 random steps: uniform actions of six dimensions, hence P(largest < 0.8) = 0.8^180.
+    warm_up = rows["action"][:30]
+    assert warm_up.abs().max() > 0.8
+    assert 0.2 < warm_up.var() < 0.47
+    # The untrained actor explores by little: noise of 0.1 around small outputs.
+    assert rows["action"][30:32].abs().max() < 0.8

@@ -1,0 +1,206 @@
+"""Options of the command line reach the algorithm and do what they say."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
+
+CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
+# 60 random steps, then 40 steps of learning.
+SHORT = ("init_random_frames=60", "total_frames=100", "eval_interval=1000", "log_interval=10")
+
+
+@pytest.fixture
+def watch(train, tmp_path, monkeypatch):
+    """Trains, and keeps all that passes between recipe, loss and buffer."""
+
+    def start(algorithm, *overrides, before_critic_loss=lambda loss, batch: None):
+        seen = SimpleNamespace(critic=[], actor=[], priorities=[], buffer=None, loss=None)
+        loss_class, name = CLASSES[algorithm]
+        critic_loss, actor_loss = getattr(loss_class, name), loss_class.actor_loss
+
+        def spy_critic(self, batch):
+            note = before_critic_loss(self, batch)
+            value, info = critic_loss(self, batch)
+            seen.loss = self
+            seen.critic.append((batch, value.detach(), info, note))
+            return value, info
+
+        def spy_actor(self, batch):
+            before = self.actor_network_params.data.clone()
+            critics = self.qvalue_network_params.data.clone()
+            value, info = actor_loss(self, batch)
+            seen.actor.append((batch, value.detach(), info, before, critics))
+            return value, info
+
+        recipe = importlib.import_module(algorithm)
+        make = recipe.make_replay_buffer
+
+        def spy_buffer(cfg):
+            seen.buffer = make(cfg)
+            update = seen.buffer.update_priority
+
+            def spy_priority(index, priority):
+                seen.priorities.append((index, priority))
+                return update(index, priority)
+
+            seen.buffer.update_priority = spy_priority
+            return seen.buffer
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loss_class, name, spy_critic)
+            patch.setattr(loss_class, "actor_loss", spy_actor)
+            patch.setattr(recipe, "make_replay_buffer", spy_buffer)
+            run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+            seen.run_dir = train(algorithm, run, *SHORT, *overrides)
+        return seen
+
+    return start
+
+
+def mean_of(run_dir, column):
+    with (run_dir / "train.csv").open() as file:
+        values = [float(row[column]) for row in csv.DictReader(file)]
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize(
+    ("delay", "updates"), [(1, 40), (2, 20), (3, 13)], ids=["each", "second", "third"]
+)
+def test_td3_updates_its_actor_every_so_many_steps(watch, delay, updates):
+    seen = watch("td3", f"policy_delay={delay}")
+    assert len(seen.critic) == 40
+    assert len(seen.actor) == updates
+
+
+@pytest.mark.parametrize(("algorithm", "actor_updates"), [("td3", 20), ("sac", 40)])
+def test_utd_ratio_updates_the_critics_and_only_them_several_times(watch, algorithm, actor_updates):
+    seen = watch(algorithm, "utd_ratio=3")
+    assert len(seen.critic) == 3 * 40
+    assert len(seen.actor) == actor_updates
+    batches = [batch["index"] for batch, *_ in seen.critic]
+    assert not torch.equal(batches[0], batches[1])  # each on a batch of its own
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_five_critics_learn_and_differ(watch, algorithm):
+    seen = watch(algorithm, "num_critics=5")
+    params = seen.loss.qvalue_network_params
+    assert params.batch_size == torch.Size([5])
+    first = seen.actor[0][4]
+    for start, end in zip(
+        first.flatten_keys().values(), params.data.flatten_keys().values(), strict=True
+    ):
+        assert all(not torch.equal(start[i], end[i]) for i in range(5))
+    weights = next(value for value in params.data.flatten_keys().values() if value.ndim == 3)
+    assert all(not torch.equal(weights[0], weights[i]) for i in range(1, 5))
+    # Of five signs the mean is ±1/5, ±3/5 or ±1: InvertedPendulum has one action.
+    lengths = torch.cat([info["vmf_resultant_length"] for _, _, info, *_ in seen.actor])
+    assert set((5 * lengths).round(decimals=3).tolist()) <= {1.0, 3.0, 5.0}
+
+
+def test_actor_noise_moves_the_actions_at_which_the_critics_are_asked(watch, brute_force):
+    @torch.no_grad()
+    def asked_at_the_policy(seen):
+        batch, value, _, actor, critics = seen.actor[-1]
+        action = brute_force.policy_action(seen.loss, batch, params=actor)
+        at_policy = -brute_force.critic_values(seen.loss, batch, action, params=critics)[0].mean()
+        return torch.allclose(value, at_policy, atol=1e-6)
+
+    assert asked_at_the_policy(watch("td3"))
+    noisy = watch("td3", "actor_noise=0.2")
+    assert noisy.loss.actor_noise == 0.2
+    assert not asked_at_the_policy(noisy)
+
+
+def test_the_entropy_gradient_makes_critics_seem_to_agree(watch):
+    # It is common to all critics, and at the initial temperature of 1 it swamps them.
+    without = watch("sac", "env=Hopper-v4", "entropy_gradient=false")
+    with_ = watch("sac", "env=Hopper-v4", "entropy_gradient=true")
+    assert mean_of(with_.run_dir, "resultant_length_mean") > mean_of(
+        without.run_dir, "resultant_length_mean"
+    )
+
+
+@pytest.mark.parametrize("replay", ["per", "per_rank"])
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_prioritised_replay(watch, brute_force, monkeypatch, algorithm, replay):
+    targets = []
+    compute_target = VMFSACLoss._compute_target_v2
+
+    def remember(self, batch):
+        targets.append(compute_target(self, batch))
+        return targets[-1]
+
+    monkeypatch.setattr(VMFSACLoss, "_compute_target_v2", remember)
+
+    @torch.no_grad()
+    def predictions(loss, batch):
+        return brute_force.critic_values(loss, batch, batch["action"])
+
+    seen = watch(algorithm, f"replay={replay}", "sampler=uniform", before_critic_loss=predictions)
+    if algorithm == "td3":
+        targets = [info["target_value"] for _, _, info, _ in seen.critic]
+    assert len(seen.priorities) == len(seen.critic) == 40
+    for (batch, value, _, predicted), target, (index, priority) in zip(
+        seen.critic, targets, seen.priorities, strict=True
+    ):
+        # Priorities are |TD error|, the largest over the critics, for both algorithms.
+        error = (predicted - target).abs()
+        torch.testing.assert_close(index, batch["index"])
+        torch.testing.assert_close(priority.flatten(), error.amax(0), rtol=1e-4, atol=1e-5)
+        # The critics' loss is importance-weighted.
+        weight = batch["priority_weight"]
+        weighted = (weight * error.square().sum(0)).sum() / weight.sum()
+        torch.testing.assert_close(value, weighted, rtol=1e-4, atol=1e-5)
+    assert seen.critic[-1][0]["priority_weight"].unique().numel() > 1
+
+    # The buffer follows them: of the last batch, what erred most is the likeliest now.
+    index, priority = seen.priorities[-1]
+    sampler = seen.buffer.critic_sampler
+    chance = (
+        sampler.probabilities()[index]
+        if replay == "per_rank"
+        else torch.as_tensor(sampler._sum_tree[index])
+    )
+    assert chance.unique().numel() > 1
+    assert chance.argmax() in (chance == chance[priority.argmax()]).nonzero()
+
+    # The actor shares the batch but not the weights.
+    for batch, *_ in seen.actor:
+        # TorchRL's SAC notes the policy's parameters in the batch.
+        assert set(batch.keys()) - {"loc", "scale"} == {"observation", "index"}
+
+
+def test_td3s_actor_loss_is_a_plain_mean_under_prioritised_replay(watch, brute_force):
+    seen = watch("td3", "replay=per", "sampler=uniform")
+    batch, value, _, actor, critics = seen.actor[-1]
+    with torch.no_grad():
+        action = brute_force.policy_action(seen.loss, batch, params=actor)
+        values = brute_force.critic_values(seen.loss, batch, action, params=critics)
+    torch.testing.assert_close(value, -values[0].mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
+    single = command("td3", tmp_path / "seed${seed}", "total_frames=70", "eval_interval=1000")
+    sweep = [*single[:2], "-m", "seed=0,1", *single[2:]]
+    first, second = (
+        subprocess.run(sweep, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.count("the random policy gets") == 2
+    # Hydra's own note of the sweep lies below `runs`, not where the user works.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "seed0", "seed1"]
+    assert all((tmp_path / f"seed{seed}" / "finished").exists() for seed in (0, 1))
+    assert (tmp_path / "seed0/eval.csv").read_text() != (tmp_path / "seed1/eval.csv").read_text()
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.count("is finished. Nothing to do.") == 2
+    assert "the random policy gets" not in second.stdout

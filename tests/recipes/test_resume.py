@@ -1,0 +1,175 @@
+"""A run that was stopped ends like one that never was."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.errors import UserError
+
+COMBINATIONS = [
+    ("td3", "sampler=uniform"),
+    ("td3", "sampler=vmf_uncertainty"),
+    ("td3", "sampler=vmf_rank"),
+    ("sac", "sampler=uniform"),
+    ("sac", "sampler=vmf_uncertainty"),
+    ("sac", "sampler=vmf_rank"),
+    ("sac", "sampler=uniform", "replay=per"),
+    ("sac", "sampler=vmf_uncertainty", "replay=per_rank"),
+]
+NAMES = ["-".join(combination) for combination in COMBINATIONS]
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=NAMES)
+def test_crashed_run_ends_like_an_uninterrupted_one(
+    combination, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+):
+    straight = straight_run(*combination)
+    resumed = shutil.copytree(crashed_run(*combination), tmp_path / "run")
+    algorithm, *overrides = combination
+    finish(algorithm, resumed, *overrides)
+    # Starting from nothing would give the same end, so see that it did not.
+    assert "at step 120." in capfd.readouterr().err
+    assert_same_run(straight, resumed)
+
+
+def test_resumed_checkpoint_lies_in_the_middle_of_an_episode(crashed_run, checkpoint):
+    saved = checkpoint(crashed_run("td3", "sampler=vmf_rank"))
+    elapsed = [v for k, v in saved["parts"]["collector"]["environment"].items() if "_elapsed" in k]
+    assert saved["step"] == 120
+    assert elapsed == [20]
+
+
+def test_crashed_run_had_rows_that_its_checkpoint_does_not_know(crashed_run, checkpoint, table):
+    # Otherwise the tests of resuming would not see whether tables are cut.
+    run_dir = crashed_run("td3", "sampler=vmf_rank")
+    parts = checkpoint(run_dir)["parts"]
+    assert len(table(run_dir / "eval.csv")) > parts["evaluations"]["rows"]
+    assert len(table(run_dir / "train.csv")) > parts["training"]["rows"]
+
+
+def test_run_that_crashed_before_its_first_checkpoint_starts_anew(
+    straight_run, finish, assert_same_run, tmp_path
+):
+    straight = straight_run("td3", "sampler=vmf_rank")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    shutil.copy(straight / "config.yaml", run_dir)
+    (run_dir / "eval.csv").write_text("step,return_mean\n0,1.0\n")
+    (run_dir / "train.csv").write_text("step,critic_loss\n50,1.0\n")
+    finish("td3", run_dir, "sampler=vmf_rank")
+    # It is the same command twice as well.
+    assert_same_run(straight, run_dir)
+
+
+def kill_when(process: subprocess.Popen, ready, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < end, "the run did not come far enough to be killed"
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+
+
+def test_killed_process_goes_on_as_if_nothing_had_been(train, command, assert_same_run, tmp_path):
+    overrides = ("env=HalfCheetah-v4", "total_frames=402", "checkpoint_interval=80")
+    overrides += ("eval_interval=350",)
+    killed = tmp_path / "killed"
+    with subprocess.Popen(
+        command("td3", killed, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        kill_when(process, (killed / "checkpoint" / "step_000000000160.pt").exists)
+    assert not (killed / "finished").exists()
+    train("td3", killed, *overrides)
+    assert_same_run(train("td3", tmp_path / "straight", *overrides), killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "combination", [*COMBINATIONS[:6], ("sac", "sampler=uniform", "replay=per_rank")], ids="-".join
+)
+def test_three_thousand_steps_with_a_kill_after_one_thousand(
+    combination, train, command, run_command, assert_same_run, table, tmp_path
+):
+    algorithm, *overrides = combination
+    # Episodes have 1000 steps: no checkpoint lies at the end of one.
+    overrides += ["env=HalfCheetah-v4", "total_frames=3000", "checkpoint_interval=900"]
+    overrides += ["init_random_frames=200", "eval_interval=1000"]
+    killed = tmp_path / "killed"
+
+    def is_past_one_thousand() -> bool:
+        file = killed / "train.csv"
+        return file.exists() and any(int(row["step"] or 0) >= 1000 for row in table(file))
+
+    with subprocess.Popen(
+        command(algorithm, killed, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        kill_when(process, is_past_one_thousand)
+    resumed = run_command(algorithm, killed, *overrides)
+    assert "at step 900." in resumed.stderr
+    assert_same_run(train(algorithm, tmp_path / "straight", *overrides), killed)
+
+
+def test_finished_run_says_so_and_is_left_alone(straight_run, finish, capsys):
+    run_dir = straight_run("td3", "sampler=vmf_rank")
+    before = content(run_dir)
+    capsys.readouterr()
+    finish("td3", run_dir, "sampler=vmf_rank")
+    assert f"{run_dir} is finished" in capsys.readouterr().out
+    assert content(run_dir) == before
+
+
+def test_directory_of_another_configuration_is_refused_with_the_differing_keys(crashed_run, finish):
+    run_dir = crashed_run("td3", "sampler=vmf_rank")
+    before = content(run_dir)
+    with pytest.raises(UserError) as refusal:
+        finish("td3", run_dir, "sampler=vmf_rank", "seed=7", "sampler.smoothing=0.5")
+    message = str(refusal.value)
+    assert "seed=0 there, 7 here" in message
+    assert "sampler.smoothing=0.0 there, 0.5 here" in message
+    assert "total_frames" not in message
+    assert content(run_dir) == before
+
+
+def test_directory_of_a_run_is_refused_without_resume(crashed_run, finish):
+    run_dir = crashed_run("td3", "sampler=vmf_rank")
+    before = content(run_dir)
+    with pytest.raises(UserError, match="resume=false"):
+        finish("td3", run_dir, "sampler=vmf_rank", "resume=false")
+    assert content(run_dir) == before
+
+
+def test_table_cut_by_hand_is_refused(crashed_run, finish, tmp_path):
+    run_dir = shutil.copytree(crashed_run("td3", "sampler=vmf_rank"), tmp_path / "run")
+    (run_dir / "eval.csv").write_text("step\n")
+    with pytest.raises(UserError, match=r"eval\.csv is shorter"):
+        finish("td3", run_dir, "sampler=vmf_rank")
+
+
+def test_seeds_give_different_runs(train, tmp_path):
+    policies = []
+    for seed in (0, 1):
+        run_dir = train("td3", tmp_path / f"{seed}", "total_frames=66", f"seed={seed}")
+        policies.append(torch.load(run_dir / "policy.pt", weights_only=True))
+    assert any(not torch.equal(policies[0][key], policies[1][key]) for key in policies[0])
+
+
+def test_rows_without_an_update_of_the_actor_keep_to_the_columns(train, tmp_path):
+    # TD3's last step here is odd and has a row to itself: its critics alone are updated.
+    train("td3", tmp_path, "total_frames=101", "log_interval=50")
+    header, *rows = (line.split(",") for line in (tmp_path / "train.csv").read_text().splitlines())
+    assert [row[0] for row in rows] == ["100", "101"]
+    assert [len(row) for row in rows] == [len(header)] * 2
+    assert rows[1][header.index("actor_loss")] == ""
+    assert float(rows[1][header.index("steps_per_second")]) > 0
