@@ -37,7 +37,7 @@ def main(cfg: DictConfig) -> None:
         noise_clip=cfg.target_noise_clip,
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
-        measure=cfg.sampler.kind == "vmf",
+        measure=cfg.sampler.kind == "vmf" or cfg.actor_noise > 0,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)

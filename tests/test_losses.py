@@ -635,6 +635,19 @@ class TestConstruction:
         expected = brute_force.sampling_factor(gradients, used_critic(algorithm, values))
         torch.testing.assert_close(metadata["vmf_factor"].double(), expected, rtol=0, atol=1e-5)
 
+    @pytest.mark.parametrize("num_critics", [2, 5])
+    def test_without_measuring_it_is_the_parents_loss(self, algorithm, make_batch, num_critics):
+        stock = algorithm.build(algorithm.stock_class, seed=0)
+        vmf = algorithm.build(seed=0, measure=False)
+        batch = make_batch(10)
+        expected, metadata = seeded(stock.actor_loss, batch.clone())
+        result, same_metadata = seeded(vmf.actor_loss, batch.clone())
+        assert torch.equal(result, expected)
+        assert same_metadata.keys() == metadata.keys()
+        # The critics beyond the second stay out of it.
+        many = algorithm.build(seed=0, measure=False, num_qvalue_nets=num_critics)
+        assert "vmf_factor" not in seeded(many.actor_loss, batch.clone())[1]
+
     def test_the_state_is_exchanged_with_the_parents(self, algorithm, make_batch):
         stock = algorithm.build(algorithm.stock_class, seed=0)
         vmf = algorithm.build(seed=1)
@@ -720,3 +733,8 @@ def test_the_actor_loss_of_td3_compiles_into_one_graph(
     ):
         torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-6)
     torch.compiler.reset()
+
+
+def test_noise_on_the_actors_actions_needs_the_tap(td3):
+    with pytest.raises(ValueError, match=r"actor_noise=0\.2 needs measure"):
+        td3.build(actor_noise=0.2, measure=False)

@@ -155,6 +155,8 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
                 "actor_noise and actor_noise_clip must be numbers of at least 0, "
                 f"got {actor_noise} and {actor_noise_clip}."
             )
+        if actor_noise and not kwargs.get("measure", True):
+            raise ValueError(f"actor_noise={actor_noise} needs measure=True.")
         self.actor_noise = actor_noise
         self.actor_noise_clip = actor_noise_clip
         super().__init__(*args, **kwargs)

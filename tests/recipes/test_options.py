@@ -106,7 +106,8 @@ def test_five_critics_learn_and_differ(watch, algorithm):
     assert set((5 * lengths).round(decimals=3).tolist()) <= {1.0, 3.0, 5.0}
 
 
-def test_actor_noise_moves_the_actions_at_which_the_critics_are_asked(watch, brute_force):
+@pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty"])
+def test_actor_noise_moves_the_actions_at_which_the_critics_are_asked(watch, brute_force, sampler):
     @torch.no_grad()
     def asked_at_the_policy(seen):
         batch, value, _, actor, critics = seen.actor[-1]
@@ -114,8 +115,8 @@ def test_actor_noise_moves_the_actions_at_which_the_critics_are_asked(watch, bru
         at_policy = -brute_force.critic_values(seen.loss, batch, action, params=critics)[0].mean()
         return torch.allclose(value, at_policy, atol=1e-6)
 
-    assert asked_at_the_policy(watch("td3"))
-    noisy = watch("td3", "actor_noise=0.2")
+    assert asked_at_the_policy(watch("td3", f"sampler={sampler}"))
+    noisy = watch("td3", f"sampler={sampler}", "actor_noise=0.2")
     assert noisy.loss.actor_noise == 0.2
     assert not asked_at_the_policy(noisy)
 
