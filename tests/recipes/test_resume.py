@@ -30,7 +30,17 @@ def content(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS, ids=NAMES)
+# One of each kind of sampler and replay in `make test`, the others in `make test-all`.
+QUICK = {"td3-sampler=vmf_rank", "sac-sampler=uniform-replay=per", NAMES[-1]}
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [
+        pytest.param(combination, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for combination, name in zip(COMBINATIONS, NAMES, strict=True)
+    ],
+)
 def test_crashed_run_ends_like_an_uninterrupted_one(
     combination, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
 ):

@@ -103,15 +103,17 @@ class RankIndex:
         behind = np.searchsorted(self._added_at, dead, side="right")
         newly_dead = np.bincount(behind, minlength=len(keep) + 1).cumsum()
         self._live_before_added = self._live_before_added[keep] - newly_dead[: len(self._added)]
-        self._dead = np.insert(self._dead, np.searchsorted(self._dead, dead), dead)
+        (self._dead,) = _insert(np.searchsorted(self._dead, dead), (self._dead, dead))
 
     def _add(self, codes: np.ndarray) -> None:
         at = np.searchsorted(self._run, codes)
         live = at - np.searchsorted(self._dead, at)
-        where = np.searchsorted(self._added, codes)
-        self._added = np.insert(self._added, where, codes)
-        self._added_at = np.insert(self._added_at, where, at)
-        self._live_before_added = np.insert(self._live_before_added, where, live)
+        self._added, self._added_at, self._live_before_added = _insert(
+            np.searchsorted(self._added, codes),
+            (self._added, codes),
+            (self._added_at, at),
+            (self._live_before_added, live),
+        )
 
     def _merged(self) -> np.ndarray:
         merged = np.empty(len(self), np.int64)
@@ -141,6 +143,23 @@ class RankIndex:
         """How many codes of the union are smaller."""
         at = np.searchsorted(self._run, codes)
         return at - np.searchsorted(self._dead, at) + np.searchsorted(self._added, codes)
+
+
+def _insert(
+    before: np.ndarray, *arrays_and_values: tuple[np.ndarray, np.ndarray]
+) -> list[np.ndarray]:
+    """``np.insert`` at the same sorted places of several arrays, in half the time."""
+    at = before + np.arange(len(before))
+    size = len(arrays_and_values[0][0]) + len(before)
+    is_old = np.ones(size, bool)
+    is_old[at] = False
+    results = []
+    for array, values in arrays_and_values:
+        result = np.empty(size, array.dtype)
+        result[at] = values
+        result[is_old] = array
+        results.append(result)
+    return results
 
 
 def _bits(keys: np.ndarray) -> np.ndarray:
