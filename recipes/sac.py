@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFSACLoss
+from torchrl_vmfer.fast import FastSoftUpdate
 from training.collection import TransitionCollector
 from training.environments import make_environment
 from training.launch import recipe
@@ -35,10 +36,11 @@ def main(cfg: DictConfig) -> None:
         target_entropy=cfg.target_entropy,
         entropy_gradient=cfg.entropy_gradient,
         measure=cfg.sampler.kind == "vmf",
+        fast=cfg.fast,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)
-    targets = SoftUpdate(loss, tau=cfg.tau)
+    targets = (FastSoftUpdate if cfg.fast else SoftUpdate)(loss, tau=cfg.tau)
     critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
     alpha_optimizer = adam([loss.log_alpha], cfg.alpha_lr)

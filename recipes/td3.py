@@ -11,6 +11,7 @@ from torchrl.modules import AdditiveGaussianModule
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFTD3Loss
+from torchrl_vmfer.fast import FastSoftUpdate
 from training.collection import TransitionCollector
 from training.environments import make_environment
 from training.launch import recipe
@@ -38,10 +39,11 @@ def main(cfg: DictConfig) -> None:
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
         measure=cfg.sampler.kind == "vmf" or cfg.actor_noise > 0,
+        fast=cfg.fast,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)
-    targets = SoftUpdate(loss, tau=cfg.tau)
+    targets = (FastSoftUpdate if cfg.fast else SoftUpdate)(loss, tau=cfg.tau)
     critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
     buffer = make_replay_buffer(cfg)

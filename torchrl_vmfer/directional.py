@@ -16,6 +16,7 @@ __all__ = [
     "MAX_FACTOR",
     "concentration",
     "directions",
+    "factor_and_length",
     "log_normalizer",
     "mean_direction",
     "resultant_length",
@@ -177,10 +178,22 @@ def sampling_factor(gradients: Tensor, used: int | Tensor) -> Tensor:
         >>> sampling_factor(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), used=0)
         tensor(1.6487)
     """
+    return factor_and_length(gradients, used)[0]
+
+
+def factor_and_length(gradients: Tensor, used: int | Tensor) -> tuple[Tensor, Tensor]:
+    """The :func:`sampling_factor` and the :func:`resultant_length`, at the cost of one.
+
+    Args:
+        gradients: as there.
+        used: as there.
+    """
     x = directions(gradients)
+    mean = x.mean(0)
     if isinstance(used, Tensor):
         index = used[None, ..., None].expand(1, *x.shape[1:])
         used_direction = x.gather(0, index).squeeze(0)
     else:
         used_direction = x[used]
-    return (x.mean(0) * used_direction).sum(-1).clamp(max=1.0).exp()
+    factor = (mean * used_direction).sum(-1).clamp(max=1.0).exp()
+    return factor, torch.linalg.vector_norm(mean, dim=-1).clamp(max=1.0)

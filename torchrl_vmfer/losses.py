@@ -11,7 +11,8 @@ from torch import Tensor
 from torchrl.objectives import SACLoss, TD3Loss
 from torchrl.objectives.utils import _vmap_func
 
-from torchrl_vmfer.directional import resultant_length, sampling_factor
+from torchrl_vmfer.directional import factor_and_length
+from torchrl_vmfer.fast import FastSAC, FastTD3, NotPlainError
 from torchrl_vmfer.gradients import linearized_values
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
@@ -54,8 +55,16 @@ class _GradientTap(_Loss):
         """The critic e whose gradient moves the actor."""
         raise NotImplementedError
 
+    def _make_fast_updates(self) -> FastTD3 | FastSAC:
+        raise NotImplementedError
+
     def __init__(
-        self, *args: Any, num_target_critics: int = 2, measure: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        num_target_critics: int = 2,
+        measure: bool = True,
+        fast: bool = False,
+        **kwargs: Any,
     ) -> None:
         if not isinstance(num_target_critics, int) or num_target_critics < 1:
             raise ValueError(
@@ -63,11 +72,41 @@ class _GradientTap(_Loss):
             )
         self.num_target_critics = num_target_critics
         self.measure = measure
+        self.fast = fast
+        self._fast: FastTD3 | FastSAC | None = None
         self._in_actor_loss = False
         super().__init__(*args, **kwargs)
 
+    def _fast_updates(self, tensordict: TensorDictBase) -> Any:
+        """The fast path for a batch, or ``None`` where there is none."""
+        if not self.fast or tensordict.ndim != 1:
+            return None
+        if self._fast is None:
+            try:
+                self._fast = self._make_fast_updates()
+            except NotPlainError:
+                self.fast = False
+        return self._fast
+
+    def make_value_estimator(self, *args: Any, **kwargs: Any) -> Any:
+        """As in TorchRL's loss."""
+        self._fast = None
+        return super().make_value_estimator(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has parameters of its own.
+        return self.__dict__ | {"_fast": None}
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        # `.to()` may put other tensors in the place of the parameters.
+        self._fast = None
+        return super()._apply(*args, **kwargs)
+
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """TorchRL's actor loss, whose metadata gain ``vmf_factor`` and ``vmf_resultant_length``."""
+        fast = self._fast_updates(tensordict)
+        if fast is not None:
+            return fast.actor_loss(tensordict)
         if not self.measure:
             return super().actor_loss(tensordict)
         self._in_actor_loss = True
@@ -76,10 +115,9 @@ class _GradientTap(_Loss):
         finally:
             self._in_actor_loss = False
         gradients = self._loss_gradients(tensordict)
-        metadata["vmf_factor"] = sampling_factor(gradients, self._used_critic())
-        metadata["vmf_resultant_length"] = resultant_length(gradients)
+        factor, length = factor_and_length(gradients, self._used_critic())
         del self._values, self._gradients
-        return loss, metadata
+        return loss, metadata | {"vmf_factor": factor, "vmf_resultant_length": length}
 
     def _critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
         if self._in_actor_loss:
@@ -124,6 +162,9 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
         num_target_critics: how many critics, counted from the first, form the TD target.
             _Critics beyond them learn from the same target and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
+        fast: computes the same, up to rounding, as batched matrix products where actor and
+            critics are plain stacks of linear layers and activations; other networks go by
+            TorchRL's path.
         actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
             of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
             noisy action, kept within the bounds; the actor receives the gradient found there.
@@ -166,13 +207,27 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
         self._stock_critics = self._paired_critics = self._vmap_qvalue_network00
         self._vmap_qvalue_network00 = self._critics
 
+    def _make_fast_updates(self) -> FastTD3:
+        return FastTD3(self)
+
+    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's loss of the critics."""
+        fast = self._fast_updates(tensordict)
+        return super().value_loss(tensordict) if fast is None else fast.value_loss(tensordict)
+
+    def perturbed(self, action: Tensor) -> Tensor:
+        """An action ``[*batch, A]`` with the noise of ``actor_noise``, within the bounds."""
+        if not self.actor_noise:
+            return action
+        noise = torch.randn_like(action) * self.actor_noise
+        noise = noise.clamp(-self.actor_noise_clip, self.actor_noise_clip)
+        return (action + noise).clamp(self.min_action, self.max_action)
+
     def _actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
         at = None
         if self.actor_noise:
             action = tensordict.get(self.tensor_keys.action).detach()
-            noise = torch.randn_like(action[0]) * self.actor_noise
-            noise = noise.clamp(-self.actor_noise_clip, self.actor_noise_clip)
-            at = (action + noise).clamp(self.min_action, self.max_action)
+            at = self.perturbed(action[0]).expand_as(action)
         return self._tap(tensordict, params, at)
 
     def _target_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
@@ -200,6 +255,9 @@ class VMFSACLoss(_GradientTap, SACLoss):
             the minimum that the actor climbs. _Critics beyond them learn from the same target
             and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
+        fast: computes the same, up to rounding, as batched matrix products where actor and
+            critics are plain stacks of linear layers and activations; other networks go by
+            TorchRL's path.
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.
@@ -228,6 +286,16 @@ class VMFSACLoss(_GradientTap, SACLoss):
     def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
         self.entropy_gradient = entropy_gradient
         super().__init__(*args, **kwargs)
+
+    def _make_fast_updates(self) -> FastSAC:
+        return FastSAC(self)
+
+    def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """TorchRL's loss of the critics."""
+        fast = self._fast_updates(tensordict)
+        return (
+            super().qvalue_v2_loss(tensordict) if fast is None else fast.qvalue_v2_loss(tensordict)
+        )
 
     def _make_vmap(self) -> None:
         super()._make_vmap()

@@ -142,6 +142,7 @@ def test_uniform_is_the_stock_algorithm_to_the_last_bit(
         tmp_path,
         "env.name=ShortCheetah-v0",
         "sampler=uniform",
+        "fast=false",
         f"seed={SEED}",
         f"init_random_frames={WARM_UP}",
         f"total_frames={WARM_UP + TRAINING + 1}",
@@ -181,6 +182,35 @@ def recorded(request, train, tmp_path_factory):
         runs[sampler] = torch.cat(transitions), states
     # TD3 updates its actor every second step.
     return runs, WARM_UP + {"td3": 2, "sac": 1}[request.param]
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_short_way_to_the_simulator_yields_the_transitions_of_torchrl(
+    algorithm, train, checkpoint, tmp_path
+):
+    """Warm-up, exploring policy, three ends of episodes, and the random generator behind."""
+    saved = {}
+    for fast in ("true", "false"):
+        train(
+            algorithm,
+            tmp_path / fast,
+            "env.name=ShortCheetah-v0",
+            f"fast={fast}",
+            # No update: the policies stay the same.
+            f"init_random_frames={WARM_UP}",
+            "critic_lr=0",
+            "actor_lr=0",
+            "total_frames=171",
+            "checkpoint_interval=170",
+        )
+        saved[fast] = checkpoint(tmp_path / fast)["parts"]
+    rows, expected = (saved[fast]["replay"]["rows"] for fast in ("true", "false"))
+    for key in ("observation", "action"):
+        assert torch.equal(rows[key], expected[key]), key
+    assert rows["next"].keys() == expected["next"].keys()
+    for key in expected["next"]:
+        assert torch.equal(rows["next"][key], expected["next"][key]), key
+    assert str(saved["true"]["random"]) == str(saved["false"]["random"])
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS[1:])

@@ -1,0 +1,322 @@
+"""The updates of TD3 and SAC on plain networks, as batched matrix products.
+
+TorchRL's losses run any network. Where actor and critics are stacks of linear layers, most of
+what that generality costs can be saved: the ensemble is one batched product per layer, and
+nothing passes through a TensorDict on the way. The classes here compute the same losses, equal up
+to rounding and with the same random numbers; ``VMFTD3Loss(fast=True)`` and
+``VMFSACLoss(fast=True)`` are the door to them, and fall back to TorchRL's path for any network
+that is not plain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor, nn
+from torch.nn import functional
+from torchrl.modules import MLP, Actor, ProbabilisticActor, SafeModule, TanhNormal, ValueOperator
+from torchrl.objectives import SoftUpdate
+from torchrl.objectives.utils import distance_loss
+from torchrl.objectives.value import TD0Estimator
+
+from torchrl_vmfer.directional import factor_and_length
+
+if TYPE_CHECKING:
+    from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
+
+__all__ = ["FastSAC", "FastSoftUpdate", "FastTD3", "NotPlainError", "PlainNetwork"]
+
+# Activations that treat every number alike, hence also those of several networks at once.
+_ACTIVATIONS = (
+    *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Softplus),
+    *(nn.Mish, nn.Identity),
+)
+
+
+# Containers that only pass tensors on.
+_WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
+
+
+class NotPlainError(TypeError):
+    """A network or a loss for which there is no fast path."""
+
+
+class PlainNetwork:
+    """A stack of linear layers and activations, or ``N`` such stacks side by side.
+
+    Args:
+        module: the module that says how layers follow each other.
+        params: its parameters; with a leading dimension ``N`` for ``N`` stacks. They are
+            referred to, not copied: optimizers may go on changing them in place.
+
+    Raises:
+        NotPlainError: if the module is anything else.
+    """
+
+    def __init__(self, module: nn.Module, params: TensorDictBase) -> None:
+        self._steps = list(_steps(module, params, is_alone=not params.batch_size))
+
+    def detached(self, count: int | None = None) -> PlainNetwork:
+        """The first ``count`` stacks, without gradients for their parameters."""
+        network = PlainNetwork.__new__(PlainNetwork)
+        network._steps = [
+            step
+            if isinstance(step, nn.Module)
+            else tuple(None if p is None else p.detach()[:count] for p in step)
+            for step in self._steps
+        ]
+        return network
+
+    def __call__(self, inputs: Tensor) -> Any:
+        """Applies one stack to ``[B, features]``, or ``N`` to ``[N, B, features]``."""
+        is_own = False  # whether nobody else holds the tensor
+        for step in self._steps:
+            if not isinstance(step, nn.Module):
+                inputs = _linear(inputs, *step)
+            elif is_own and type(step) is nn.ReLU:
+                inputs = inputs.relu_()
+            else:
+                inputs = step(inputs)
+            is_own = not isinstance(step, nn.Module)
+        return inputs
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if weight.ndim == 2:
+        return functional.linear(inputs, weight, bias)
+    if weight.shape[1] == 1:
+        # For a single output, cheaper than a batched product.
+        values = (inputs * weight).sum(-1, keepdim=True)
+        return values if bias is None else values + bias.unsqueeze(1)
+    if bias is None:
+        return torch.bmm(inputs, weight.mT)
+    return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
+
+
+def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterator[Any]:
+    if type(module) in _WRAPPERS:
+        yield from _steps(module.module, _child(params, "module"), is_alone)
+    elif type(module) in (nn.Sequential, MLP):
+        for name, child in module.named_children():
+            yield from _steps(child, _child(params, name), is_alone)
+    elif type(module) is nn.Linear and params is not None:
+        yield params.get("weight"), params.get("bias", None)
+    elif type(module) in _ACTIVATIONS or (is_alone and not _is_stateful(module)):
+        yield module
+    else:
+        raise NotPlainError(f"{type(module).__name__} is not a plain layer.")
+
+
+def _is_stateful(module: nn.Module) -> bool:
+    return any(True for part in module.modules() for _ in (*part._parameters, *part._buffers))
+
+
+def _child(params: TensorDictBase | None, name: str) -> TensorDictBase | None:
+    return None if params is None else params.get(name, None)
+
+
+class _FastPath:
+    """What the fast TD3 and SAC share.
+
+    Args:
+        loss: the loss whose networks, options and keys are used.
+
+    Raises:
+        NotPlainError: if a network or an option has no fast path.
+    """
+
+    def __init__(self, loss: VMFTD3Loss | VMFSACLoss) -> None:
+        if type(loss.value_estimator) is not TD0Estimator:
+            raise NotPlainError(f"{type(loss.value_estimator).__name__} is not TD(0).")
+        if tuple(loss.qvalue_network.in_keys)[-1] != loss.tensor_keys.action:
+            raise NotPlainError("The critics do not read the action last.")
+        self._loss = loss
+        self._observations = loss.qvalue_network.in_keys[:-1]
+        if list(loss.actor_network.in_keys) != list(self._observations):
+            raise NotPlainError("Actor and critics read different entries.")
+        self._critics = PlainNetwork(loss.qvalue_network, loss.qvalue_network_params)
+        # Extra critics serve the measurement only.
+        self._decisive = min(loss.num_target_critics, loss.num_qvalue_nets)
+        self._all_critics = self._critics.detached()
+        self._climbed_critics = self._critics.detached(self._climbed)
+        self._target_critics = PlainNetwork(
+            loss.qvalue_network, loss.target_qvalue_network_params
+        ).detached(self._decisive)
+
+    @property
+    def _climbed(self) -> int:
+        """The number of critics that can move the actor."""
+        return self._decisive
+
+    def _observation(self, tensordict: TensorDictBase, *prefix: str) -> Tensor:
+        entries = [tensordict.get((*prefix, key)) for key in self._observations]
+        return entries[0] if len(entries) == 1 else torch.cat(entries, -1)
+
+    def _next_value(self, observation: Tensor, action: Tensor) -> Tensor:
+        inputs = torch.cat([observation, action], -1)
+        return (
+            self._target_critics(inputs.expand(self._decisive, *inputs.shape)).squeeze(-1).amin(0)
+        )
+
+    def _critic_loss(
+        self, tensordict: TensorDictBase, next_value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The critics' loss, their values ``[N, B]`` and the values ``[B]`` they aim at."""
+        loss = self._loss
+        with torch.no_grad():
+            target = loss.value_estimator.value_estimate(
+                tensordict, next_value=next_value.unsqueeze(-1)
+            ).squeeze(-1)
+        action = tensordict.get(loss.tensor_keys.action)
+        inputs = torch.cat([self._observation(tensordict), action], -1)
+        values = self._critics(inputs.expand(loss.num_qvalue_nets, *inputs.shape)).squeeze(-1)
+        distance = distance_loss(values, target.expand_as(values), loss.loss_function).sum(0)
+        weights = loss._maybe_get_priority_weight(tensordict)
+        return loss._reduce_loss(distance, tensordict, weights=weights), values.detach(), target
+
+    def _ask_critics(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
+        measure = self._loss.measure
+        count = self._loss.num_qvalue_nets if measure else self._climbed
+        # Each critic has its own copy of the action, hence its own gradient.
+        points = action.detach().expand(count, *action.shape).requires_grad_()
+        inputs = torch.cat([observation.expand(count, *observation.shape), points], -1)
+        values = (self._all_critics if measure else self._climbed_critics)(inputs).squeeze(-1)
+        (gradients,) = torch.autograd.grad(values.sum(), points)
+        return values.detach(), gradients
+
+    def _actor_loss(
+        self, tensordict: TensorDictBase, loss: Tensor, gradients: Tensor, used: int | Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        weights = self._loss._maybe_get_priority_weight(tensordict)
+        loss = self._loss._reduce_loss(loss, tensordict, weights=weights)
+        if not self._loss.measure:
+            return loss, {}
+        factor, length = factor_and_length(gradients, used)
+        return loss, {"vmf_factor": factor, "vmf_resultant_length": length}
+
+
+def _climb(action: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """A critic's value, through which its gradient reaches the action: Q + (a - a₀)ᵀg."""
+    return value + ((action - action.detach()) * gradient).sum(-1)
+
+
+class FastTD3(_FastPath):
+    """The two losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
+
+    _loss: VMFTD3Loss
+    _climbed = 1  # the first
+
+    def __init__(self, loss: VMFTD3Loss) -> None:
+        super().__init__(loss)
+        self._actor = PlainNetwork(loss.actor_network, loss.actor_network_params)
+        self._target_actor = PlainNetwork(
+            loss.actor_network, loss.target_actor_network_params
+        ).detached()
+
+    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the critics, and what it was made of."""
+        loss = self._loss
+        with torch.no_grad():
+            noise = torch.randn_like(tensordict.get(loss.tensor_keys.action)) * loss.policy_noise
+            observation = self._observation(tensordict, "next")
+            action = self._target_actor(observation) + noise.clamp_(
+                -loss.noise_clip, loss.noise_clip
+            )
+            action = action.clamp_(loss.min_action, loss.max_action)
+            next_value = self._next_value(observation, action)
+        critic_loss, values, target = self._critic_loss(tensordict, next_value)
+        return critic_loss, {
+            "td_error": (values - target).square(),
+            "next_state_value": next_value,
+            "pred_value": values,
+            "target_value": target,
+        }
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the actor, and what the critics say of it."""
+        observation = self._observation(tensordict)
+        action = self._actor(observation)
+        values, gradients = self._ask_critics(observation, self._loss.perturbed(action.detach()))
+        actor_loss, metadata = self._actor_loss(
+            tensordict, -_climb(action, values[0], gradients[0]), gradients, used=0
+        )
+        return actor_loss, {"state_action_value_actor": values} | metadata
+
+
+class FastSAC(_FastPath):
+    """The losses of actor and critics of :class:`~torchrl_vmfer.VMFSACLoss`."""
+
+    _loss: VMFSACLoss
+
+    def __init__(self, loss: VMFSACLoss) -> None:
+        super().__init__(loss)
+        if loss.entropy_gradient or loss.skip_done_states or loss._version != 2:
+            raise NotPlainError("entropy_gradient, skip_done_states and SAC v1 have no fast path.")
+        self._actor = PlainNetwork(*_gaussian(loss.actor_network, loss.actor_network_params))
+
+    def _act(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """An action drawn from the policy, and its log-density."""
+        mean, deviation = self._actor(observation)
+        noise = torch.randn_like(mean)
+        before = mean + deviation * noise
+        log_density = -0.5 * noise.square() - deviation.log() - 0.5 * math.log(2 * math.pi)
+        # log(1 - tanh²) in the form that does not cancel.
+        log_slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
+        return before.tanh(), (log_density - log_slope).sum(-1)
+
+    def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the critics, and their TD errors."""
+        with torch.no_grad():
+            observation = self._observation(tensordict, "next")
+            action, log_prob = self._act(observation)
+            next_value = self._next_value(observation, action) - self._loss._alpha * log_prob
+        critic_loss, values, target = self._critic_loss(tensordict, next_value)
+        return critic_loss, {"td_error": (values - target).abs().amax(0)}
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the actor, and what the critics say of it."""
+        observation = self._observation(tensordict)
+        action, log_prob = self._act(observation)
+        values, gradients = self._ask_critics(observation, action)
+        value, used = values[: self._climbed].min(0)
+        gradient = gradients.gather(0, used[None, :, None].expand(1, *action.shape)).squeeze(0)
+        actor_loss, metadata = self._actor_loss(
+            tensordict,
+            self._loss._alpha * log_prob - _climb(action, value, gradient),
+            gradients,
+            used,
+        )
+        return actor_loss, {"log_prob": log_prob.detach()} | metadata
+
+
+def _gaussian(actor: Any, params: TensorDictBase) -> tuple[nn.Module, TensorDictBase]:
+    """The network behind a squashed Gaussian, and its parameters."""
+    if type(actor) is not ProbabilisticActor or len(actor.module) != 2:
+        raise NotPlainError(f"{type(actor).__name__} is not a network with a distribution.")
+    network, head = actor.module
+    bounds = {"low": -1.0, "high": 1.0}
+    if head.distribution_class is not TanhNormal or (bounds | head.distribution_kwargs) != bounds:
+        raise NotPlainError("The policy is not a TanhNormal on [-1, 1].")
+    return network, params.get(("module", "0"))
+
+
+class FastSoftUpdate(SoftUpdate):
+    """:class:`~torchrl.objectives.SoftUpdate` in one call for all parameters."""
+
+    def init_(self) -> None:
+        """Copies the parameters to their targets."""
+        super().init_()
+        sources, targets = self._sources.flatten_keys(), self._targets.flatten_keys()
+        names = list(sources.keys())
+        self._source_list = [sources.get(name).data for name in names]
+        self._target_list = [targets.get(f"target_{name}").data for name in names]
+
+    def step(self) -> None:
+        """Moves the targets towards the parameters."""
+        torch._foreach_lerp_(self._target_list, self._source_list, 1 - self.eps)
