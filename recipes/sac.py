@@ -8,7 +8,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 from torchrl.objectives import SoftUpdate
 
-from torchrl_vmfer import VMFSACLoss
+from torchrl_vmfer import VMFSACLoss, VMFUncertainty
 from torchrl_vmfer.fast import FastSoftUpdate
 from training.collection import TransitionCollector
 from training.environments import make_environment
@@ -16,7 +16,7 @@ from training.launch import recipe
 from training.networks import gaussian_actor, make_critics
 from training.replay import CheckpointedReplay, actor_batch, make_replay_buffer
 from training.session import Session
-from training.updates import adam, descend, vmf_statistics
+from training.updates import adam, agreement, compiled, descend
 
 
 @recipe("sac")
@@ -36,10 +36,13 @@ def main(cfg: DictConfig) -> None:
         target_entropy=cfg.target_entropy,
         entropy_gradient=cfg.entropy_gradient,
         measure=cfg.sampler.kind == "vmf",
-        fast=cfg.fast,
+        fast=cfg.fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)
+    if cfg.compile:
+        compiled(loss, "qvalue_v2_loss", "actor_loss")
+    uncertainty = VMFUncertainty(loss)
     targets = (FastSoftUpdate if cfg.fast else SoftUpdate)(loss, tau=cfg.tau)
     critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
@@ -77,7 +80,8 @@ def main(cfg: DictConfig) -> None:
         session.metrics.add(actor_loss=actor_loss, alpha=loss.log_alpha.exp())
         if cfg.sampler.kind == "vmf":
             buffer.update_actor_priority(batch["index"], info["vmf_factor"])
-            session.metrics.add(**vmf_statistics(info))
+        if "factor_mean" not in session.metrics:  # once per row of train.csv
+            session.metrics.add(**agreement(info, uncertainty, batch))
         targets.step()
 
 

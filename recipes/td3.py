@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictSequential
 from torchrl.modules import AdditiveGaussianModule
 from torchrl.objectives import SoftUpdate
 
-from torchrl_vmfer import VMFTD3Loss
+from torchrl_vmfer import VMFTD3Loss, VMFUncertainty
 from torchrl_vmfer.fast import FastSoftUpdate
 from training.collection import TransitionCollector
 from training.environments import make_environment
@@ -18,7 +18,7 @@ from training.launch import recipe
 from training.networks import deterministic_actor, make_critics
 from training.replay import CheckpointedReplay, actor_batch, make_replay_buffer
 from training.session import Session
-from training.updates import adam, descend, vmf_statistics
+from training.updates import adam, agreement, compiled, descend
 
 
 @recipe("td3")
@@ -39,10 +39,13 @@ def main(cfg: DictConfig) -> None:
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
         measure=cfg.sampler.kind == "vmf" or cfg.actor_noise > 0,
-        fast=cfg.fast,
+        fast=cfg.fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)
+    if cfg.compile:
+        compiled(loss, "value_loss", "actor_loss")
+    uncertainty = VMFUncertainty(loss)
     targets = (FastSoftUpdate if cfg.fast else SoftUpdate)(loss, tau=cfg.tau)
     critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
@@ -80,7 +83,8 @@ def main(cfg: DictConfig) -> None:
             session.metrics.add(actor_loss=actor_loss)
             if cfg.sampler.kind == "vmf":
                 buffer.update_actor_priority(batch["index"], info["vmf_factor"])
-                session.metrics.add(**vmf_statistics(info))
+            if "factor_mean" not in session.metrics:  # once per row of train.csv
+                session.metrics.add(**agreement(info, uncertainty, batch))
             targets.step()
 
 

@@ -2,12 +2,18 @@
 
 from torchrl_vmfer import directional
 from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
-from torchrl_vmfer.replay import ActorCriticReplayBuffer
+from torchrl_vmfer.replay import (
+    ActorCriticReplayBuffer,
+    CandidatePool,
+    HindsightReplayBuffer,
+)
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
 from torchrl_vmfer.uncertainty import VMFUncertainty
 
 __all__ = [
     "ActorCriticReplayBuffer",
+    "CandidatePool",
+    "HindsightReplayBuffer",
     "RankPrioritizedSampler",
     "VMFSACLoss",
     "VMFSampler",

@@ -80,6 +80,9 @@ class Averages:
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._sums
+
     def add(self, **metrics: torch.Tensor) -> None:
         """Adds a value of each."""
         for name, value in metrics.items():

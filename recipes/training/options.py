@@ -51,6 +51,7 @@ _NUMBERS: dict[str, tuple[float, float]] = {
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "resume": (True, False),
     "fast": (True, False),
+    "compile": (True, False),
     "entropy_gradient": (True, False),
     "sampler.kind": ("shared", "fresh", "vmf"),
     "sampler.mode": ("uncertainty", "rank"),

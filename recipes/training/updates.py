@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor
+from torchrl.objectives import LossModule
 
-__all__ = ["adam", "descend", "vmf_statistics"]
+from torchrl_vmfer import VMFUncertainty
+
+__all__ = ["adam", "agreement", "compiled", "descend"]
 
 
 def adam(parameters: TensorDictParams | list[Tensor], lr: float) -> torch.optim.Adam:
@@ -23,8 +27,20 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.step()
 
 
-def vmf_statistics(info: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Mean and deciles of factor and resultant length over a batch of the actor."""
+def agreement(
+    info: dict[str, Tensor], uncertainty: VMFUncertainty, batch: TensorDictBase
+) -> dict[str, Tensor]:
+    """Mean and deciles of factor and resultant length over a batch of the actor.
+
+    Args:
+        info: the metadata of the actor's loss, which hold both where the loss measures.
+        uncertainty: measures where it does not.
+        batch: the batch.
+    """
+    if "vmf_factor" not in info:
+        with torch.random.fork_rng():  # looking changes nothing
+            measured = uncertainty(batch.select("observation"))["vmf"]
+        info = {f"vmf_{name}": value for name, value in measured.items()}
     statistics = {}
     for name in ("factor", "resultant_length"):
         values = info[f"vmf_{name}"].sort().values
@@ -32,3 +48,10 @@ def vmf_statistics(info: dict[str, Tensor]) -> dict[str, Tensor]:
         for percent in (10, 50, 90):
             statistics[f"{name}_q{percent}"] = values[(len(values) - 1) * percent // 100]
     return statistics
+
+
+def compiled(loss: LossModule, *names: str) -> LossModule:
+    """Compiles methods of a loss, which pays on GPUs."""
+    for name in names:
+        setattr(loss, name, torch.compile(getattr(loss, name)))
+    return loss

@@ -146,7 +146,8 @@ def test_prioritised_replay(watch, brute_force, monkeypatch, algorithm, replay):
     def predictions(loss, batch):
         return brute_force.critic_values(loss, batch, batch["action"])
 
-    seen = watch(algorithm, f"replay={replay}", "sampler=uniform", before_critic_loss=predictions)
+    options = (f"replay={replay}", "sampler=uniform", "fast=false")  # where targets can be seen
+    seen = watch(algorithm, *options, before_critic_loss=predictions)
     if algorithm == "td3":
         targets = [info["target_value"] for _, _, info, _ in seen.critic]
     assert len(seen.priorities) == len(seen.critic) == 40

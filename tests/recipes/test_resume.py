@@ -183,3 +183,16 @@ def test_rows_without_an_update_of_the_actor_keep_to_the_columns(train, tmp_path
     assert [len(row) for row in rows] == [len(header)] * 2
     assert rows[1][header.index("actor_loss")] == ""
     assert float(rows[1][header.index("steps_per_second")]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_compiled_run_resumes_exactly(
+    algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
+):
+    """Slow because it needs a C++ compiler and a minute of its time."""
+    overrides = ("sampler=vmf_uncertainty", "compile=true")
+    straight = straight_run(algorithm, *overrides)
+    resumed = shutil.copytree(crashed_run(algorithm, *overrides), tmp_path / "run")
+    finish(algorithm, resumed, *overrides)
+    assert_same_run(straight, resumed)

@@ -1,5 +1,7 @@
 """Replay buffers from which actor and critics draw in different ways."""
 
 from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
+from torchrl_vmfer.replay.candidate_pool import CandidatePool
+from torchrl_vmfer.replay.hindsight import HindsightReplayBuffer
 
-__all__ = ["ActorCriticReplayBuffer"]
+__all__ = ["ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"]

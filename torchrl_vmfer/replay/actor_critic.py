@@ -146,9 +146,17 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
 
     def _read(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         storage = self._storage
-        if keys is not None and isinstance(storage, TensorStorage):
-            return self._collate_fn(storage._storage.select(*keys)[index])
-        return self._collate_fn(storage.get(index))
+        if keys is None or not isinstance(storage, TensorStorage):
+            return self._collate_fn(storage.get(index))
+        rows = storage._storage.select(*keys)
+        if isinstance(index, tuple):
+            return self._collate_fn(rows[index])
+        # Several times faster than indexing, for rows scattered over a large storage.
+        return self._collate_fn(
+            rows.apply(
+                lambda entry: entry.index_select(0, index.to(entry.device)), batch_size=[len(index)]
+            )
+        )
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Tells the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""

@@ -1,0 +1,122 @@
+"""Training speed of the recipes, of Stable-Baselines3 and of a loop of TorchRL's own parts.
+
+Every contender lives in a process of its own, on one thread, and runs some steps in its turn
+while the others wait; ratios are taken within a round of turns, so that the noise of the machine
+falls on all alike.
+
+    pip install -e '.[bench]'
+    python benchmarks/throughput.py       # 10⁵ and 10⁶ transitions filled, TD3 and SAC
+    python benchmarks/throughput.py --filled 1e6 --algorithms td3 --rounds 30
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+CONTENDERS = {
+    "Stable-Baselines3": ("sb3", ""),
+    "TorchRL's parts": ("torchrl", ""),
+    "ours, sampler=uniform": ("recipe", "uniform"),
+    "ours, sampler=fresh": ("recipe", "fresh"),
+    "ours, sampler=vmf_uncertainty": ("recipe", "vmf_uncertainty"),
+    "ours, sampler=vmf_rank": ("recipe", "vmf_rank"),
+}
+PARTS = ("collect", "sample", "critic", "actor", "priority", "rest")
+
+
+@dataclass
+class Contender:
+    """A training loop in a process of its own."""
+
+    process: Any
+    connection: Any
+    rounds: list[dict[str, float]] = field(default_factory=list)
+
+    def run(self, steps: int) -> dict[str, float]:
+        self.connection.send(steps)
+        return self.connection.recv()
+
+    def seconds(self) -> np.ndarray:
+        return np.array([turn["step"] for turn in self.rounds])
+
+
+def start(make: str, algorithm: str, filled: int, sampler: str) -> Contender:
+    from contenders import serve
+
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=serve, args=(make, algorithm, filled, sampler, theirs), daemon=True
+    )
+    process.start()
+    return Contender(process, ours)
+
+
+def compare(algorithm: str, filled: int, rounds: int, steps: int) -> dict[str, Contender]:
+    contenders = {
+        name: start(make, algorithm, filled, sampler)
+        for name, (make, sampler) in CONTENDERS.items()
+    }
+    for turn in range(rounds + 1):
+        # Alternating directions: nobody is always the first after somebody else.
+        for name in list(contenders)[:: 1 if turn % 2 else -1]:
+            seconds = contenders[name].run(steps)
+            if turn:  # the first is for warming up
+                contenders[name].rounds.append(seconds)
+    for contender in contenders.values():
+        contender.process.kill()
+    return contenders
+
+
+def ratio(of: Contender, to: Contender) -> str:
+    """Speed of one over the other: median over the rounds, with its 95 % bootstrap interval."""
+    ratios = to.seconds() / of.seconds()
+    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return f"{np.median(ratios):.2f} ({low:.2f}-{high:.2f})"
+
+
+def table(contenders: dict[str, Contender], steps: int) -> str:
+    peers = ("Stable-Baselines3", "TorchRL's parts", "ours, sampler=uniform")
+    header = ["", "steps/s", *(f"speed / {peer}" for peer in peers), *PARTS]
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    for name, contender in contenders.items():
+        shares = [
+            f"{sum(turn[part] for turn in contender.rounds) / contender.seconds().sum():.1%}"
+            if contender.rounds[0].get(part)
+            else ""
+            for part in PARTS
+        ]
+        cells = [
+            name,
+            f"{steps / np.median(contender.seconds()):.0f}",
+            *(ratio(contender, contenders[peer]) for peer in peers),
+            *shares,
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algorithms", nargs="+", default=["td3", "sac"])
+    parser.add_argument("--filled", nargs="+", type=float, default=[1e5, 1e6])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
+    for algorithm in options.algorithms:
+        for filled in map(int, options.filled):
+            contenders = compare(algorithm, filled, options.rounds, options.steps)
+            print(f"\n{algorithm.upper()}, HalfCheetah-v4, {filled:,} transitions in the buffer\n")
+            print(table(contenders, options.steps), flush=True)
+
+
+if __name__ == "__main__":
+    main()

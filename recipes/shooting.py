@@ -1,0 +1,126 @@
+"""The paper's toy experiments: the simple example, and three ways of resampling in Shooting.
+
+python recipes/shooting.py seeds=20 updates=500 run_dir=runs/shooting
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from toy.agents import Actors, Critics, Shots
+from toy.environment import ACTION_BOUND
+from toy.networks import from_each
+from toy.options import check, known_keys
+from toy.record import Record
+from toy.resampling import Candidates, make_ways
+from toy.simple_example import simple_example
+from training.errors import UserError, first_line, nearest
+from training.launch import fail, program
+
+_CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+def main(cfg: DictConfig) -> None:
+    """Trains all seeds, and writes tables and pictures."""
+    torch.set_num_threads(cfg.threads)
+    run_dir = _make_directory(cfg)
+    record = compare(cfg)
+    paths = record.write(run_dir) + _draw(record, cfg, run_dir)
+    for difference in record.differences():
+        print(difference)
+    print(f"(mean over {cfg.seeds} seeds, 95 % bootstrap interval of the paired difference)")
+    for path in paths:
+        print(path)
+
+
+def compare(cfg: DictConfig) -> Record:
+    """Trains one actor in each of the three ways against the same critics, for every seed."""
+    seeds = range(cfg.first_seed, cfg.first_seed + cfg.seeds)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    critics = Critics(cfg.hidden, cfg.critic_lr, generators)
+    ways = make_ways(cfg.low_uncertainty, cfg.largest_angle)
+    actors = Actors(len(ways), cfg.hidden, cfg.actor_lr, generators)
+    shots = Shots(cfg.updates * cfg.policy_delay, generators)
+    record = Record(cfg.updates, seeds, cfg.log_interval)
+
+    for update in range(1, cfg.updates + 1):
+        for _ in range(cfg.policy_delay):
+            shots.fire()
+            critics.update(shots.sample(cfg.batch_size))
+
+        actions = actors.actions()
+        record.add_actions(actions)
+        # The same for the three ways, so that the seeds can be compared in pairs.
+        noise = cfg.actor_noise * from_each(generators, cfg.batch_size, 2, normal=True)
+        noise = noise.clamp(-cfg.actor_noise_clip, cfg.actor_noise_clip)
+        noisy = (actions.detach()[:, :, None] + noise).clamp(-ACTION_BOUND, ACTION_BOUND)
+        gradients = torch.stack([critics.gradients(each) for each in noisy], 1)
+        candidates = map(Candidates, actions.detach(), gradients.unbind(1))
+        used = torch.stack([way(each) for way, each in zip(ways.values(), candidates, strict=True)])
+        actors.update(actions, gradients[0], used)
+        record.add_angles(gradients, used)
+        record.add_critics(update, critics)
+
+    record.add_actions(actors.actions())
+    return record
+
+
+def _make_directory(cfg: DictConfig) -> Path:
+    run_dir = Path(cfg.run_dir)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(cfg, run_dir / "config.yaml")
+    except OSError as error:
+        raise UserError(f"run_dir={run_dir} cannot be written to ({first_line(error)}).") from error
+    return run_dir
+
+
+def _draw(record: Record, cfg: DictConfig, run_dir: Path) -> list[Path]:
+    try:
+        from toy import pictures
+    except ImportError:
+        print("No pictures: they need matplotlib (`pip install matplotlib`).")
+        return []
+    example = simple_example(cfg.example_noise, cfg.first_seed)
+    return [
+        pictures.draw_example(example, run_dir / "simple_example.png"),
+        pictures.draw_angles(record, run_dir / "angles.png"),
+        pictures.draw_rewards(record, run_dir / "rewards.png"),
+        pictures.draw_trajectories(record, run_dir / "trajectories.png"),
+    ]
+
+
+@program
+def launch() -> None:
+    """Reads the command line."""
+
+    def checked(cfg: DictConfig) -> None:
+        try:  # here, lest Hydra should add lines of its own
+            check(cfg)
+            main(cfg)
+        except UserError as error:
+            fail(str(error))
+
+    # Without it Hydra prints errors in its own way and exits with 1.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(config_path=str(_CONFIGS), config_name="shooting", version_base="1.3")(checked)()
+    except HydraException as error:
+        unknown = re.match(r"Could not override '(.+?)'", str(error))
+        if not unknown:
+            raise
+        key = unknown.group(1)
+        raise UserError(
+            f"There is no key {key}. Did you mean: {nearest(key, known_keys())}?"
+        ) from error
+
+
+if __name__ == "__main__":
+    launch()

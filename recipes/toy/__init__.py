@@ -1,0 +1,1 @@
+"""The paper's toy experiments: two quadratic critics, and the Shooting environment."""

@@ -1,0 +1,115 @@
+"""Critics that learn from shots fired at random, and actors that climb them.
+
+No actor fires: the critics of a seed are the same networks for each of its actors at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from toy.environment import ACTION_BOUND, INITIAL_STATE, reward
+from toy.networks import Networks, from_each
+from training.updates import adam, descend
+
+__all__ = ["Actors", "Critics", "Shots"]
+
+_STATE = torch.tensor([INITIAL_STATE])  # a batch of one
+
+
+class Shots:
+    """The replay buffers: shots spread evenly over the action space, and their rewards.
+
+    Args:
+        capacity: how many shots will be fired.
+        generators: one per seed.
+    """
+
+    def __init__(self, capacity: int, generators: Sequence[torch.Generator]) -> None:
+        self._generators = generators
+        self._actions = torch.empty(len(generators), capacity, 2)
+        self._size = 0
+
+    def fire(self) -> None:
+        """Adds one shot to each seed's buffer."""
+        self._actions[:, self._size] = ACTION_BOUND * (2 * from_each(self._generators, 2) - 1)
+        self._size += 1
+
+    def sample(self, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Actions ``[seed, batch, 2]`` and their rewards ``[seed, batch]``, drawn uniformly."""
+        index = (from_each(self._generators, batch_size) * self._size).long()
+        # In single precision the largest number below one may round up.
+        index = index.clamp(max=self._size - 1)
+        actions = self._actions.gather(1, index[..., None].expand(-1, -1, 2))
+        return actions, reward(actions)
+
+
+class Critics:
+    """Two critics for each seed.
+
+    Args:
+        hidden: the sizes of their hidden layers.
+        lr: their learning rate.
+        generators: one per seed.
+    """
+
+    def __init__(
+        self, hidden: Sequence[int], lr: float, generators: Sequence[torch.Generator]
+    ) -> None:
+        self.networks = Networks(2, [4, *hidden, 1], generators)
+        self._optimizer = adam(self.networks.parameters, lr)
+
+    def values(self, actions: Tensor, *, frozen: bool = False) -> Tensor:
+        """Q_i(s₀, a) ``[critic, seed, batch]`` for actions ``[*, batch, 2]``."""
+        states = _STATE.expand_as(actions)
+        return self.networks(torch.cat([states, actions], -1), frozen=frozen).squeeze(-1)
+
+    def update(self, batch: tuple[Tensor, Tensor]) -> None:
+        """One step towards the rewards: an episode has one step, so nothing is bootstrapped."""
+        actions, rewards = batch
+        errors = self.values(actions) - rewards
+        # The sum over networks keeps the gradient of each what it would be on its own.
+        descend(self._optimizer, errors.square().mean(-1).sum())
+
+    def gradients(self, actions: Tensor) -> Tensor:
+        """∂l_i/∂a ``[critic, seed, batch, 2]`` of l_i = -Q_i, for actions ``[seed, batch, 2]``."""
+        actions = actions.detach().expand(*self.networks.shape, -1, -1).clone().requires_grad_()
+        (gradients,) = torch.autograd.grad(-self.values(actions, frozen=True).sum(), actions)
+        return gradients
+
+
+class Actors:
+    """Deterministic policies that start as the same network, one for each way and seed.
+
+    Args:
+        ways: how many there are.
+        hidden: the sizes of their hidden layers.
+        lr: their learning rate.
+        generators: one per seed.
+    """
+
+    def __init__(
+        self, ways: int, hidden: Sequence[int], lr: float, generators: Sequence[torch.Generator]
+    ) -> None:
+        self._networks = Networks(1, [2, *hidden, 2], generators).copied(ways)
+        self._optimizer = adam(self._networks.parameters, lr)
+
+    def actions(self) -> Tensor:
+        """π(s₀) ``[way, seed, 2]``."""
+        return ACTION_BOUND * self._networks(_STATE).squeeze(-2).tanh()
+
+    def update(self, actions: Tensor, gradients: Tensor, used: Tensor) -> None:
+        """One step along the mean gradient of the transitions used.
+
+        Where none is used the gradient is zero, and Adam coasts.
+
+        Args:
+            actions: the present :meth:`actions`.
+            gradients: ∂l_1/∂a ``[way, seed, batch, 2]``.
+            used: which of them count, ``[way, seed, batch]``.
+        """
+        count = used.sum(-1, keepdim=True).clamp(min=1)
+        mean = (gradients * used[..., None]).sum(-2) / count
+        descend(self._optimizer, (actions * mean).sum())

@@ -1,0 +1,64 @@
+"""The paper's simple example: two quadratic critics whose peaks lie at -1 and 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from toy.resampling import angle
+
+__all__ = ["Example", "simple_example", "square_grid"]
+
+_PEAKS = torch.tensor([-1.0, 1.0])  # of Q_1 and Q_2, the same in both dimensions
+
+
+@dataclass(frozen=True)
+class Example:
+    """The critics over a square of actions.
+
+    Attributes:
+        actions: the grid, ``[side, side, 2]``.
+        values: Q_i ``[critic, side, side]``.
+        smooth_values: the same without noise.
+        gradients: ∂Q_i/∂a ``[critic, side, side, 2]``.
+        angles: between the gradients, in degrees, ``[side, side]``.
+    """
+
+    actions: Tensor
+    values: Tensor
+    smooth_values: Tensor
+    gradients: Tensor
+    angles: Tensor
+
+
+def square_grid(bound: float, side: int) -> Tensor:
+    """Actions ``[side, side, 2]`` of a square; the first one grows along the second dimension.
+
+    That is the order in which Matplotlib draws a surface.
+    """
+    line = torch.linspace(-bound, bound, side)
+    return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)
+
+
+def simple_example(noise: float, seed: int, bound: float = 3.0, side: int = 61) -> Example:
+    """Asks both critics for their values and gradients at every action of a grid.
+
+    The critics are Q_i(a) = -‖a - peak_i + ε‖². The noise ε stands for what is wrong with a
+    critic that is still learning, so each critic draws its own at each action.
+
+    Args:
+        noise: the standard deviation of ε.
+        seed: of the noise.
+        bound: half the width of the square.
+        side: the grid's points along a side.
+    """
+    actions = square_grid(bound, side)
+    generator = torch.Generator().manual_seed(seed)
+    epsilon = noise * torch.randn(2, *actions.shape, generator=generator)
+    smooth = actions - _PEAKS[:, None, None, None]
+    noisy = smooth + epsilon
+    values, smooth_values = (-offsets.square().sum(-1) for offsets in (noisy, smooth))
+    gradients = -2 * noisy
+    return Example(actions, values, smooth_values, gradients, angle(gradients))

@@ -1,0 +1,280 @@
+"""The toy experiments: the environment, the three ways of choosing, and the program."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from hydra import compose, initialize_config_dir
+
+import shooting
+from toy.agents import Critics, Shots
+from toy.environment import OPTIMAL_ACTION, reward
+from toy.networks import Networks
+from toy.record import Difference, mean_interval
+from toy.resampling import WAYS, Candidates, angle, make_ways, oracle, uncertainty, uniform
+from toy.simple_example import simple_example
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interval=5")
+
+
+def configuration(*overrides):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return compose("shooting", [*SMALL, *overrides])
+
+
+def generators(count):
+    return [torch.Generator().manual_seed(seed) for seed in range(count)]
+
+
+@pytest.fixture
+def candidates():
+    """Gradients of two critics for five seeds, at all angles."""
+    torch.manual_seed(0)
+    return Candidates(torch.rand(5, 2) * 2 - 1, torch.randn(2, 5, 64, 2))
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Starts the program in this process, in an empty directory."""
+
+    def run(*overrides):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["shooting.py", *SMALL, *overrides])
+        shooting.launch()
+
+    return run
+
+
+# --- the environment ---
+
+
+def test_the_environment_passes_gymnasiums_check():
+    check_env(gym.make("Shooting-v0").unwrapped)
+
+
+@pytest.mark.parametrize("action", [(-0.5, -0.5), (0.5, -0.5), (1.0, 1.0), (-0.2, 0.3)])
+def test_an_episode_is_one_shot_rewarded_by_its_distance(action):
+    env = gym.make("Shooting-v0")
+    observation, _ = env.reset(seed=0)
+    np.testing.assert_array_equal(observation, np.float32([-0.5, -0.5]))
+    _, value, terminated, truncated, _ = env.step(np.float32(action))
+    assert value == pytest.approx(-math.dist(action, (-0.5, -0.5)), abs=1e-6)
+    assert (terminated, truncated) == (True, False)
+
+
+def test_critics_learn_from_the_rewards_of_the_environment():
+    shots = Shots(4, generators(2))
+    for _ in range(4):
+        shots.fire()
+    actions, rewards = shots.sample(10)
+    env = gym.make("Shooting-v0")
+    for action, value in zip(actions.flatten(0, 1), rewards.flatten(), strict=True):
+        env.reset()
+        assert env.step(action.numpy())[1] == pytest.approx(value.item(), abs=1e-6)
+
+
+# --- networks in batches ---
+
+
+def test_a_seed_starts_the_same_however_many_are_trained_beside_it():
+    few, many = (Networks(2, [4, 8, 1], generators(count)) for count in (2, 5))
+    inputs = torch.randn(7, 4)
+    torch.testing.assert_close(few(inputs), many(inputs)[:, :2])
+
+
+def test_networks_in_a_batch_are_those_of_torch():
+    networks = Networks(2, [4, 8, 1], generators(3))
+    inputs = torch.randn(2, 3, 7, 4)
+    outputs = networks(inputs)
+    for group in range(2):
+        for seed in range(3):
+            own = [p.unflatten(0, (2, 3))[group, seed] for p in networks.parameters]
+            hidden = torch.nn.functional.linear(inputs[group, seed], own[0].T, own[1][0]).relu()
+            expected = torch.nn.functional.linear(hidden, own[2].T, own[3][0])
+            torch.testing.assert_close(outputs[group, seed], expected)
+
+
+def test_gradients_are_those_of_each_critics_own_loss():
+    critics = Critics([8], 0.001, generators(3))
+    actions = torch.rand(3, 5, 2, requires_grad=True)
+    for critic, gradients in enumerate(critics.gradients(actions)):
+        loss = -critics.values(actions)[critic].sum()
+        torch.testing.assert_close(gradients, torch.autograd.grad(loss, actions)[0])
+
+
+# --- the three ways ---
+
+
+def test_angles_are_those_of_the_scalar_product(candidates):
+    first, second = candidates.gradients.double()
+    cosine = (first * second).sum(-1) / (first.norm(dim=-1) * second.norm(dim=-1))
+    expected = torch.rad2deg(cosine.acos()).float()
+    torch.testing.assert_close(angle(candidates.gradients), expected, atol=0.1, rtol=0)
+
+
+def test_uniform_uses_every_transition(candidates):
+    assert uniform(candidates).all()
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_uncertainty_uses_the_smallest_angles_of_each_seed(candidates, share):
+    used = uncertainty(candidates, low_uncertainty=share)
+    assert (used.sum(-1) == share * 64).all()
+    angles = angle(candidates.gradients)
+    for seed in range(5):
+        assert angles[seed][used[seed]].max() <= angles[seed][~used[seed]].min()
+
+
+def test_uncertainty_may_also_refuse_all_above_an_angle(candidates):
+    used = uncertainty(candidates, low_uncertainty=1.0, largest_angle=40.0)
+    assert used.equal(angle(candidates.gradients) <= 40.0)
+
+
+def test_oracle_uses_those_that_bring_the_action_nearer(candidates):
+    used = oracle(candidates)
+    assert used.any()
+    assert not used.all()
+    # A step so short that the path bends nowhere.
+    action = candidates.action.double()[:, None]
+    moved = action - 1e-6 * candidates.gradients[0].double()
+    assert used.equal(reward(moved) > reward(action))
+
+
+def test_the_three_ways_meet_the_same_critics(monkeypatch):
+    """The ways decide nothing the critics see: other choices leave them as they are, bit by bit."""
+    seen = {}
+
+    def run(name, ways):
+        histories = seen.setdefault(name, [])
+        update = Critics.update
+
+        def watched(self, batch):
+            update(self, batch)
+            histories.append([p.detach().clone() for p in self.networks.parameters])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Critics, "update", watched)
+            patch.setattr(shooting, "make_ways", lambda *_: ways)
+            return shooting.compare(configuration())
+
+    ways = make_ways(0.5, 180)
+    together = run("together", ways)
+    for index, name in enumerate(WAYS):
+        alone = run(name, dict.fromkeys(WAYS, ways[name]))
+        np.testing.assert_array_equal(alone.actions[:, index], together.actions[:, index])
+        for step, expected in zip(seen[name], seen["together"], strict=True):
+            assert all(map(torch.equal, step, expected))
+    assert not np.array_equal(together.actions[-1, 0], together.actions[-1, 1])
+
+
+def test_the_three_ways_start_from_the_same_policy():
+    actions = shooting.compare(configuration("updates=1")).actions[0]
+    np.testing.assert_array_equal(actions[0], actions[1])
+    np.testing.assert_array_equal(actions[0], actions[2])
+
+
+def test_uniform_learns_to_hit():
+    record = shooting.compare(
+        configuration("updates=250", "hidden=[32,32]", "critic_lr=0.003", "actor_lr=0.003")
+    )
+    assert (record.rewards[0, 0] < -0.3).all()
+    assert (record.rewards[-1, 0] > -0.15).all()
+    np.testing.assert_allclose(record.actions[-1, 0].mean(0), OPTIMAL_ACTION, atol=0.15)
+
+
+# --- what is told ---
+
+
+def test_an_interval_of_the_mean_covers_it_about_as_often_as_it_says():
+    """20 values, 1000 times: 95 % nominal, about 93 % for this bootstrap; 4 sigma is 0.032."""
+    values = np.random.default_rng(1).normal(size=(1000, 20))
+    interval = mean_interval(values, resamples=1000)
+    covered = ((interval.low < 0) & (interval.high > 0)).mean()
+    assert 0.895 < covered < 0.97
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.1, 0.3, "is better"), (-0.3, -0.1, "is worse"), (-0.1, 0.1, "no difference")],
+)
+def test_a_verdict_is_given_only_where_the_interval_leaves_out_zero(low, high, verdict):
+    difference = Difference("uncertainty", "final reward", (low + high) / 2, low, high)
+    assert verdict in str(difference)
+
+
+def test_the_simple_example_has_opposite_gradients_between_the_peaks():
+    example = simple_example(noise=0.0, seed=0, side=61)
+    assert torch.equal(example.values, example.smooth_values)
+    middle = (30, 30)
+    assert example.actions[middle].abs().max() < 1e-6
+    assert example.angles[middle] == pytest.approx(180, abs=0.1)
+    assert example.angles[0, 0] == pytest.approx(0, abs=0.1)
+    for values, peak in zip(example.values, (-1, 1), strict=True):
+        best = example.actions.flatten(0, 1)[values.argmax()]
+        torch.testing.assert_close(best, torch.full((2,), float(peak)))
+
+
+def test_a_command_writes_tables_and_pictures_and_repeats_itself(start, capsys, tmp_path):
+    start("run_dir=one")
+    output = capsys.readouterr().out
+    assert "Uncertainty - Uniform, final reward:" in output
+    (tmp_path / "two").mkdir()
+    shooting.compare(configuration()).write(tmp_path / "two")
+    tables = sorted(file.name for file in (tmp_path / "one").glob("*.csv"))
+    assert tables == ["angles.csv", "curves.csv", "differences.csv", "rewards.csv"]
+    for name in tables:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+        assert str(Path("one", name)) in output
+    for name in ("simple_example", "angles", "rewards", "trajectories"):
+        assert (tmp_path / "one" / f"{name}.png").stat().st_size > 10_000
+    with (tmp_path / "one" / "rewards.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["update"]) for row in rows[::3]] == [0, 5, 10, 15, 20]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("seeds=1", "seeds"),
+        ("updates=0", "updates"),
+        ("updates=many", "updates"),
+        ("low_uncertainty=1.5", "low_uncertainty"),
+        ("largest_angle=200", "largest_angle"),
+        ("actor_noise=-1", "actor_noise"),
+        ("critic_lr=.nan", "critic_lr"),
+        ("hidden=64", "hidden"),
+        ("threads=true", "threads"),
+        ("run_dir=''", "run_dir"),
+        ("+colour=red", "colour"),
+        ("sedes=3", "sedes. Did you mean: seeds"),
+        ("seeds=${nowhere}", "seeds"),
+        ("seeds", "seeds"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_line_that_names_the_key(
+    start, capsys, tmp_path, override, key
+):
+    with pytest.raises(SystemExit) as ended:
+        start(override)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert key in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_made_is_refused(start, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        start(f"run_dir={tmp_path / 'file'}")
+    assert ended.value.code == 2
+    assert "run_dir=" in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""The index of episodes against an enumeration of everything that was written."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchrl_vmfer.replay.episode_index import EpisodeIndex
+
+STRATEGIES = ("future", "final", "episode")
+
+
+class Ring:
+    """A ring of steps and its index, with a list of all that was written as the reference."""
+
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.index = EpisodeIndex()
+        self.written = []  # (slot, episode) in the order of writing
+        self.episode_of_trajectory = {}
+        self.num_episodes = 0
+
+    def write(self, trajectory, done):
+        slots = [(len(self.written) + i) % self.capacity for i in range(len(done))]
+        for slot, number, ends in zip(slots, trajectory, done, strict=True):
+            if number not in self.episode_of_trajectory:
+                self.episode_of_trajectory[number] = self.num_episodes
+                self.num_episodes += 1
+            self.written.append((slot, self.episode_of_trajectory[number]))
+            if ends:
+                del self.episode_of_trajectory[number]
+        self.index.append(np.array(slots), np.array(trajectory), np.array(done, bool))
+
+    def episodes(self):
+        """The live slots of each episode in order."""
+        episodes = {}
+        for slot, episode in self.written[-self.capacity :]:
+            episodes.setdefault(episode, []).append(slot)
+        return list(episodes.values())
+
+
+def assert_right(index, episodes):
+    assert len(index) == sum(map(len, episodes))
+    for slots in episodes:
+        for step, slot in enumerate(slots):
+            assert index.episode(slot).tolist() == slots
+            goals = {
+                "future": slots[step:],
+                "final": slots[-1:] * len(slots),
+                "episode": slots,
+            }
+            for strategy, expected in goals.items():
+                # The midpoints of as many equal intervals as there are goals.
+                uniform = (np.arange(len(expected)) + 0.5) / len(expected)
+                drawn = index.draw(np.full(len(expected), slot), uniform, strategy)
+                assert drawn.tolist() == expected
+
+
+@st.composite
+def writes(draw):
+    capacity = draw(st.integers(1, 12))
+    steps = st.tuples(st.integers(-1, 2), st.sampled_from([False, False, False, True]))
+    chunks = st.lists(steps, min_size=1, max_size=capacity)
+    return capacity, draw(st.lists(chunks, max_size=12))
+
+
+@settings(max_examples=150, deadline=None)
+@given(writes())
+def test_episodes_and_draws_are_those_of_an_enumeration(plan):
+    capacity, chunks = plan
+    ring = Ring(capacity)
+    for chunk in chunks:
+        ring.write(*map(list, zip(*chunk, strict=True)))
+        assert_right(ring.index, ring.episodes())
+
+
+@settings(max_examples=50, deadline=None)
+@given(writes())
+def test_a_loaded_state_goes_on_like_the_original(plan):
+    capacity, chunks = plan
+    ring = Ring(capacity)
+    for chunk in chunks:
+        ring.index.write_count += 3
+        state = copy.deepcopy(ring.index.state_dict())
+        ring.index = EpisodeIndex()
+        ring.index.load_state_dict(state)
+        assert ring.index.state_dict()["write_count"] == state["write_count"]
+        ring.write(*map(list, zip(*chunk, strict=True)))
+        assert_right(ring.index, ring.episodes())
+
+
+def test_long_use_neither_takes_more_memory_nor_rebuilds_often(monkeypatch):
+    rebuilt = []
+    record = EpisodeIndex._record
+    monkeypatch.setattr(EpisodeIndex, "_record", lambda self: rebuilt.append(1) or record(self))
+    ring, random = Ring(200), np.random.default_rng(0)
+    step = np.zeros(5, int)
+    for time in range(6000):
+        environment = random.integers(5)
+        step[environment] += 1
+        done = step[environment] == 20 + 10 * environment
+        step[environment] *= not done
+        ring.write([environment], [done])
+        if time % 499 == 0:
+            assert_right(ring.index, ring.episodes())
+    # Each of them leaves room for at least as many cells as there are, and a step takes four at
+    # most: those of its block, and of the blocks that it was moved from.
+    assert len(rebuilt) < 4 * 6000 / 200
+    assert len(ring.index._pool) < 10 * 200 + 2 * 5 * 64
+    assert len(ring.index._episodes) < 10 * 200
+    assert len(ring.index._episode_of) < 2 * 200
+
+
+def test_an_episode_may_be_longer_than_the_ring():
+    ring = Ring(10)
+    for _ in range(1000):
+        ring.write([0], [False])
+    assert_right(ring.index, ring.episodes())
+    assert ring.index.episode(3).tolist() == list(range(10))
+    assert len(ring.index._pool) < 1000
+
+
+def test_abandoned_trajectories_are_forgotten():
+    # A collector that is reset gives up trajectories that never end.
+    ring = Ring(50)
+    for number in range(1500):
+        ring.write([number], [False])
+    assert len(ring.index._unfinished) < 500
+    assert_right(ring.index, ring.episodes())
+
+
+def test_nothing_to_append_changes_nothing():
+    ring = Ring(5)
+    ring.write([0, 0], [False, False])
+    ring.index.append(np.empty(0, int), np.empty(0, int), np.empty(0, bool))
+    assert_right(ring.index, ring.episodes())
+
+
+def test_a_state_can_be_saved_without_pickle(tmp_path):
+    ring = Ring(5)
+    ring.write([0, 1, 0, 1, 0, 0, 1][:5], [False] * 5)
+    torch.save(ring.index.state_dict(), tmp_path / "state.pt")
+    index = EpisodeIndex()
+    index.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_right(index, ring.episodes())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("done"), "lacks done"),
+        (lambda state: state.update(done=state["done"][1:]), "2 done flags"),
+        (lambda state: state.update(cursor=9), "cursor 9"),
+        (lambda state: state.update(trajectory=[1, 2, 3]), "trajectory of the state"),
+        (lambda state: state.update(trajectory=torch.rand(3)), "trajectory of the state"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, message):
+    ring = Ring(3)
+    ring.write([0, 1, 0], [False] * 3)
+    state = ring.index.state_dict()
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        ring.index.load_state_dict(state)
+    assert_right(ring.index, ring.episodes())
+
+
+def test_an_unknown_strategy_is_refused():
+    ring = Ring(3)
+    ring.write([0], [False])
+    with pytest.raises(ValueError, match="'random'"):
+        ring.index.draw(np.array([0]), np.array([0.5]), "random")
