@@ -27,6 +27,7 @@ CONTENDERS = {
     "ours, sampler=vmf_uncertainty": ("recipe", "vmf_uncertainty"),
     "ours, sampler=vmf_rank": ("recipe", "vmf_rank"),
 }
+PEERS = ("Stable-Baselines3", "TorchRL's parts", "ours, sampler=uniform")
 PARTS = ("collect", "sample", "critic", "actor", "priority", "rest")
 
 
@@ -58,11 +59,13 @@ def start(make: str, algorithm: str, filled: int, sampler: str) -> Contender:
     return Contender(process, ours)
 
 
-def compare(algorithm: str, filled: int, rounds: int, steps: int) -> dict[str, Contender]:
-    contenders = {
-        name: start(make, algorithm, filled, sampler)
-        for name, (make, sampler) in CONTENDERS.items()
-    }
+def compare(
+    names: list[str], algorithm: str, filled: int, rounds: int, steps: int
+) -> dict[str, Contender]:
+    contenders = {}
+    for name in names:
+        make, sampler = CONTENDERS[name]
+        contenders[name] = start(make, algorithm, filled, sampler)
     for turn in range(rounds + 1):
         # Alternating directions: nobody is always the first after somebody else.
         for name in list(contenders)[:: 1 if turn % 2 else -1]:
@@ -83,7 +86,7 @@ def ratio(of: Contender, to: Contender) -> str:
 
 
 def table(contenders: dict[str, Contender], steps: int) -> str:
-    peers = ("Stable-Baselines3", "TorchRL's parts", "ours, sampler=uniform")
+    peers = [name for name in PEERS if name in contenders]
     header = ["", "steps/s", *(f"speed / {peer}" for peer in peers), *PARTS]
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     for name, contender in contenders.items():
@@ -107,13 +110,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="+", default=["td3", "sac"])
     parser.add_argument("--filled", nargs="+", type=float, default=[1e5, 1e6])
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
     for algorithm in options.algorithms:
         for filled in map(int, options.filled):
-            contenders = compare(algorithm, filled, options.rounds, options.steps)
+            contenders = compare(
+                options.contenders, algorithm, filled, options.rounds, options.steps
+            )
             print(f"\n{algorithm.upper()}, HalfCheetah-v4, {filled:,} transitions in the buffer\n")
             print(table(contenders, options.steps), flush=True)
 

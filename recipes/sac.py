@@ -5,7 +5,6 @@ python recipes/sac.py env=HalfCheetah-v4 replay=per_rank sampler=vmf_uncertainty
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFSACLoss, VMFUncertainty
@@ -13,19 +12,27 @@ from torchrl_vmfer.fast import FastSoftUpdate
 from training.collection import TransitionCollector
 from training.environments import make_environment
 from training.launch import recipe
-from training.networks import gaussian_actor, make_critics
-from training.replay import CheckpointedReplay, actor_batch, make_replay_buffer
+from training.networks import exploring, gaussian_actor, make_critics
+from training.options import Config
+from training.perception import make_perception
+from training.replay import (
+    CheckpointedReplay,
+    make_actor_batches,
+    make_replay_buffer,
+    stores_factors,
+)
 from training.session import Session
 from training.updates import adam, agreement, compiled, descend
 
 
 @recipe("sac")
-def main(cfg: DictConfig) -> None:
+def main(cfg: Config) -> None:
     """Trains one agent."""
     session = Session(cfg)
     if session.finished:
         return
-    env = make_environment(cfg.env.name, cfg.seed)
+    env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
+    perception = make_perception(env, cfg)
     actor = gaussian_actor(env, cfg.hidden)
     loss = VMFSACLoss(
         actor,
@@ -35,7 +42,7 @@ def main(cfg: DictConfig) -> None:
         alpha_init=cfg.alpha_init,
         target_entropy=cfg.target_entropy,
         entropy_gradient=cfg.entropy_gradient,
-        measure=cfg.sampler.kind == "vmf",
+        measure=stores_factors(cfg.sampler),
         fast=cfg.fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
@@ -47,11 +54,13 @@ def main(cfg: DictConfig) -> None:
     critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
     alpha_optimizer = adam([loss.log_alpha], cfg.alpha_lr)
-    buffer = make_replay_buffer(cfg)
-    collector = TransitionCollector(env, actor, cfg)
+    buffer = make_replay_buffer(env, cfg)
+    actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
+    collector = TransitionCollector(env, perception.before(exploring(actor)), cfg)
 
     for step in session.steps(
-        policy=actor,
+        policy=perception.before(actor),
+        perception=perception,
         loss=loss,
         critic_optimizer=critic_optimizer,
         actor_optimizer=actor_optimizer,
@@ -59,26 +68,28 @@ def main(cfg: DictConfig) -> None:
         replay=CheckpointedReplay(buffer),
         collector=collector,
     ):
-        buffer.extend(collector.next())
+        transition = collector.next()
+        perception.learn(transition)
+        buffer.extend(transition)
         if step <= cfg.init_random_frames:
             continue
 
         for _ in range(cfg.utd_ratio):
-            batch = buffer.sample().to(cfg.device)
+            batch = perception(buffer.sample())
             critic_loss, info = loss.qvalue_v2_loss(batch)
             descend(critic_optimizer, critic_loss)
             session.metrics.add(critic_loss=critic_loss)
-            if cfg.replay.kind != "uniform":
+            if cfg.replay.kind in ("per", "per_rank"):
                 buffer.update_priority(batch["index"], info["td_error"])
 
-        batch = actor_batch(buffer, batch, cfg)
+        batch = actor_batch(batch)
         actor_loss, info = loss.actor_loss(batch)
         descend(actor_optimizer, actor_loss)
         # The temperature is learned on the batch of the actor, as in the paper.
         alpha_loss = loss.alpha_loss(info["log_prob"]).mean()
         descend(alpha_optimizer, alpha_loss)
         session.metrics.add(actor_loss=actor_loss, alpha=loss.log_alpha.exp())
-        if cfg.sampler.kind == "vmf":
+        if stores_factors(cfg.sampler):
             buffer.update_actor_priority(batch["index"], info["vmf_factor"])
         if "factor_mean" not in session.metrics:  # once per row of train.csv
             session.metrics.add(**agreement(info, uncertainty, batch))

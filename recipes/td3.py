@@ -5,9 +5,6 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
-from tensordict.nn import TensorDictSequential
-from torchrl.modules import AdditiveGaussianModule
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFTD3Loss, VMFUncertainty
@@ -15,19 +12,27 @@ from torchrl_vmfer.fast import FastSoftUpdate
 from training.collection import TransitionCollector
 from training.environments import make_environment
 from training.launch import recipe
-from training.networks import deterministic_actor, make_critics
-from training.replay import CheckpointedReplay, actor_batch, make_replay_buffer
+from training.networks import deterministic_actor, exploring, make_critics
+from training.options import Config
+from training.perception import make_perception
+from training.replay import (
+    CheckpointedReplay,
+    make_actor_batches,
+    make_replay_buffer,
+    stores_factors,
+)
 from training.session import Session
 from training.updates import adam, agreement, compiled, descend
 
 
 @recipe("td3")
-def main(cfg: DictConfig) -> None:
+def main(cfg: Config) -> None:
     """Trains one agent."""
     session = Session(cfg)
     if session.finished:
         return
-    env = make_environment(cfg.env.name, cfg.seed)
+    env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
+    perception = make_perception(env, cfg)
     actor = deterministic_actor(env, cfg.hidden)
     loss = VMFTD3Loss(
         actor,
@@ -38,7 +43,7 @@ def main(cfg: DictConfig) -> None:
         noise_clip=cfg.target_noise_clip,
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
-        measure=cfg.sampler.kind == "vmf" or cfg.actor_noise > 0,
+        measure=stores_factors(cfg.sampler) or cfg.actor_noise > 0,
         fast=cfg.fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
@@ -49,39 +54,41 @@ def main(cfg: DictConfig) -> None:
     targets = (FastSoftUpdate if cfg.fast else SoftUpdate)(loss, tau=cfg.tau)
     critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
-    buffer = make_replay_buffer(cfg)
-    noise = AdditiveGaussianModule(
-        env.action_spec, sigma_init=cfg.exploration_noise, sigma_end=cfg.exploration_noise
-    )
-    collector = TransitionCollector(env, TensorDictSequential(actor, noise), cfg)
+    buffer = make_replay_buffer(env, cfg)
+    actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
+    explorer = perception.before(exploring(actor, cfg.exploration_noise))
+    collector = TransitionCollector(env, explorer, cfg)
 
     for step in session.steps(
-        policy=actor,
+        policy=perception.before(actor),
+        perception=perception,
         loss=loss,
         critic_optimizer=critic_optimizer,
         actor_optimizer=actor_optimizer,
         replay=CheckpointedReplay(buffer),
         collector=collector,
     ):
-        buffer.extend(collector.next())
+        transition = collector.next()
+        perception.learn(transition)
+        buffer.extend(transition)
         if step <= cfg.init_random_frames:
             continue
 
         for _ in range(cfg.utd_ratio):
-            batch = buffer.sample().to(cfg.device)
+            batch = perception(buffer.sample())
             critic_loss, info = loss.value_loss(batch)
             descend(critic_optimizer, critic_loss)
             session.metrics.add(critic_loss=critic_loss)
-            if cfg.replay.kind != "uniform":
+            if cfg.replay.kind in ("per", "per_rank"):
                 td_error = info["td_error"].detach().amax(0).sqrt()
                 buffer.update_priority(batch["index"], td_error)
 
         if step % cfg.policy_delay == 0:
-            batch = actor_batch(buffer, batch, cfg)
+            batch = actor_batch(batch)
             actor_loss, info = loss.actor_loss(batch)
             descend(actor_optimizer, actor_loss)
             session.metrics.add(actor_loss=actor_loss)
-            if cfg.sampler.kind == "vmf":
+            if stores_factors(cfg.sampler):
                 buffer.update_actor_priority(batch["index"], info["vmf_factor"])
             if "factor_mean" not in session.metrics:  # once per row of train.csv
                 session.metrics.add(**agreement(info, uncertainty, batch))

@@ -82,6 +82,27 @@ def test_losses_agree_with_importance_weights(algorithm, make_batch):
     assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("shifted_valid", torch.arange(64) % 3 > 0),
+        (("collector", "mask"), torch.arange(64).unsqueeze(-1) % 3 > 0),
+        ("steps_to_next_obs", torch.arange(64).unsqueeze(-1) % 3 + 1),
+    ],
+    ids=str,
+)
+def test_masks_and_several_steps_go_by_the_stock_path(algorithm, make_batch, key, value):
+    slow, fast = pair(algorithm)
+    batch = make_batch(64).set(key, value)
+    torch.manual_seed(SEED)
+    expected = algorithm.critic_loss(slow, batch.clone())[0]
+    torch.manual_seed(SEED)
+    assert torch.equal(algorithm.critic_loss(fast, batch.clone())[0], expected)
+    torch.manual_seed(SEED)
+    plain = algorithm.critic_loss(slow, make_batch(64))[0]
+    assert not torch.equal(plain, expected)  # or else nothing would be tested
+
+
 def test_losses_agree_with_actor_noise(td3, make_batch):
     slow, fast = pair(td3, actor_noise=0.4, actor_noise_clip=0.5)
     assert_agree(slow, fast, lambda loss: loss.actor_loss(make_batch(64)))

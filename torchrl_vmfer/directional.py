@@ -27,6 +27,10 @@ MAX_FACTOR = math.e
 """The largest sampling factor: exp(R μᵀx) with R ≤ 1 and μᵀx ≤ 1."""
 
 
+# Between this and its inverse, squares neither over- nor underflow in single precision.
+_SAFE_NORM = 1e-15
+
+
 def directions(gradients: Tensor) -> Tensor:
     """The unit vectors x_i = g_i / ‖g_i‖ of some gradients.
 
@@ -41,6 +45,11 @@ def directions(gradients: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    if gradients.device.type == "cpu" and not torch.compiler.is_compiling() and gradients.numel():
+        norm = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+        least, largest = norm.aminmax()
+        if least.item() > _SAFE_NORM and largest.item() < 1 / _SAFE_NORM:
+            return gradients / norm
     # Dividing by the largest entry first keeps the squares from over- or underflowing.
     scale = gradients.abs().amax(-1, keepdim=True)
     usable = scale.isfinite() & (scale > 0)

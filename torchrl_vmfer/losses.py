@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.objectives import SACLoss, TD3Loss
+from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SACLoss, TD3Loss
 from torchrl.objectives.utils import _vmap_func
 
 from torchrl_vmfer.directional import factor_and_length
@@ -17,6 +17,11 @@ from torchrl_vmfer.gradients import linearized_values
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 
+# Entries that TorchRL's losses take account of and the fast path does not: masks, and the number
+# of steps that a transition spans.
+_NOT_FAST = {"steps_to_next_obs"} | {
+    key if isinstance(key, str) else key[0] for key in AUTO_LOSS_MASK_KEYS
+}
 _Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 
 
@@ -79,7 +84,7 @@ class _GradientTap(_Loss):
 
     def _fast_updates(self, tensordict: TensorDictBase) -> Any:
         """The fast path for a batch, or ``None`` where there is none."""
-        if not self.fast or tensordict.ndim != 1:
+        if not self.fast or tensordict.ndim != 1 or not _NOT_FAST.isdisjoint(tensordict.keys()):
             return None
         if self._fast is None:
             try:

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor
 from torchrl.collectors import Collector
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import set_exploration_type
 
-from training.environments import environment_state, load_environment_state
+from training.environments import environment_state, load_environment_state, tensors
+from training.options import Config
 
 __all__ = ["TransitionCollector"]
 
-# What a transition must hold. A time limit sets `done` but not `terminated`, and losses
-# bootstrap unless `terminated`.
-_KEYS = (
-    "observation",
-    "action",
-    ("next", "observation"),
-    ("next", "reward"),
-    ("next", "done"),
-    ("next", "terminated"),
+# What is kept of a transition. A time limit sets `done` but not `terminated`, and losses
+# bootstrap unless `terminated`. Goals are there if the environment has some.
+_KEPT = (
+    *("observation", "desired_goal", "action"),
+    *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
+    *(("next", "done"), ("next", "terminated")),
 )
 
 
@@ -37,10 +36,10 @@ class TransitionCollector:
         cfg: says how many random steps come first, and whether to take the short way.
     """
 
-    def __init__(self, env: GymWrapper, policy: TensorDictModuleBase, cfg: DictConfig) -> None:
+    def __init__(self, env: GymWrapper, policy: TensorDictModuleBase, cfg: Config) -> None:
         self._env = env
-        collector = _DirectCollector if cfg.fast else Collector
-        self._collector = collector(
+        self._is_direct = cfg.fast
+        self._collector = (_DirectCollector if cfg.fast else Collector)(
             env,
             policy,
             frames_per_batch=1,
@@ -54,8 +53,9 @@ class TransitionCollector:
         self._iterator = iter(self._collector)
 
     def next(self) -> TensorDictBase:
-        """Acts once, and returns the transition as a batch of one."""
-        return next(self._iterator).select(*_KEYS)
+        """Acts once, and returns the transition as a batch of one, valid until the next call."""
+        transition = next(self._iterator)
+        return transition if self._is_direct else transition.select(*_KEPT, strict=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The environment in the middle of its episode, and the collector's counters."""
@@ -87,31 +87,49 @@ class _DirectCollector(Collector):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
         """Acts once."""
-        observation = self._carrier.get("observation")
-        if self._should_use_random_frames():
-            action = self.env.action_spec.rand()
-        else:
-            with set_exploration_type(self.exploration_type):
-                policy_input = TensorDict({"observation": observation.to(self.policy_device)})
-                action = self._wrapped_policy(policy_input).get("action").cpu()
+        before = {key: self._carrier.get(key) for key in self._observed}
+        action = self._act(before)
         simulator = self.env._env
-        following, reward, terminated, truncated, _ = simulator.step(action.numpy())
-        following, is_over = torch.from_numpy(following), terminated or truncated
-        after = {
-            "observation": following.unsqueeze(0),
-            "reward": torch.tensor([[reward]], dtype=torch.float32),
-            "done": torch.tensor([[is_over]]),
-            "terminated": torch.tensor([[terminated]]),
-        }
-        if is_over:
-            following = torch.from_numpy(simulator.reset()[0])
-        self._carrier.set("observation", following)
-        return TensorDict(
-            {
-                "observation": observation.unsqueeze(0),
-                "action": action.unsqueeze(0),
-                "next": TensorDict(after, [1], device="cpu"),
-            },
-            [1],
-            device="cpu",
-        )
+        after, reward, terminated, truncated, _ = simulator.step(action.numpy())
+        is_over = terminated or truncated
+        self._fill(before)
+        self._fill({"action": action})
+        self._fill(tensors(after), "next")
+        self._columns["next", "reward"].fill_(float(reward))
+        self._columns["next", "done"].fill_(is_over)
+        self._columns["next", "terminated"].fill_(terminated)
+        for key, value in tensors(simulator.reset()[0] if is_over else after).items():
+            self._carrier.set(key, value)
+        return self._transition
+
+    @cached_property
+    def _observed(self) -> list[str]:
+        return list(self.env.observation_spec.keys())
+
+    @cached_property
+    def _transition(self) -> TensorDict:
+        """The transition that every step fills anew."""
+        return self.env.fake_tensordict().select(*_KEPT, strict=False).unsqueeze(0).contiguous()
+
+    @cached_property
+    def _columns(self) -> dict[Any, Tensor]:
+        return dict(self._transition.items(True, True))
+
+    def _fill(self, entries: dict[str, Tensor], *prefix: str) -> None:
+        for name, value in entries.items():
+            column = self._columns.get((*prefix, name) if prefix else name)
+            if column is not None:
+                column[0] = value
+
+    def _postproc(self, tensordict: TensorDictBase) -> TensorDictBase:
+        return tensordict
+
+    def _act(self, observations: dict[str, Tensor]) -> Tensor:
+        if self._should_use_random_frames():
+            return self.env.action_spec.rand()
+        inputs = {key: value.to(self.policy_device) for key, value in observations.items()}
+        policy = self._wrapped_policy
+        with set_exploration_type(self.exploration_type):
+            if type(policy) is TensorDictModule:  # a function of tensors, which needs no TensorDict
+                return policy.module(*(inputs[key] for key in policy.in_keys)).cpu()
+            return policy(TensorDict(inputs)).get("action").cpu()

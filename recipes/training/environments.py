@@ -16,9 +16,11 @@ from torchrl.envs import GymWrapper
 
 from training.errors import UserError, nearest
 
-__all__ = ["environment_state", "load_environment_state", "make_environment"]
+__all__ = ["environment_state", "load_environment_state", "make_environment", "tensors"]
 
 
+# What an observation of a task with goals consists of.
+_GOALS = ("observation", "achieved_goal", "desired_goal")
 # MuJoCo's own notion of a state (the first two lines) leaves out the positions, velocities and
 # forces of the last step, which enter the rewards and observations of the next.
 _SIMULATION = (
@@ -30,12 +32,14 @@ _SIMULATION = (
 )
 
 
-def make_environment(name: str, seed: int, **kwargs: Any) -> GymWrapper:
+def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -> GymWrapper:
     """A Gymnasium environment for TorchRL, with actions in [-1, 1] and 32-bit observations.
 
     Args:
         name: the environment's id.
         seed: the seed of its random generator.
+        goals: whether achieved and desired goals are wanted apart from the observation. Without
+            it, the desired goal that a task may have is a part of the observation.
         **kwargs: passed to ``gymnasium.make``, such as ``render_mode``.
     """
     if name not in gym.registry:
@@ -62,13 +66,40 @@ def make_environment(name: str, seed: int, **kwargs: Any) -> GymWrapper:
                 f"{name} has unbounded actions, but TD3 and SAC need bounds: choose another "
                 "environment."
             )
-        if isinstance(env.observation_space, gym.spaces.Dict):
-            env = gym.wrappers.FlattenObservation(env)
         env = gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
-        env = gym.wrappers.DtypeObservation(env, np.float32)
-        env = GymWrapper(env)
+        env = GymWrapper(_observed(env, name, goals))
     env.set_seed(seed)
     return env
+
+
+def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
+    """The environment with 32-bit observations."""
+    space = env.observation_space
+    parts: dict[str, Any] = dict(space.spaces) if isinstance(space, gym.spaces.Dict) else {}
+    has_goals = {*_GOALS} <= {*parts}
+    if goals and not (has_goals and hasattr(env.unwrapped, "compute_reward")):
+        raise UserError(
+            f"replay=her needs an environment with goals, and {name} has none: use another "
+            "replay=, or an environment such as FetchReach-v4."
+        )
+    if goals:
+        single = gym.spaces.Dict(
+            {key: gym.spaces.Box(-np.inf, np.inf, parts[key].shape, np.float32) for key in _GOALS}
+        )
+        return gym.wrappers.TransformObservation(
+            env, lambda seen: {key: seen[key].astype(np.float32) for key in _GOALS}, single
+        )
+    if has_goals:
+        env = gym.wrappers.FilterObservation(env, ["observation", "desired_goal"])
+    if isinstance(env.observation_space, gym.spaces.Dict):
+        env = gym.wrappers.FlattenObservation(env)
+    return gym.wrappers.DtypeObservation(env, np.float32)
+
+
+def tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """What an environment returned, as entries for a TensorDict."""
+    entries = observation if isinstance(observation, dict) else {"observation": observation}
+    return {key: torch.from_numpy(value) for key, value in entries.items()}
 
 
 def environment_state(env: GymWrapper) -> dict[str, Any]:

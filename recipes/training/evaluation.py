@@ -11,6 +11,8 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from training.environments import tensors
+
 __all__ = ["Evaluation", "evaluate"]
 
 
@@ -47,9 +49,8 @@ def evaluate(
             if policy is None:
                 action = simulator.action_space.sample()
             else:
-                batch = TensorDict({"observation": torch.from_numpy(observation)})
                 with set_exploration_type(ExplorationType.DETERMINISTIC):
-                    action = policy(batch)["action"].numpy()
+                    action = policy(TensorDict(tensors(observation)))["action"].numpy(force=True)
             observation, reward, terminated, truncated, info = simulator.step(action)
             total, length, over = total + float(reward), length + 1, terminated or truncated
         returns.append(total)

@@ -17,21 +17,26 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
 from training.errors import UserError, first_line, nearest
-from training.options import check, known_keys
+from training.options import Config, check, known_keys, plain
 
 __all__ = ["program", "recipe"]
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def recipe(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def recipe(name: str) -> Callable[[Callable[[Config], None]], Callable[[], None]]:
     """Makes a program of a function of the configuration.
+
+    The function itself, as one of a composed Hydra configuration, is its ``__wrapped__``.
 
     Args:
         name: the configuration file, without its ending.
     """
 
-    def decorate(train: Callable[[DictConfig], None]) -> Callable[[], None]:
+    def decorate(train: Callable[[Config], None]) -> Callable[[], None]:
+        def run(cfg: DictConfig) -> None:
+            train(plain(cfg))
+
         started = False  # whether Hydra has understood the command line
 
         def checked(cfg: DictConfig) -> None:
@@ -39,7 +44,7 @@ def recipe(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], N
             started = True
             try:  # here, lest Hydra should add lines of its own
                 check(cfg, name)
-                train(cfg)
+                run(cfg)
             except UserError as error:
                 fail(str(error))
 
@@ -60,7 +65,7 @@ def recipe(name: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], N
                     f"{given!r} cannot be understood ({first_line(error)}): write key=value."
                 ) from error
 
-        return functools.wraps(train)(program(main))
+        return functools.wraps(run)(program(main))
 
     return decorate
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torchrl.record.loggers import Logger, get_logger
 
 from training.errors import UserError
+from training.options import Config
 
 __all__ = ["Averages", "Table", "make_logger"]
 
@@ -77,35 +77,32 @@ class Averages:
     """Means of metrics since they were last read."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._values: dict[str, list[torch.Tensor]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._sums
+        return name in self._values
 
     def add(self, **metrics: torch.Tensor) -> None:
         """Adds a value of each."""
         for name, value in metrics.items():
-            value = value.detach().double()
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
-            self._counts[name] = self._counts.get(name, 0) + 1
+            self._values.setdefault(name, []).append(value.detach())
 
     def pop(self) -> dict[str, float]:
         """The means, by name; they start anew."""
-        means = {name: (self._sums[name] / self._counts[name]).item() for name in self._sums}
-        self.__init__()  # type: ignore[misc]
+        means = {name: values.double().mean().item() for name, values in self.state_dict().items()}
+        self._values.clear()
         return means
 
-    def state_dict(self) -> dict[str, Any]:
-        """Sums and counts."""
-        return {"sums": dict(self._sums), "counts": dict(self._counts)}
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The values, by name."""
+        return {name: torch.stack(values) for name, values in self._values.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Goes on from them."""
-        self._sums, self._counts = dict(state["sums"]), dict(state["counts"])
+        self._values = {name: list(values) for name, values in state.items()}
 
 
-def make_logger(cfg: DictConfig, run_dir: Path, name: str) -> Logger | None:
+def make_logger(cfg: Config, run_dir: Path, name: str) -> Logger | None:
     """The logger that ``logger=`` asks for, besides the CSV files that every run writes."""
     if cfg.kind == "csv":
         return None

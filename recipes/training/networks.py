@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
+from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.modules.distributions.utils import safetanh_noeps
 
-__all__ = ["deterministic_actor", "gaussian_actor", "make_critics"]
+from torchrl_vmfer.fast import PlainNetwork
+
+__all__ = ["deterministic_actor", "exploring", "gaussian_actor", "make_critics"]
 
 
 class _LocAndScale(nn.Module):
@@ -21,7 +27,9 @@ class _LocAndScale(nn.Module):
 
 
 def _sizes(env: EnvBase) -> tuple[int, int]:
-    return env.observation_spec["observation"].shape[-1], env.action_spec.shape[-1]
+    spec = env.observation_spec
+    seen = [key for key in ("observation", "desired_goal") if key in spec.keys()]  # noqa: SIM118
+    return sum(spec[key].shape[-1] for key in seen), env.action_spec.shape[-1]
 
 
 def _mlp(inputs: int, outputs: int, hidden: Sequence[int]) -> MLP:
@@ -47,6 +55,53 @@ def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
         distribution_kwargs={"low": -1.0, "high": 1.0},
         return_log_prob=True,
     )
+
+
+def _plain(network: nn.Module) -> PlainNetwork:
+    return PlainNetwork(network, TensorDict.from_module(network))
+
+
+class _AddNoise(nn.Module):
+    """TD3's exploration: Gaussian noise, and actions kept within [-1, 1]."""
+
+    def __init__(self, network: nn.Module, deviation: float) -> None:
+        super().__init__()
+        self.network = _plain(network)
+        self.deviation = deviation
+
+    def forward(self, observation: Tensor) -> Tensor:
+        action = self.network(observation)
+        return (action + torch.randn_like(action) * self.deviation).clamp(-1, 1)
+
+
+class _DrawAction(nn.Module):
+    """SAC's exploration: an action from the policy, when there is to be any exploration."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = _plain(network)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        loc, scale = self.network(observation)
+        if exploration_type() is ExplorationType.RANDOM:
+            loc = loc + torch.randn_like(loc) * scale
+        return safetanh_noeps(loc)
+
+
+def exploring(
+    actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
+) -> TensorDictModule:
+    """The policy that collects data: the actor's own network, and no more than it takes to act.
+
+    Args:
+        actor: what was made above; its parameters are shared.
+        noise: the standard deviation of the noise on the actions of a deterministic actor.
+    """
+    if noise is None:
+        module: nn.Module = _DrawAction(actor.module[0].module)
+    else:
+        module = _AddNoise(actor.module, noise)
+    return TensorDictModule(module, ["observation"], ["action"])
 
 
 def make_critics(env: EnvBase, hidden: Sequence[int], count: int) -> list[ValueOperator]:

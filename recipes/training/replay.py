@@ -2,35 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler
+from torchrl.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    TensorDictRoundRobinWriter,
+)
 from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.envs import GymWrapper
 
-from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer import (
+    ActorCriticReplayBuffer,
+    CandidatePool,
+    HindsightReplayBuffer,
+    RankPrioritizedSampler,
+    VMFSampler,
+    VMFUncertainty,
+)
+from training.options import Config
+from training.perception import Perception
+from training.storage import RowStorage, RowWriter
 
-__all__ = ["CheckpointedReplay", "actor_batch", "make_replay_buffer"]
+__all__ = ["CheckpointedReplay", "make_actor_batches", "make_replay_buffer", "stores_factors"]
 
 
-def make_replay_buffer(cfg: DictConfig) -> ActorCriticReplayBuffer:
+def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
     """The buffer that ``replay=`` and ``sampler=`` ask for.
 
     Its random generator is its own: how often a sampler draws does not move the streams of the
     environment and of the exploration.
     """
-    return ActorCriticReplayBuffer(
-        storage=LazyTensorStorage(cfg.replay.buffer_size),
-        critic_sampler=_critic_sampler(cfg.replay),
-        actor_sampler=_actor_sampler(cfg.sampler),
-        batch_size=cfg.batch_size,
-        generator=torch.Generator().manual_seed(cfg.seed),
-    )
+    options: dict[str, Any] = {
+        "storage": (RowStorage if cfg.fast else LazyTensorStorage)(cfg.replay.buffer_size),
+        "writer": (RowWriter if cfg.fast else TensorDictRoundRobinWriter)(),
+        "critic_sampler": _critic_sampler(cfg.replay),
+        "actor_sampler": _actor_sampler(cfg.sampler),
+        "batch_size": cfg.batch_size,
+        "generator": torch.Generator().manual_seed(cfg.seed),
+    }
+    buffer: ActorCriticReplayBuffer
+    if cfg.replay.kind == "her":
+        buffer = HindsightReplayBuffer(
+            reward_fn=HindsightReplayBuffer.gymnasium_reward(env._env),
+            her_ratio=cfg.replay.her_ratio,
+            strategy=cfg.replay.strategy,
+            **options,
+        )
+    else:
+        buffer = ActorCriticReplayBuffer(**options)
+    buffer._transform = None  # even an empty one takes a copy of all that is written
+    return buffer
 
 
-def _critic_sampler(cfg: DictConfig) -> Sampler:
+def _critic_sampler(cfg: Config) -> Sampler:
     if cfg.kind == "per":
         return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
     if cfg.kind == "per_rank":
@@ -38,19 +67,38 @@ def _critic_sampler(cfg: DictConfig) -> Sampler:
     return RandomSampler()
 
 
-def _actor_sampler(cfg: DictConfig) -> Sampler:
-    if cfg.kind == "vmf":
+def _actor_sampler(cfg: Config) -> Sampler:
+    if stores_factors(cfg):
         return VMFSampler(cfg.mode, initial_factor=cfg.initial_factor, smoothing=cfg.smoothing)
     return RandomSampler()
 
 
-def actor_batch(
-    buffer: ActorCriticReplayBuffer, critic_batch: TensorDictBase, cfg: DictConfig
-) -> TensorDictBase:
-    """The observations on which the actor is updated, as ``sampler=`` asks for."""
-    if cfg.sampler.kind == "shared":
-        return critic_batch.select("observation", "index")
-    return buffer.sample_actor(keys=["observation"]).to(cfg.device)
+def stores_factors(cfg: Config) -> bool:
+    """Whether a ``sampler=`` needs the factors of the transitions that the actor has used."""
+    return cfg.kind in ("vmf", "pool")
+
+
+def make_actor_batches(
+    buffer: ActorCriticReplayBuffer,
+    perception: Perception,
+    uncertainty: VMFUncertainty,
+    cfg: Config,
+) -> Callable[[TensorDictBase], TensorDictBase]:
+    """How the actor's batch comes about, as ``sampler=`` asks for: a function of the critics'."""
+    sampler = cfg.sampler
+    if sampler.kind == "shared":
+        return lambda critic_batch: critic_batch.select("observation", "index")
+    sample = buffer.sample_actor
+    if sampler.kind == "pool":
+        sample = CandidatePool(buffer, sampler.pool_size, sampler.mode).sample
+    elif sampler.kind == "direct":
+        sample = CandidatePool(
+            buffer,
+            sampler.num_candidates,
+            sampler.mode,
+            score=lambda candidates: uncertainty(perception(candidates)),
+        ).sample
+    return lambda critic_batch: perception(sample(keys=perception.in_keys))
 
 
 class CheckpointedReplay:

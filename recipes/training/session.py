@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 from tqdm import tqdm
@@ -20,6 +20,7 @@ from training.environments import make_environment
 from training.errors import UserError
 from training.evaluation import Evaluation, evaluate
 from training.logs import Averages, Table, make_logger
+from training.options import Config
 
 __all__ = ["Session"]
 
@@ -48,18 +49,20 @@ class Session:
         metrics: averages of what the recipe reports, for ``train.csv``.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self._config = OmegaConf.to_container(cfg, resolve=True)
+        self._config = _as_dict(cfg)
         self.run_dir = Path(cfg.run_dir)
         self.finished = (self.run_dir / "finished").exists()
         self.metrics = Averages()
-        self._environment = make_environment(cfg.env.name, cfg.seed)
+        self._environment = make_environment(cfg.env.name, cfg.seed, cfg.replay.kind == "her")
         self._check_config()
         if self.finished:
             print(f"The run in {self.run_dir} is finished. Nothing to do.")
             return
         torch.set_num_threads(cfg.threads)
+        # Numbers next to nothing, as Adam has of dead units, cost hundreds of times the others.
+        torch.set_flush_denormal(cfg.fast)
         torch.manual_seed(cfg.seed)
         self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
         self._evaluations = Table(self.run_dir / "eval.csv")
@@ -170,7 +173,10 @@ class Session:
         )
         self._last = result
         self._evaluations.write({"step": step, **result._asdict()})
-        bar.set_postfix({"return": f"{result.return_mean:.1f}"})
+        shown = {"return": f"{result.return_mean:.1f}"}
+        if result.success_rate is not None:
+            shown["success"] = f"{result.success_rate:.2f}"
+        bar.set_postfix(shown)
         self._mirror("eval", {k: v for k, v in result._asdict().items() if v is not None}, step)
 
     def _log(self, step: int, speed: float) -> None:
@@ -196,9 +202,8 @@ class Session:
         )
         trained = self._last or random
         print(
-            f"Return {trained.return_mean:.1f} ± {trained.return_std:.1f} over "
-            f"{self.cfg.num_eval_episodes} episodes; the random policy gets "
-            f"{random.return_mean:.1f} ± {random.return_std:.1f}."
+            f"{_summary(trained)} over {self.cfg.num_eval_episodes} episodes; the random policy "
+            f"gets {_summary(random).removeprefix('Return ')}."
         )
         for label, path in {
             "learning curve": picture,
@@ -208,6 +213,20 @@ class Session:
         }.items():
             if path is not None:
                 print(f"  {label:<17} {path}")
+
+
+def _summary(result: Evaluation) -> str:
+    text = f"Return {result.return_mean:.1f} ± {result.return_std:.1f}"
+    if result.success_rate is not None:
+        text += f" (success rate {result.success_rate:.2f})"
+    return text
+
+
+def _as_dict(cfg: Config) -> dict[str, Any]:
+    return {
+        key: _as_dict(value) if isinstance(value, Config) else value
+        for key, value in vars(cfg).items()
+    }
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:

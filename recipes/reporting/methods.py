@@ -1,0 +1,142 @@
+"""What runs are of: which task, which method, and which baseline a method is compared with."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from reporting.runs import Run, frozen
+
+__all__ = ["BASELINE", "Method", "Task", "baseline_of", "label_methods", "label_tasks"]
+
+BASELINE = "uniform"  # the sampler that all others are compared with
+
+_SAMPLERS = {
+    "uniform": "uniform (baseline)",
+    "fresh": "fresh uniform batch (control)",
+    "vmf_uncertainty": "vMFER (uncertainty)",
+    "vmf_rank": "vMFER (rank)",
+    "vmf_ema": "vMFER (running average)",
+    "vmf_pool": "vMFER (sub-sample)",
+    "vmf_direct": "vMFER (direct)",
+}
+_REPLAYS = {"uniform": "", "per": "+PER", "per_rank": "+PER (rank)", "her": "+HER"}
+# Extra critics serve the uncertainty only, so any number of them makes the same baseline.
+_NO_MATTER_TO_BASELINE = {"num_critics"}
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """An environment, version included, and how long it was trained on."""
+
+    environment: str
+    total_frames: int
+    variant: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, run: Run) -> Task:
+        """The task of a run."""
+        return cls(run.environment, run.total_frames, frozen(run.variant))
+
+    @property
+    def name(self) -> str:
+        """The environment without its version: ``Hopper``."""
+        return re.sub(r"-v\d+$", "", self.environment)
+
+    @property
+    def version(self) -> str:
+        """The version: ``v4``, or nothing."""
+        found = re.search(r"-(v\d+)$", self.environment)
+        return found.group(1) if found else ""
+
+
+@dataclass(frozen=True, order=True)
+class Method:
+    """An algorithm with all its hyper-parameters. Runs of one method differ by the seed only."""
+
+    algorithm: str
+    replay: str
+    sampler: str
+    settings: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, run: Run) -> Method:
+        """The method of a run."""
+        return cls(run.algorithm, run.replay, run.sampler, frozen(run.settings))
+
+    @property
+    def family(self) -> str:
+        """What a method shares with its baseline, by name: ``td3/uniform``."""
+        return f"{self.algorithm}/{self.replay}"
+
+    @property
+    def family_label(self) -> str:
+        """The same to be read: ``TD3``, ``SAC+PER (rank)``."""
+        return self.algorithm.upper() + _REPLAYS.get(self.replay, f"+{self.replay}")
+
+    def differing(self, other: Method) -> list[str]:
+        """The hyper-parameters in which two methods differ, but for those of the sampler."""
+        here, there = dict(self.settings), dict(other.settings)
+        return [
+            key
+            for key in sorted(here.keys() | there.keys())
+            if not key.startswith("sampler.") and here.get(key) != there.get(key)
+        ]
+
+
+def label_methods(methods: Iterable[Method]) -> dict[Method, str]:
+    """A name for each method within its family.
+
+    Methods that share a sampler are told apart by the hyper-parameters in which they differ.
+    """
+    alike = defaultdict(list)
+    for method in methods:
+        alike[method.family, method.sampler].append(method)
+    labels = {}
+    for (_, sampler), group in alike.items():
+        values = defaultdict(set)
+        for key in {key for method in group for key, _ in method.settings}:
+            for method in group:
+                values[key].add(dict(method.settings).get(key))
+        for method in group:
+            settings = dict(method.settings)
+            told = [
+                f"{key.removeprefix('sampler.')}={settings.get(key, 'unset').strip(chr(39))}"
+                for key in sorted(values)
+                if len(values[key]) > 1
+            ]
+            labels[method] = ", ".join([_SAMPLERS.get(sampler, sampler), *told])
+    return labels
+
+
+def label_tasks(tasks: Iterable[Task]) -> dict[Task, str]:
+    """A name for each task."""
+    tasks = list(tasks)
+    labels = {}
+    for task in tasks:
+        label = f"{task.environment}, {task.total_frames:,} steps"
+        twins = [t for t in tasks if t != task and t.environment == task.environment]
+        if any(twin.total_frames == task.total_frames for twin in twins):
+            label += "".join(f", {key}={value}" for key, value in task.variant)
+        labels[task] = label
+    return labels
+
+
+def baseline_of(method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
+    """The method with ``sampler=uniform`` that a method may be compared with.
+
+    Returns:
+        the baseline, or ``None``; and in what it differs from the method, or why there is none.
+    """
+    uniform = [c for c in candidates if c.family == method.family and c.sampler == BASELINE]
+    if not uniform:
+        return None, f"no finished run of {method.family_label} with sampler={BASELINE}"
+    nearest = min(uniform, key=lambda candidate: (len(method.differing(candidate)), candidate))
+    differing = method.differing(nearest)
+    values = dict(nearest.settings)
+    told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
+    if set(differing) <= _NO_MATTER_TO_BASELINE:
+        return nearest, told
+    return None, f"the nearest run with sampler={BASELINE} has other hyper-parameters: {told}"

@@ -1,0 +1,211 @@
+"""The pictures of a report. A sampler has the same colour in all of them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from reporting.methods import Method, Task
+from reporting.results import Cell, Study, order
+from reporting.statistics import Estimate
+
+__all__ = ["curve_figures", "improvement_figures"]
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+_COLOURS = {
+    "uniform": "#4d4d4d",
+    "fresh": "#56b4e9",
+    "vmf_uncertainty": "#d55e00",
+    "vmf_rank": "#0072b2",
+    "vmf_ema": "#009e73",
+    "vmf_pool": "#cc79a7",
+    "vmf_direct": "#e69f00",
+}
+_OTHER_COLOUR = "#8b5a2b"
+_STROKES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+_MARKERS = "osD^v"
+_STATISTICS = {"mean": "mean", "iqm": "interquartile mean"}
+_METRICS = {"return": "evaluation return", "success_rate": "success rate"}
+
+
+def _styles(study: Study) -> dict[Method, tuple[str, int]]:
+    """Colour by sampler, and a number that tells apart methods of one sampler."""
+    count: dict[tuple[str, str], int] = defaultdict(int)
+    styles = {}
+    for method in sorted({method for _, method in study.cells}, key=order):
+        key = (method.family, method.sampler)
+        styles[method] = (_COLOURS.get(method.sampler, _OTHER_COLOUR), count[key])
+        count[key] += 1
+    return styles
+
+
+def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]:
+    """For each family of methods: its name, its learning curves on a task, and what they show."""
+    styles = _styles(study)
+    for family in sorted({cell.method.family for cell in study.cells_of(task)}):
+        cells = study.cells_of(task, family)
+        metrics = [name for name in _METRICS if any(name in cell.curves for cell in cells)]
+        figure = Figure(figsize=(11, 4.1 * len(metrics) + 0.5), layout="constrained")
+        rows = figure.subplots(len(metrics), len(_STATISTICS), squeeze=False, sharey="row")
+        for axes_of_row, metric in zip(rows, metrics, strict=True):
+            for axes, statistic in zip(axes_of_row, _STATISTICS, strict=True):
+                for cell in cells:
+                    if metric in cell.curves:
+                        label = f"{study.method_labels[cell.method]} · {_seeds(cell)}"
+                        _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
+                _finish_axes(axes, f"{_STATISTICS[statistic]} over seeds")
+            axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
+        name = cells[0].method.family_label
+        figure.suptitle(f"{name} on {study.task_labels[task]}", fontsize=14)
+        handles, labels = rows[0][0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=2 if max(map(len, labels)) > 38 else 3,
+            frameon=False,
+            fontsize=10.5,
+        )
+        text = (
+            f"{name} on {study.task_labels[task]}: mean (left) and interquartile mean (right) over "
+            "seeds; the shade is the 95 % stratified-bootstrap interval at each step."
+        )
+        yield family, figure, text
+
+
+def _seeds(cell: Cell) -> str:
+    count = "1 seed" if len(cell.runs) == 1 else f"{len(cell.runs)} seeds"
+    return count if cell.complete else f"{count}, unfinished"
+
+
+def _draw_curve(
+    axes: Axes, cell: Cell, metric: str, statistic: str, label: str, style: tuple[str, int]
+) -> None:
+    curve, (colour, number) = cell.curves[metric], style
+    steps = curve["step"]
+    axes.plot(
+        steps,
+        curve[statistic],
+        color=colour,
+        linestyle=_STROKES[number % len(_STROKES)],
+        linewidth=1.9,
+        marker="o" if len(steps) == 1 else None,
+        label=label,
+    )
+    if len(cell.runs) > 1:
+        low, high = curve[f"{statistic}_low"], curve[f"{statistic}_high"]
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _finish_axes(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=12)
+    axes.set_xlabel("environment steps", fontsize=12)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.tick_params(labelsize=10.5)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+
+
+def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
+    """For each family: its name, all comparisons with the baseline, and what they show."""
+    styles = _styles(study)
+    for family in sorted({comparison.cell.method.family for comparison in study.comparisons}):
+        rows = _rows(study, family)
+        places = list(dict.fromkeys(place for place, *_ in rows))
+        methods = sorted({method for _, method, *_ in rows}, key=order)
+        # A line for each row, and half a line between places.
+        heights = [row + 0.5 * places.index(rows[row][0]) for row in range(len(rows))]
+        columns = 2 if max(len(study.method_labels[method]) for method in methods) > 38 else 3
+        height = 1.6 + 0.27 * (heights[-1] + 1 + math.ceil((len(methods) + 1) / columns))
+        figure = Figure(figsize=(11, height), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for y, (_, method, improvement, probability, paper) in zip(heights, rows, strict=True):
+            colour, number = styles[method]
+            look = {"color": colour, "marker": _MARKERS[number % len(_MARKERS)]}
+            if improvement is not None:
+                _draw_estimate(left, improvement, y, look)
+            _draw_estimate(right, probability, y, look)
+            if paper is not None:
+                left.plot(paper, y, marker="*", markersize=13, color=colour, mfc="white")
+        left.axvline(100, color="#4d4d4d", linewidth=1)
+        right.axvline(0.5, color="#4d4d4d", linewidth=1)
+        left.set_xlabel("final score, % of the baseline's", fontsize=12)
+        right.set_xlabel("probability of improvement", fontsize=12)
+        right.set_xlim(-0.03, 1.03)
+        spans = [[y for y, row in zip(heights, rows, strict=True) if row[0] == p] for p in places]
+        left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], places)
+        left.set_ylim(heights[-1] + 0.75, -0.75)
+        for axes in (left, right):
+            axes.tick_params(labelsize=10.5)
+            axes.grid(axis="x", alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+            for span in spans[1:]:
+                axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
+        for method in methods:
+            colour, number = styles[method]
+            marker = _MARKERS[number % len(_MARKERS)]
+            left.plot([], [], marker + "-", color=colour, label=study.method_labels[method])
+        if any(paper is not None for *_, paper in rows):
+            left.plot([], [], "*", color="#4d4d4d", mfc="white", markersize=13, label="the paper")
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=10.5,
+        )
+        name = methods[0].family_label
+        figure.suptitle(f"{name}: vMFER beside sampler=uniform", fontsize=14)
+        text = (
+            f"{name}: final score in per cent of the baseline's, and the probability that a seed "
+            "beats a seed of the baseline, with 95 % stratified-bootstrap intervals. A star is the "
+            "number in the paper's Table 1. Points without a bar have a single seed."
+        )
+        yield family, figure, text
+
+
+_Row = tuple[str, Method, Estimate | None, Estimate, float | None]
+
+
+def _rows(study: Study, family: str) -> list[_Row]:
+    """Task by task, and the averages below; what belongs to one place stands together."""
+    rows: list[_Row] = [
+        (
+            _wrap(study.task_labels[c.cell.task]),
+            c.cell.method,
+            c.improvement,
+            c.probability,
+            None,
+        )
+        for c in study.comparisons
+        if c.cell.method.family == family
+    ]
+    for average in study.averages:
+        # The mean over one task has nothing to say that its own row does not, but for the paper.
+        if average.method.family == family and len(average.comparisons) > 1:
+            task = average.comparisons[0].cell.task
+            count = len(average.comparisons)
+            place = f"mean of {count} tasks\n{task.version}, {task.total_frames:,} steps"
+            row = (place, average.method, average.improvement, average.probability, average.paper)
+            rows.append(row)
+    places = list(dict.fromkeys(place for place, *_ in rows))
+    return sorted(rows, key=lambda row: (places.index(row[0]), order(row[1])))
+
+
+def _wrap(label: str) -> str:
+    return label.replace(", ", "\n", 1)
+
+
+def _draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
+    if not math.isnan(estimate.low):
+        axes.plot([estimate.low, estimate.high], [y, y], color=look["color"], linewidth=2.2)
+    axes.plot(estimate.value, y, markersize=6.5, linestyle="none", **look)  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+"""How far runs have come."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from reporting.runs import read_columns, read_config
+from reporting.sweeps import planned_runs
+from training.errors import first_line
+
+__all__ = ["Progress", "read_progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        state: ``done``, ``running``, ``stopped`` or ``left`` (not started).
+        step: the last step that its files speak of.
+        start: the step from which it goes on if it is started again.
+        speed: steps per second of late, or NaN.
+        silence: seconds since one of its files changed, or NaN.
+    """
+
+    run_dir: Path
+    algorithm: str
+    state: str
+    step: int
+    start: int
+    total: int
+    speed: float = math.nan
+    silence: float = math.nan
+
+    @property
+    def remaining(self) -> int:
+        """The steps still to be done; a stopped run repeats those since its checkpoint."""
+        if self.state == "done":
+            return 0
+        return self.total - (self.step if self.state == "running" else self.start)
+
+
+def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str]]:
+    """The progress of the runs under a folder and of those planned by its sweeps, and complaints.
+
+    Args:
+        folder: where to look.
+        recent: a run is running if one of its files changed within so many seconds.
+    """
+    found: dict[Path, Progress] = {}
+    planned, complaints = planned_runs(folder)
+    for file in sorted(folder.rglob("config.yaml")):
+        try:
+            found[file.parent.resolve()] = _progress(file.parent, recent)
+        except Exception as error:
+            complaints.append(f"{file.parent} is left out: {first_line(error)}.")
+    for run_dir, cfg in planned.items():
+        if run_dir.resolve() not in found:
+            left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
+            found[run_dir.resolve()] = left
+    return list(found.values()), complaints
+
+
+def _progress(run_dir: Path, recent: float) -> Progress:
+    config = read_config(run_dir / "config.yaml")
+    total = config["total_frames"]
+    checkpoints = sorted((run_dir / "checkpoint").glob("step_*.pt"))
+    start = int(checkpoints[-1].stem.removeprefix("step_")) if checkpoints else 0
+    steps, speeds, silence = [start], [], math.inf
+    for file in (run_dir / "eval.csv", run_dir / "train.csv"):
+        try:
+            table = read_columns(file)
+            steps.append(int(table["step"][-1]))
+            speeds += list(table.get("steps_per_second", []))
+        except (OSError, ValueError, KeyError, IndexError):
+            pass  # a line may be half written just now; the other files say enough
+    for file in (run_dir / "config.yaml", *run_dir.glob("*.csv"), *checkpoints):
+        silence = min(silence, max(0.0, time.time() - file.stat().st_mtime))
+    done = (run_dir / "finished").exists()
+    state = "done" if done else "running" if silence <= recent else "stopped"
+    speed = float(np.nanmedian(speeds[-10:])) if speeds else math.nan
+    step = total if done else max(steps)
+    return Progress(run_dir, config["algorithm"], state, step, start, total, speed, silence)

@@ -1,0 +1,202 @@
+"""Reads run directories. Nothing in them is executed, and what cannot be read is named."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from training.errors import first_line
+
+__all__ = ["LeftOut", "Run", "frozen", "read_columns", "read_config", "read_runs"]
+
+# Keys that say which seed, and how a run is watched and executed, not what it learns.
+_INCIDENTAL = {
+    "seed",
+    "eval_interval",
+    "num_eval_episodes",
+    "log_interval",
+    "checkpoint_interval",
+    "threads",
+    "device",
+    "resume",
+    "run_dir",
+    "logger",
+    "total_frames",  # kept apart: it belongs to the task
+    "env",
+}
+_REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Something that a report does without, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One training run.
+
+    Attributes:
+        path: its directory, relative to where reading began.
+        variant: what ``env.`` says besides the name.
+        settings: the hyper-parameters by dotted key, without seed and housekeeping.
+        steps: when it was evaluated, increasing.
+        returns: mean return of each evaluation.
+        success: success rate of each evaluation, if the task has one.
+        finished: whether it came to its end.
+        speed: median of its training steps per second, or NaN.
+    """
+
+    path: str
+    algorithm: str
+    environment: str
+    replay: str
+    sampler: str
+    seed: int
+    total_frames: int
+    variant: dict[str, Any]
+    settings: dict[str, Any]
+    steps: np.ndarray
+    returns: np.ndarray
+    success: np.ndarray | None
+    finished: bool
+    speed: float
+
+
+def read_runs(folder: Path) -> tuple[list[Run], list[LeftOut]]:
+    """All runs at and under a folder, in the order of their paths, and what was left out.
+
+    A seed that is found twice with the same settings is taken once: the run that got further.
+    """
+    found: dict[tuple[Any, ...], Run] = {}
+    left_out = []
+    for file in sorted(folder.rglob("config.yaml")):
+        path = file.parent.relative_to(folder).as_posix()
+        try:
+            run = _read(file.parent, path)
+        except Exception as error:
+            left_out.append(LeftOut(path, first_line(error)))
+            continue
+        task = (run.environment, run.total_frames, frozen(run.variant))
+        key = (*task, frozen(run.settings), run.seed)
+        other = found.get(key)
+        if other is not None:
+            keep, drop = sorted((other, run), key=lambda r: r.steps[-1], reverse=True)
+            left_out.append(LeftOut(drop.path, f"same settings and seed as {keep.path}"))
+            run = keep
+        found[key] = run
+    return list(found.values()), left_out
+
+
+def frozen(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Settings as something that can be compared and hashed."""
+    return tuple(sorted((key, repr(value)) for key, value in settings.items()))
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """A ``config.yaml`` as a flat dictionary of dotted keys."""
+    try:
+        # Not resolved: a file from elsewhere shall not reach into this machine's environment.
+        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except Exception as error:
+        raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
+    flat = dict(_flat(content)) if isinstance(content, dict) else {}
+    missing = [key for key in _REQUIRED if key not in flat]
+    if missing:
+        raise ValueError(f"config.yaml has no {', '.join(missing)}")
+    for key in _REQUIRED:
+        kind = int if key in ("seed", "total_frames") else str
+        if type(flat[key]) is not kind:
+            raise ValueError(f"config.yaml has {key}={flat[key]!r}")
+    if flat["total_frames"] < 1:
+        raise ValueError(f"config.yaml has total_frames={flat['total_frames']}")
+    return flat
+
+
+def read_columns(file: Path) -> dict[str, np.ndarray]:
+    """The columns of a CSV file of numbers; blanks are NaN."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        reader = csv.reader(stream)
+        header = next(reader, None)
+        if not header:
+            raise ValueError(f"{file.name} is empty")
+        rows = []
+        for number, row in enumerate(reader, start=2):
+            if len(row) != len(header):
+                raise ValueError(
+                    f"{file.name} has {len(row)} values in line {number}, not {len(header)}"
+                )
+            try:
+                rows.append([float(value) if value else math.nan for value in row])
+            except ValueError as error:
+                raise ValueError(f"{file.name}, line {number}: {first_line(error)}") from error
+    values = np.array(rows, dtype=float).reshape(len(rows), len(header))
+    return {name: values[:, i] for i, name in enumerate(header)}
+
+
+def _read(run_dir: Path, path: str) -> Run:
+    config = read_config(run_dir / "config.yaml")
+    if not (run_dir / "eval.csv").exists():
+        raise ValueError("not evaluated yet: no eval.csv")
+    table = read_columns(run_dir / "eval.csv")
+    steps, returns = table.get("step"), table.get("return_mean")
+    if steps is None or returns is None:
+        raise ValueError("eval.csv has no columns step and return_mean")
+    if not len(steps):
+        raise ValueError("not evaluated yet: eval.csv has no rows")
+    if not (np.isfinite(steps).all() and (np.diff(steps) > 0).all() and steps[0] >= 0):
+        raise ValueError("the steps in eval.csv do not increase")
+    if not np.isfinite(returns).all():
+        raise ValueError(f"eval.csv has no finite return at step {_first_bad(steps, returns):.0f}")
+    success = table.get("success_rate")
+    if success is not None and not np.isfinite(success).all():
+        if np.isfinite(success).any():
+            raise ValueError(
+                f"eval.csv has no success rate at step {_first_bad(steps, success):.0f}"
+            )
+        success = None
+    return Run(
+        path=path,
+        algorithm=config["algorithm"],
+        environment=config["env.name"],
+        replay=config["replay.name"],
+        sampler=config["sampler.name"],
+        seed=config["seed"],
+        total_frames=config["total_frames"],
+        variant={k: v for k, v in config.items() if k.startswith("env.") and k != "env.name"},
+        settings={k: v for k, v in config.items() if k.split(".")[0] not in _INCIDENTAL},
+        steps=steps,
+        returns=returns,
+        success=success,
+        finished=(run_dir / "finished").exists() and steps[-1] == config["total_frames"],
+        speed=_speed(run_dir / "train.csv"),
+    )
+
+
+def _speed(file: Path) -> float:
+    try:
+        return float(np.nanmedian(read_columns(file)["steps_per_second"][-100:]))
+    except (OSError, KeyError, ValueError, IndexError):
+        return math.nan  # a number of interest only, without which a run is as good as before
+
+
+def _first_bad(steps: np.ndarray, values: np.ndarray) -> float:
+    return float(steps[np.argmin(np.isfinite(values))])
+
+
+def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

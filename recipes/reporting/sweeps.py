@@ -1,0 +1,78 @@
+"""What sweeps were asked to do, from the notes that Hydra keeps of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from training.errors import first_line
+
+__all__ = ["planned_runs"]
+
+_CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def planned_runs(folder: Path) -> tuple[dict[Path, DictConfig], list[str]]:
+    """The runs that the sweeps noted under a folder are made of, by directory, and complaints.
+
+    Hydra writes ``multirun.yaml`` when a sweep starts: the configuration and the grid, with what
+    was added on the command line. It names run directories relative to where it was started.
+    """
+    planned: dict[Path, DictConfig] = {}
+    complaints = []
+    for file in sorted(folder.rglob("multirun.yaml")):
+        try:
+            for cfg in _grid(file):
+                planned.setdefault(Path(cfg.run_dir), cfg)
+        except Exception as error:
+            complaints.append(f"{file} cannot be understood ({first_line(error)}).")
+    return planned, complaints
+
+
+def _grid(file: Path) -> list[DictConfig]:
+    noted = OmegaConf.load(file)
+    assert isinstance(noted, DictConfig)
+    hydra, config = noted.hydra, copy.copy(noted)
+    config.pop("hydra")
+    sweep = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+    choices: dict[str, list[str]] = {}
+    # The command line comes last and replaces what the experiment says.
+    for override in OverridesParser.create().parse_overrides([*sweep, *hydra.overrides.task]):
+        key = override.get_key_element().lstrip("+")
+        if override.is_sweep_override():
+            choices[key] = list(override.sweep_string_iterator())
+        elif key != "experiment":
+            choices[key] = [override.get_value_element_as_str()]
+    # Groups first: a choice brings keys that others may then set.
+    keys = sorted(choices, key=lambda key: not (_CONFIGS / key).is_dir())
+    return [
+        _with(config, dict(zip(keys, values, strict=True)))
+        for values in itertools.product(*(choices[key] for key in keys))
+    ]
+
+
+def _with(config: DictConfig, values: dict[str, str]) -> DictConfig:
+    """A configuration with other values. (Hydra's ``compose`` takes a hundred times as long.)"""
+    config = copy.deepcopy(config)
+    for key, value in values.items():
+        if (_CONFIGS / key).is_dir():
+            config[key] = _choice(key, value)
+        else:
+            OmegaConf.update(config, key, _parsed(value), force_add=True)
+    return config
+
+
+@functools.cache
+def _choice(group: str, name: str) -> Any:
+    return OmegaConf.load(_CONFIGS / group / f"{name}.yaml")
+
+
+@functools.cache
+def _parsed(value: str) -> Any:
+    return OmegaConf.create(f"value: {value}").value

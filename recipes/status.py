@@ -1,0 +1,115 @@
+"""Shows how far the runs under a folder have come.
+
+python recipes/status.py runs/
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+
+from reporting.progress import Progress, read_progress
+from training.errors import UserError
+from training.launch import program
+
+_ORDER = ("running", "stopped", "left", "done")
+
+
+@program
+def main() -> None:
+    """Prints a line per run and a summary."""
+    folder, recent = _arguments(sys.argv[1:])
+    runs, complaints = read_progress(folder, recent)
+    for complaint in complaints:
+        print(f"warning: {complaint}", file=sys.stderr)
+    if not runs:
+        raise UserError(f"No runs were found under {folder}.")
+    runs.sort(key=lambda run: (_ORDER.index(run.state), run.run_dir.as_posix()))
+    speeds = _typical_speeds(runs)
+    lines: list[tuple[str, ...]] = [
+        ("run", "state", "steps", "of", "steps/s", "time left", "last sign")
+    ]
+    lines += [_line(run, speeds) for run in runs]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for name, state, *numbers in lines:
+        cells = [name.ljust(widths[0]), state.ljust(widths[1])]
+        print("  ".join([*cells, *map(str.rjust, numbers, widths[2:])]))
+    print(_summary(runs, speeds))
+    print(
+        f"A run counts as running if one of its files changed in the last {_time(recent)} "
+        "(recent=seconds). What is left comes from the notes of sweeps (multirun.yaml). Time left "
+        "is without evaluations."
+    )
+
+
+def _arguments(arguments: list[str]) -> tuple[Path, float]:
+    folders = [argument for argument in arguments if "=" not in argument]
+    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    if len(folders) != 1 or options.keys() - {"recent"}:
+        raise UserError("Usage: python recipes/status.py <folder of runs> [recent=300]")
+    if not Path(folders[0]).is_dir():
+        raise UserError(f"There is no folder {folders[0]}: give one that holds runs.")
+    try:
+        recent = float(options.get("recent", 300))
+    except ValueError:
+        recent = math.nan
+    if not 0 < recent < math.inf:
+        raise UserError(f"recent must be a number of seconds, got {options['recent']}.")
+    return Path(folders[0]), recent
+
+
+def _typical_speeds(runs: list[Progress]) -> dict[str, float]:
+    """By algorithm, for runs that have no speed of their own yet."""
+    speeds: dict[str, list[float]] = {}
+    for run in runs:
+        if math.isfinite(run.speed) and run.speed > 0:
+            speeds.setdefault(run.algorithm, []).append(run.speed)
+    return {algorithm: statistics.median(values) for algorithm, values in speeds.items()}
+
+
+def _seconds_left(run: Progress, speeds: dict[str, float]) -> float:
+    speed = run.speed if run.speed > 0 else speeds.get(run.algorithm, math.nan)
+    return run.remaining / speed if run.remaining else 0.0
+
+
+def _line(run: Progress, speeds: dict[str, float]) -> tuple[str, ...]:
+    return (
+        run.run_dir.as_posix(),
+        run.state,
+        f"{run.step:,}",
+        f"{run.total:,}",
+        f"{run.speed:.1f}" if math.isfinite(run.speed) else "–",
+        "–" if run.state == "done" else _time(_seconds_left(run, speeds)),
+        "–" if math.isnan(run.silence) else f"{_time(run.silence)} ago",
+    )
+
+
+def _summary(runs: list[Progress], speeds: dict[str, float]) -> str:
+    count = Counter(run.state for run in runs)
+    done, total = sum(run.step for run in runs), sum(run.total for run in runs)
+    seconds = [_seconds_left(run, speeds) for run in runs]
+    known = sum(second for second in seconds if math.isfinite(second))
+    text = ", ".join(f"{count[state]} {state}" for state in ("done", "running", "stopped", "left"))
+    text += f"; {done:,} of {total:,} steps ({done / total:.0%}); {_time(known)} of work left"
+    if count["running"] > 1:
+        text += f", {_time(known / count['running'])} with {count['running']} at a time"
+    unknown = sum(not math.isfinite(second) for second in seconds)
+    if unknown:
+        text += f", and {unknown} runs whose speed is not known yet"
+    return text + "."
+
+
+def _time(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "–"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""The report against numbers that are known, and references that share no code with it."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib
+import itertools
+import math
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from reporting import statistics
+from reporting.methods import Method, Task
+from reporting.page import write_report
+from reporting.runs import read_runs
+from reporting.study import make_study
+
+CHROMIUM = shutil.which("chromium")
+
+
+def _write_run(
+    root: Path,
+    sampler="uniform",
+    seed=0,
+    end=100.0,
+    *,
+    algorithm="td3",
+    env="Hopper-v4",
+    replay="uniform",
+    total=1000,
+    interval=100,
+    stop=None,
+    success=None,
+    **settings,
+) -> Path:
+    """Writes a run directory whose curve rises in a straight line to ``end``."""
+    extra = "".join(f"-{key}{value}" for key, value in settings.items())
+    method = f"{replay}-{sampler}{extra}-{total}-{interval}"
+    run_dir = root / algorithm / env / method / f"seed{seed}"
+    run_dir.mkdir(parents=True)
+    config = {
+        "seed": seed,
+        "total_frames": total,
+        "num_critics": 2,
+        "utd_ratio": 1,
+        "algorithm": algorithm,
+        "env": {"name": env},
+        "replay": {"name": replay},
+        "sampler": {"name": sampler},
+        "eval_interval": interval,
+        **settings,
+    }
+    OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
+    with (run_dir / "eval.csv").open("w") as file:
+        file.write("step,return_mean,return_std,episode_length,success_rate\n")
+        for step in range(0, (stop or total) + 1, interval):
+            rate = "" if success is None else success * step / total
+            file.write(f"{step},{end * step / total},1.0,1000.0,{rate}\n")
+    (run_dir / "train.csv").write_text(f"step,steps_per_second\n{stop or total},90.0\n")
+    if stop is None:
+        (run_dir / "finished").touch()
+    return run_dir
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    return functools.partial(_write_run, tmp_path / "runs")
+
+
+@pytest.fixture
+def fewer_repetitions(monkeypatch):
+    """For tests that do not look at intervals."""
+    monkeypatch.setattr(statistics, "REPETITIONS", 100)
+
+
+@pytest.fixture
+def study_of(tmp_path, fewer_repetitions):
+    return lambda: make_study(*read_runs(tmp_path / "runs"))
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    with file.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+# Statistics.
+
+
+def test_the_interquartile_mean_drops_a_quarter_at_both_ends():
+    scores = np.array([9.0, 1.0, 100.0, 3.0, 5.0, 4.0, -50.0, 8.0])
+    assert statistics.interquartile_mean(scores) == np.mean([3, 4, 5, 8])
+    assert statistics.interquartile_mean(scores[:3]) == pytest.approx(scores[:3].mean())
+
+
+def test_iqm_and_probability_agree_with_rliable():
+    from rliable import metrics
+
+    generator = np.random.default_rng(0)
+    for size, other in ((2, 3), (5, 5), (7, 4), (16, 9)):
+        # Rounded, so that there are ties.
+        x, y = generator.normal(size=size).round(1), generator.normal(size=other).round(1)
+        assert statistics.interquartile_mean(x) == pytest.approx(metrics.aggregate_iqm(x[:, None]))
+        assert statistics.probability_of_improvement(x, y) == pytest.approx(
+            metrics.probability_of_improvement(x[:, None], y[:, None])
+        )
+
+
+def test_the_bootstrap_interval_is_that_of_all_resamples():
+    """With three seeds all 27 resamples can be listed, and the percentiles known exactly."""
+    scores = np.array([1.0, 2.0, 6.0])
+    means = [np.mean(resample) for resample in itertools.product(scores, repeat=3)]
+    low, high = np.percentile(means, [2.5, 97.5], method="inverted_cdf")
+    found = statistics.estimate(np.mean, scores)
+    assert found.value == pytest.approx(3)
+    # The lowest and highest mean have a probability of 1/27 > 2.5 % each.
+    assert (found.low, found.high) == pytest.approx((low, high)) == (1.0, 6.0)
+
+
+def test_cells_of_different_size_are_resampled_on_their_own():
+    """The interval of a difference of means, against resamples drawn with NumPy alone."""
+    generator = np.random.default_rng(1)
+    x, y = generator.normal(1, 1, 12), generator.normal(0, 2, 7)
+    found = statistics.estimate(lambda a, b: a.mean() - b.mean(), x, y)
+    draws = [
+        generator.choice(x, len(x)).mean() - generator.choice(y, len(y)).mean()
+        for _ in range(20_000)
+    ]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    assert found.low == pytest.approx(low, abs=0.12)
+    assert found.high == pytest.approx(high, abs=0.12)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_truth_about_as_often_as_the_report_says():
+    """Percentile intervals of 5 normal seeds: about 84 %; of 30: about 93 %. Noise: ±4 %."""
+    generator = np.random.default_rng(2)
+    for seeds, expected in ((5, 0.84), (30, 0.935)):
+        hits = 0
+        for _ in range(300):
+            found = statistics.estimate(np.mean, generator.normal(size=seeds))
+            hits += found.low <= 0 <= found.high
+        assert hits / 300 == pytest.approx(expected, abs=0.065)  # three standard errors
+
+
+def test_estimates_leave_the_global_generator_alone_and_repeat():
+    np.random.seed(7)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    first = statistics.estimate(np.mean, np.arange(6.0))
+    assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+    np.random.seed(8)  # noqa: NPY002
+    assert statistics.estimate(np.mean, np.arange(6.0)) == first
+
+
+def test_a_single_seed_has_no_interval():
+    assert math.isnan(statistics.estimate(np.mean, np.array([1.0])).low)
+    assert np.isnan(statistics.column_estimates(np.ones((1, 4)))["iqm_high"]).all()
+
+
+@pytest.mark.parametrize(("seeds", "others"), [(1, 1), (3, 3), (4, 4), (2, 9), (5, 3)])
+def test_the_best_possible_p_is_that_of_the_rank_sum_test(seeds, others):
+    from scipy.stats import mannwhitneyu
+
+    separated = mannwhitneyu(np.arange(seeds) + 100, np.arange(others), method="exact").pvalue
+    assert statistics.best_possible_p(seeds, others) == pytest.approx(separated)
+
+
+# From runs to results.
+
+
+def test_final_score_and_area_of_a_known_curve(write_run, study_of):
+    write_run(end=100.0)
+    (cell,) = study_of().cells.values()
+    assert cell.final["return"] == pytest.approx([(90 + 100) / 2])  # evaluations at 900 and 1000
+    assert cell.area["return"] == pytest.approx([50])
+    assert cell.curves["return"]["mean"][3] == pytest.approx(30)
+
+
+def test_improvement_is_a_mean_of_ratios_over_tasks(write_run, study_of):
+    for env, base, gain in (("Hopper-v4", 100, 1.2), ("Ant-v4", 1000, 1.0)):
+        for seed in range(4):
+            write_run("uniform", seed, base, env=env)
+            write_run("vmf_rank", seed, base * gain, env=env)
+    study = study_of()
+    (average,) = study.averages
+    assert average.improvement.value == pytest.approx(110)
+    assert average.probability.value == pytest.approx(0.75)  # 1 on Hopper, ties on Ant
+    assert average.paper == 111.62
+    verdicts = {c.cell.task.environment: c.verdict for c in study.comparisons}
+    assert verdicts == {"Hopper-v4": "above the baseline", "Ant-v4": "undecided"}
+
+
+def test_unequal_numbers_of_seeds_and_grids(write_run, study_of):
+    for seed in range(5):
+        write_run("uniform", seed, 100, interval=100 if seed else 250)
+    for seed in range(3):
+        write_run("vmf_rank", seed, 110)
+    study = study_of()
+    (comparison,) = study.comparisons
+    assert (len(comparison.cell.runs), len(comparison.baseline.runs)) == (3, 5)
+    curve = comparison.baseline.curves["return"]
+    assert list(curve["step"]) == [0, 250, 500, 750, 1000]
+    assert curve["mean"] == pytest.approx([0, 25, 50, 75, 100])
+
+
+def test_unfinished_runs_are_named_and_do_not_count(write_run, study_of):
+    write_run("uniform", 0, 100)
+    stopped = write_run("uniform", 1, 5000, stop=400)
+    study = study_of()
+    (cell,) = study.cells.values()
+    assert [run.seed for run in cell.runs] == [0]
+    (left_out,) = study.left_out
+    assert stopped.as_posix().endswith(left_out.path)
+    assert "400 of 1,000" in left_out.reason
+
+
+def test_a_cell_without_a_finished_run_has_a_curve_only(write_run, study_of, tmp_path):
+    write_run("uniform", 0, 100, stop=400)
+    write_run("uniform", 1, 100, stop=700)
+    study = study_of()
+    (cell,) = study.cells.values()
+    assert cell.curves["return"]["step"][-1] == 400
+    assert not cell.complete
+    assert not cell.final
+    assert any("no run of TD3 with uniform (baseline) is finished" in note for note in study.notes)
+    write_report(study, tmp_path / "report")
+
+
+def test_versions_and_lengths_are_never_mixed(write_run, study_of):
+    for env, total in (("Hopper-v4", 1000), ("Hopper-v5", 1000), ("Hopper-v4", 2000)):
+        for sampler in ("uniform", "vmf_rank"):
+            write_run(sampler, 0, 100, env=env, total=total)
+    study = study_of()
+    assert len(study.tasks) == len(study.comparisons) == len(study.averages) == 3
+    for comparison in study.comparisons:
+        assert comparison.cell.task == comparison.baseline.task
+    assert all(len(average.comparisons) == 1 for average in study.averages)
+
+
+def test_hyper_parameters_make_other_methods_with_other_labels(write_run, study_of):
+    for critics in (2, 5):
+        write_run("vmf_rank", 0, 100, num_critics=critics)
+    for ratio in (1, 3):
+        write_run("uniform", 0, 100, utd_ratio=ratio)
+    write_run("vmf_uncertainty", 0, 100, utd_ratio=5)
+    study = study_of()
+    labels = set(study.method_labels.values())
+    assert {"vMFER (rank), num_critics=2", "vMFER (rank), num_critics=5"} <= labels
+    assert {"uniform (baseline), utd_ratio=1", "uniform (baseline), utd_ratio=3"} <= labels
+    notes = {c.cell.method: c.note for c in study.comparisons}
+    # Five critics are compared with the two of the baseline, and five updates with nothing.
+    assert sorted(notes.values()) == ["", "num_critics=2"]
+    assert any("vMFER (uncertainty) is compared with nothing" in note for note in study.notes)
+
+
+def test_percentages_of_a_negative_baseline_are_refused(write_run, study_of):
+    for seed in range(4):
+        write_run("uniform", seed, -10)
+        write_run("vmf_rank", seed, 20)
+    study = study_of()
+    (comparison,) = study.comparisons
+    assert comparison.improvement is None
+    assert comparison.probability.value == 1
+    assert not study.averages
+    assert any("no percentage" in note for note in study.notes)
+
+
+def test_success_rate_is_the_score_where_there_is_one(write_run, study_of):
+    for sampler, rate in (("uniform", 0.5), ("vmf_ema", 1.0)):
+        for seed in range(4):
+            write_run(sampler, seed, -50, success=rate, replay="her", env="FetchPush-v4")
+    (comparison,) = study_of().comparisons
+    assert comparison.cell.score_name == "success_rate"
+    assert comparison.improvement.value == pytest.approx(200)
+
+
+def test_missing_cells_are_named(write_run, study_of):
+    for env in ("Hopper-v4", "Ant-v4"):
+        write_run("uniform", 0, 100, env=env)
+    write_run("vmf_rank", 0, 100, env="Hopper-v4")
+    assert any("has no run on Ant-v4" in note for note in study_of().notes)
+
+
+def test_a_seed_found_twice_counts_once(write_run, study_of, tmp_path):
+    shutil.copytree(write_run("uniform", 0, 100), tmp_path / "runs" / "copy")
+    study = study_of()
+    assert [len(cell.runs) for cell in study.cells.values()] == [1]
+    assert "same settings and seed" in study.left_out[0].reason
+
+
+DAMAGE = {
+    "config.yaml": ["", "a: [", "seed: 1\n", "seed: x\ntotal_frames: 1\n", "\0"],
+    "eval.csv": [
+        "",
+        "step,return_mean\n",
+        "step,other\n0,1\n",
+        "step,return_mean\n0,1,2\n",
+        "step,return_mean\n0,abc\n",
+        "step,return_mean\n100,1\n0,1\n",
+        "step,return_mean\n0,nan\n",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, text) for name, texts in DAMAGE.items() for text in texts]
+)
+def test_damaged_files_are_skipped_and_named(write_run, tmp_path, name, content):
+    write_run("uniform", 0)
+    damaged = write_run("uniform", 1)
+    (damaged / name).write_text(content)
+    runs, left_out = read_runs(tmp_path / "runs")
+    assert [run.seed for run in runs] == [0]
+    (item,) = left_out
+    assert damaged.as_posix().endswith(item.path)
+    assert name.split(".")[0] in item.reason
+
+
+def test_no_code_in_a_config_is_executed(write_run, tmp_path):
+    trap = tmp_path / "trap"
+    run_dir = write_run()
+    text = f'a: !!python/object/apply:os.mkdir ["{trap}"]\n'
+    (run_dir / "config.yaml").write_text(text)
+    assert read_runs(tmp_path / "runs")[0] == []
+    assert not trap.exists()
+
+
+# The report itself.
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("report") / "runs"
+    generator = np.random.default_rng(3)
+    for env, sampler in itertools.product(
+        ("Hopper-v4", "<b>Odd|Name-v0"), ("uniform", "vmf_rank", "vmf_uncertainty")
+    ):
+        for seed in range(3):
+            _write_run(root, sampler, seed, 100 + 30 * generator.normal(), env=env)
+    for sampler in ("uniform", "vmf_ema"):
+        _write_run(root, sampler, 0, 10, env="FetchPush-v4", replay="her", success=0.8)
+    _write_run(root, "vmf_rank", 9, 100, stop=300)
+    return root
+
+
+def _make_report(runs: Path, out: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "REPETITIONS", 100)
+        write_report(make_study(*read_runs(runs)), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def report(runs):
+    return _make_report(runs, runs.parent / "report")
+
+
+def test_the_page_holds_everything_itself(report):
+    page = (report / "report.html").read_text()
+    pictures = len(list((report / "pictures").glob("*.png")))
+    assert page.count("data:image/png;base64,") == pictures >= 4
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page)
+    assert "://" not in page
+    assert "<b>Odd" not in page  # names are text, not markup
+    assert "too few to tell anything" in page
+    assert "unfinished: evaluated to step 300 of 1,000" in page
+
+
+def test_the_markdown_shows_the_pictures(report):
+    text = (report / "report.md").read_text()
+    for picture in re.findall(r"\]\((pictures/.+?\.png)\)", text):
+        assert (report / picture).exists()
+    for line in text.splitlines():  # rows of a table have as many cells as its head
+        if line.startswith("| ---"):
+            width = line.count("|")
+        if line.startswith("| ") and "Odd" in line:
+            assert len(re.findall(r"(?<!\\)\|", line)) == width
+
+
+def test_tables_hold_all_digits_and_intervals(runs, report, fewer_repetitions):
+    rows = _rows(report / "tables" / "comparisons.csv")
+    comparison = make_study(*read_runs(runs)).comparisons[0]
+    assert float(rows[0]["P(improvement)"]) == comparison.probability.value
+    assert float(rows[0]["P(improvement) high"]) == comparison.probability.high
+    curves = _rows(report / "tables" / "curves.csv")
+    assert {row["metric"] for row in curves} == {"return", "success_rate"}
+    averages = _rows(report / "tables" / "average_improvement.csv")
+    assert {row["paper, % of baseline"] for row in averages} == {"111.62", "117.75", ""}
+
+
+def test_the_same_runs_make_the_same_bytes(runs, report, tmp_path):
+    _make_report(runs, tmp_path / "again")
+    files = [file for file in report.rglob("*") if file.is_file()]
+    assert len(files) > 10
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "again" / file.relative_to(report)).read_bytes()
+
+
+def test_the_program_says_what_it_wrote_and_what_is_wrong(
+    runs, tmp_path, monkeypatch, capsys, fewer_repetitions
+):
+    program = importlib.import_module("report")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["report.py", str(runs)])
+    program.main()
+    assert "1 left out" in capsys.readouterr().out
+    assert (tmp_path / "report" / "report.html").exists()
+    (tmp_path / "empty").mkdir()
+    for arguments in (["empty"], ["nowhere"], [], [str(runs), "colour=red"]):
+        monkeypatch.setattr(sys, "argv", ["report.py", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            program.main()
+        assert exit_.value.code == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: ")
+        assert len(message.splitlines()) == 1
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
+def test_a_browser_shows_every_picture_without_complaint(report, tmp_path):
+    # A script of the test, not of the report, writes what the browser sees into the page.
+    probe = """<script>addEventListener("load", () => {
+      const images = [...document.images];
+      document.body.dataset.shown = images.filter(i => i.complete && i.naturalWidth > 0).length;
+      document.body.dataset.wide =
+        document.documentElement.scrollWidth > document.documentElement.clientWidth;
+    })</script></body>"""
+    page = (report / "report.html").read_text()
+    probed = tmp_path / "probed.html"
+    probed.write_text(page.replace("</body>", probe))
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1280,2000",
+        "--virtual-time-budget=10000",
+    ]
+    seen = subprocess.run(
+        [*command, "--dump-dom", probed.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    assert f'data-shown="{page.count("<img")}"' in seen.stdout
+    assert 'data-wide="false"' in seen.stdout
+    assert "CONSOLE" not in seen.stderr
+    picture = tmp_path / "page.png"
+    subprocess.run(
+        [*command, f"--screenshot={picture}", probed.as_uri()], capture_output=True, timeout=120
+    )
+    assert picture.stat().st_size > 20_000
+
+
+def test_tasks_know_their_version():
+    assert Task("Hopper-v4", 1).version == "v4"
+    assert Task("Hopper-v4", 1).name == "Hopper"
+    assert Task("Custom", 1).version == ""
+    assert Method("sac", "per_rank", "uniform", ()).family_label == "SAC+PER (rank)"
