@@ -27,7 +27,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is %s: set PYTHON=" % sys.version)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[loggers,report,test,video]'
+	$(BIN)/pip install --quiet --editable '.[loggers,report,sweep,test,video]'
 	touch $@
 
 clean:

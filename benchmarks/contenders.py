@@ -104,11 +104,14 @@ def stable_baselines(algorithm: str, filled: int) -> Run:
     return timed(lambda steps: model.learn(steps, reset_num_timesteps=False, log_interval=10**9))
 
 
-def stock_torchrl(algorithm: str, filled: int) -> Run:
+def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     """TorchRL's losses, collector and buffer, put together as its own scripts do.
 
-    Like these it collects many steps and then makes as many updates, which is cheaper than one
-    of each in turns.
+    Args:
+        algorithm: ``"td3"`` or ``"sac"``.
+        filled: transitions in the buffer.
+        at_once: collect all steps and then make as many updates, as those scripts do, which is
+            cheaper than one of each in turns.
     """
     from torchrl.collectors import Collector
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -168,11 +171,13 @@ def stock_torchrl(algorithm: str, filled: int) -> Run:
 
     def run(steps: int) -> None:
         nonlocal collector
+        frames = steps if at_once else 1
         if collector is None:
-            collector = iter(Collector(env, policy, frames_per_batch=steps, total_frames=-1))
-        buffer.extend(next(collector).select(*kept))
-        for _ in range(steps):
-            update()
+            collector = iter(Collector(env, policy, frames_per_batch=frames, total_frames=-1))
+        for _ in range(0, steps, frames):
+            buffer.extend(next(collector).select(*kept))
+            for _ in range(frames):
+                update()
 
     return timed(run)
 
@@ -212,6 +217,7 @@ class _Session:
             (buffer, "sample_actor", "sample"),
             (parts["critic_optimizer"], "step", "critic"),
             (parts["actor_optimizer"], "step", "actor"),
+            *((part, "step", "actor") for name, part in parts.items() if name == "alpha_optimizer"),
             (buffer, "update_actor_priority", "priority"),
         ):
             setattr(owner, name, self._watched(getattr(owner, name), part))
@@ -251,6 +257,9 @@ def serve(make: str, algorithm: str, filled: int, sampler: str, connection: Conn
     sys.path.insert(0, str(ROOT / "recipes"))
     if make == "recipe":
         recipe(algorithm, filled, sampler, connection)
-    run = {"sb3": stable_baselines, "torchrl": stock_torchrl}[make](algorithm, filled)
+    if make == "sb3":
+        run = stable_baselines(algorithm, filled)
+    else:
+        run = stock_torchrl(algorithm, filled, at_once=make == "torchrl at once")
     while True:
         connection.send(run(connection.recv()))

@@ -22,6 +22,7 @@ import numpy as np
 CONTENDERS = {
     "Stable-Baselines3": ("sb3", ""),
     "TorchRL's parts": ("torchrl", ""),
+    "TorchRL's parts, a turn's steps at once": ("torchrl at once", ""),
     "ours, sampler=uniform": ("recipe", "uniform"),
     "ours, sampler=fresh": ("recipe", "fresh"),
     "ours, sampler=vmf_uncertainty": ("recipe", "vmf_uncertainty"),
@@ -111,8 +112,8 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", default=["td3", "sac"])
     parser.add_argument("--filled", nargs="+", type=float, default=[1e5, 1e6])
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
     for algorithm in options.algorithms:

@@ -17,6 +17,8 @@ from training.errors import UserError, first_line
 from training.evaluation import evaluate
 from training.launch import program
 from training.networks import deterministic_actor, gaussian_actor
+from training.options import plain
+from training.perception import make_perception
 from training.video import record_video
 
 DEFAULTS: dict[str, Any] = {
@@ -40,29 +42,31 @@ def main() -> None:
                 "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
             )
     try:
-        cfg = OmegaConf.load(run_dir / "config.yaml")
+        cfg = plain(DictConfig(OmegaConf.load(run_dir / "config.yaml")))
+        cfg.device = "cpu"
         make_actor = {"td3": deterministic_actor, "sac": gaussian_actor}[cfg.algorithm]
-        name, hidden = cfg.env.name, list(cfg.hidden)
+        name, hidden, goals = cfg.env.name, cfg.hidden, cfg.replay.kind == "her"
     except Exception as error:
         raise UserError(
             f"{run_dir / 'config.yaml'} is not the configuration of a run ({first_line(error)})."
         ) from error
-    env = make_environment(name, options.seed)
-    actor = make_actor(env, hidden)
+    env = make_environment(name, options.seed, goals)
+    policy = make_perception(env, cfg).before(make_actor(env, hidden))
     try:
-        actor.load_state_dict(torch.load(run_dir / "policy.pt", weights_only=True))
+        policy.load_state_dict(torch.load(run_dir / "policy.pt", weights_only=True))
     except Exception as error:
         raise UserError(
             f"{run_dir / 'policy.pt'} cannot be read ({first_line(error)}): train the run again."
         ) from error
-    result = evaluate(actor, env, options.episodes, options.seed)
+    result = evaluate(policy, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
         f"Return {result.return_mean:.1f} ± {result.return_std:.1f} over {options.episodes} "
         f"episodes of {result.episode_length:.0f} steps on average{success}."
     )
     if options.video:
-        print(f"Video: {record_video(actor, name, options.seed, run_dir / 'video.mp4')}")
+        video = record_video(policy, name, options.seed, run_dir / "video.mp4", goals)
+        print(f"Video: {video}")
 
 
 def _options(arguments: list[str]) -> DictConfig:

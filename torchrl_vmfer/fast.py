@@ -97,6 +97,22 @@ class PlainNetwork:
             inputs = step(inputs) if isinstance(step, nn.Module) else _linear(inputs, *step)
         return inputs
 
+    def with_gradients(self, inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """The one output, and its gradient with respect to the last ``size`` inputs."""
+        layers, following = self._parts
+        if following:
+            fixed, points = inputs.detach().split([inputs.shape[-1] - size, size], -1)
+            points.requires_grad_()
+            with torch.enable_grad():
+                outputs = self(torch.cat([fixed, points], -1))
+                (gradients,) = torch.autograd.grad(outputs.sum(), points)
+            return outputs.detach(), gradients
+        with torch.no_grad():
+            *hidden, outputs = _hidden_units(inputs, layers)
+            weights = layers[::2]
+            *_, gradient = _gradients(torch.ones_like(outputs), hidden, weights)
+            return outputs, gradient @ weights[0][..., -size:]
+
 
 class _ReLUStack(torch.autograd.Function):
     """Linear layers with ReLU between them, whose backward pass makes no copies.
@@ -118,15 +134,12 @@ class _ReLUStack(torch.autograd.Function):
         depth = len(ctx.saved_tensors) // 2
         hidden, weights = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
         found: list[Tensor | None] = [None] * (1 + 2 * depth)
-        for layer in reversed(range(depth)):
+        layers = reversed(range(depth))
+        backwards = _gradients(gradient, hidden, weights)
+        for layer, gradient in zip(layers, backwards, strict=True):  # noqa: B020
             if ctx.needs_input_grad[1 + 2 * layer]:
                 found[1 + 2 * layer] = _weight_gradient(gradient, hidden[layer])
                 found[2 + 2 * layer] = gradient.sum(-2)
-            if layer > 0:
-                gradient = gradient @ weights[layer]
-                torch.ops.aten.threshold_backward.grad_input(
-                    gradient, hidden[layer], 0, grad_input=gradient
-                )
         if ctx.needs_input_grad[0]:
             found[0] = gradient @ weights[0]
         return tuple(found)
@@ -140,6 +153,19 @@ def _hidden_units(inputs: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
             units[-1].relu_()
         units.append(_linear(units[-1], params[position], params[position + 1]))
     return units
+
+
+def _gradients(
+    gradient: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """The gradients with respect to what each layer returns, from the last to the first."""
+    yield gradient
+    for layer in range(len(hidden) - 1, 0, -1):
+        gradient = gradient @ weights[layer]
+        torch.ops.aten.threshold_backward.grad_input(
+            gradient, hidden[layer], 0, grad_input=gradient
+        )
+        yield gradient
 
 
 def _weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
@@ -252,12 +278,12 @@ class _FastPath:
         """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
         measure = self._loss.measure
         count = self._loss.num_qvalue_nets if measure else self._climbed
-        # Each critic has its own copy of the action, hence its own gradient.
-        points = action.detach().expand(count, *action.shape).requires_grad_()
-        inputs = torch.cat([observation.expand(count, *observation.shape), points], -1)
-        values = (self._all_critics if measure else self._climbed_critics)(inputs).squeeze(-1)
-        (gradients,) = torch.autograd.grad(values.sum(), points)
-        return values.detach(), gradients
+        critics = self._all_critics if measure else self._climbed_critics
+        inputs = torch.cat([observation, action.detach()], -1)
+        values, gradients = critics.with_gradients(
+            inputs.expand(count, *inputs.shape), action.shape[-1]
+        )
+        return values.squeeze(-1), gradients
 
     def _actor_loss(
         self, tensordict: TensorDictBase, loss: Tensor, gradients: Tensor, used: int | Tensor

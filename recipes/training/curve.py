@@ -7,6 +7,9 @@ from pathlib import Path
 
 __all__ = ["draw_learning_curve"]
 
+# Columns of train.csv that have quantiles, and what they are called in the picture.
+_QUANTILES = {"resultant_length": "agreement R", "factor": "factor p"}
+
 
 def draw_learning_curve(run_dir: Path) -> Path | None:
     """Draws ``learning_curve.png`` from the run's tables. Returns ``None`` without matplotlib."""
@@ -17,14 +20,17 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
         return None
     evaluations = _columns(run_dir / "eval.csv")
     training = _columns(run_dir / "train.csv")
-    panels = [n for n in ("resultant_length", "factor") if f"{n}_q50" in training]
-    figure = Figure(figsize=(8, 4 + 2.2 * len(panels)), layout="constrained")
-    axes = figure.subplots(
-        1 + len(panels), sharex=True, squeeze=False, height_ratios=[2] + [1] * len(panels)
-    )[:, 0]
-    mean, spread = evaluations["return_mean"], evaluations["return_std"]
-    axes[0].plot(evaluations["step"], mean, color="tab:blue", label="mean over episodes")
-    axes[0].fill_between(
+    quantiles = [name for name in _QUANTILES if f"{name}_q50" in training]
+    has_success = any(value == value for value in evaluations["success_rate"])  # not NaN
+    heights = [2] + [1] * (has_success + len(quantiles))
+    figure = Figure(figsize=(8, 2 * sum(heights)), layout="constrained")
+    axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    remaining = iter(axes)
+
+    axis, mean, spread = next(remaining), evaluations["return_mean"], evaluations["return_std"]
+    axis.set_title(" / ".join(run_dir.parts[-4:]))
+    axis.plot(evaluations["step"], mean, color="tab:blue", label="mean over episodes")
+    axis.fill_between(
         evaluations["step"],
         [m - s for m, s in zip(mean, spread, strict=True)],
         [m + s for m, s in zip(mean, spread, strict=True)],
@@ -32,10 +38,15 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
         alpha=0.2,
         label="± standard deviation over episodes",
     )
-    axes[0].set_ylabel("evaluation return")
-    axes[0].set_title(" / ".join(run_dir.parts[-4:]))
-    axes[0].legend(loc="best", frameon=False)
-    for axis, name in zip(axes[1:], panels, strict=True):
+    axis.set_ylabel("evaluation return")
+    axis.legend(loc="best", frameon=False)
+    if has_success:
+        axis = next(remaining)
+        axis.plot(evaluations["step"], evaluations["success_rate"], color="tab:green")
+        axis.set_ylim(-0.05, 1.05)
+        axis.set_ylabel("success rate")
+    for name in quantiles:
+        axis = next(remaining)
         axis.plot(training["step"], training[f"{name}_q50"], color="tab:orange", label="median")
         axis.fill_between(
             training["step"],
@@ -45,9 +56,9 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
             alpha=0.2,
             label="10 % to 90 % of the actor's batch",
         )
-        axis.set_ylabel({"factor": "factor p", "resultant_length": "agreement R"}[name])
-    if panels:
-        axes[1].legend(loc="best", frameon=False)
+        axis.set_ylabel(_QUANTILES[name])
+        if name == quantiles[0]:
+            axis.legend(loc="best", frameon=False)
     for axis in axes:
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("environment steps")

@@ -10,14 +10,16 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from training.environments import make_environment
+from training.environments import make_environment, tensors
 from training.errors import UserError, first_line
 
 __all__ = ["record_video"]
 
 
 @torch.no_grad()
-def record_video(policy: TensorDictModuleBase, name: str, seed: int, path: Path) -> Path:
+def record_video(
+    policy: TensorDictModuleBase, name: str, seed: int, path: Path, goals: bool = False
+) -> Path:
     """Records one episode as an mp4 file."""
     # MuJoCo chooses its renderer when it is first imported to draw: without a screen, EGL.
     if "DISPLAY" not in os.environ:
@@ -25,13 +27,12 @@ def record_video(policy: TensorDictModuleBase, name: str, seed: int, path: Path)
     try:
         import imageio.v3 as imageio
 
-        env = make_environment(name, seed, render_mode="rgb_array")._env
+        env = make_environment(name, seed, goals, render_mode="rgb_array")._env
         observation, _ = env.reset(seed=seed)
         frames, over = [env.render()], False
         while not over:
-            batch = TensorDict({"observation": torch.from_numpy(observation)})
             with set_exploration_type(ExplorationType.DETERMINISTIC):
-                action = policy(batch)["action"].numpy()
+                action = policy(TensorDict(tensors(observation)))["action"].numpy()
             observation, _, terminated, truncated, _ = env.step(action)
             frames.append(env.render())
             over = terminated or truncated

@@ -124,7 +124,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             data = self._read(index, None if has_transform else keys)
         if has_transform:
             data = self._transform(data)
-        if keys is not None:
+        if keys is not None and (has_transform or not isinstance(self._storage, TensorStorage)):
             data = data.select(*keys)
         info["index"] = torch.stack(index, -1) if isinstance(index, tuple) else index
         for key, value in info.items():
@@ -148,15 +148,14 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         storage = self._storage
         if keys is None or not isinstance(storage, TensorStorage):
             return self._collate_fn(storage.get(index))
-        rows = storage._storage.select(*keys)
         if isinstance(index, tuple):
-            return self._collate_fn(rows[index])
+            return self._collate_fn(storage._storage.select(*keys)[index])
         # Several times faster than indexing, for rows scattered over a large storage.
-        return self._collate_fn(
-            rows.apply(
-                lambda entry: entry.index_select(0, index.to(entry.device)), batch_size=[len(index)]
-            )
-        )
+        rows = TensorDict({}, [len(index)], device=storage._storage.device)
+        for key in keys:
+            column = storage._storage.get(key)
+            rows.set(key, _rows_of(column, index))
+        return self._collate_fn(rows)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Tells the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""
@@ -263,3 +262,9 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             for position in range(len(state["queue"]))
         ]
         return state | {"queue": list(zip(batches, state["queue"], strict=True))}
+
+
+def _rows_of(column: Any, index: Tensor) -> Any:
+    if not isinstance(column, Tensor):
+        return column[index]
+    return column.index_select(0, index.to(column.device))

@@ -1,0 +1,193 @@
+"""Hindsight replay in the recipes: what is stored, what networks see, and how it goes on."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from training.environments import make_environment
+from training.errors import UserError
+from training.perception import GoalPerception, RunningStatistics
+
+HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")
+SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_ema", "vmf_pool", "vmf_direct")
+SMALL = {"vmf_pool": ["sampler.pool_size=64"], "vmf_direct": ["sampler.num_candidates=48"]}
+# The buffer of 120 is full and its oldest episode cut before the crash at step 155.
+INTERRUPTED = ("total_frames=161", "init_random_frames=30", "checkpoint_interval=40")
+INTERRUPTED += ("eval_interval=70",)
+
+
+def overrides(sampler):
+    return [*HER, f"sampler={sampler}", *SMALL.get(sampler, [])]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sampler"),
+    [
+        ("td3", "vmf_pool"),
+        ("sac", "vmf_direct"),
+        *(
+            pytest.param("td3", sampler, marks=pytest.mark.slow)
+            for sampler in SAMPLERS
+            if sampler != "vmf_pool"
+        ),
+    ],
+)
+def test_crashed_run_ends_like_an_uninterrupted_one(
+    algorithm, sampler, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+):
+    # Later keys win: the environment is not the one of other tests of resuming.
+    options = [*overrides(sampler), f"env.name={'FetchReach-v4'}"]
+    straight = straight_run(algorithm, *options)
+    resumed = shutil.copytree(crashed_run(algorithm, *options), tmp_path / "run")
+    finish(algorithm, resumed, *options)
+    assert "at step 120." in capfd.readouterr().err
+    assert_same_run(straight, resumed)
+
+
+@pytest.fixture(scope="module")
+def runs(train, tmp_path_factory):
+    """The same run by the short way to the simulator and by TorchRL's."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        fast: train(
+            "td3",
+            folder / str(fast),
+            *overrides("uniform"),
+            f"fast={fast}",
+            "critic_lr=0",
+            "actor_lr=0",
+            "total_frames=111",
+            "checkpoint_interval=110",
+        )
+        for fast in (True, False)
+    }
+
+
+def test_raw_observations_and_goals_are_stored(runs, checkpoint):
+    rows = checkpoint(runs[True])["parts"]["replay"]["rows"]
+    assert set(rows) == {"observation", "desired_goal", "action", "next"}
+    assert set(rows["next"]) == {"observation", "achieved_goal", "reward", "done", "terminated"}
+    assert rows["observation"].shape == (110, 10)
+    # The first three numbers of FetchReach's observation are the position, which is the goal
+    # achieved: metres around 1, which normalised ones are not.
+    following = rows["next"]["observation"][:, :3]
+    torch.testing.assert_close(following, rows["next"]["achieved_goal"])
+    assert following.mean() > 0.5
+    assert not rows["next"]["terminated"].any()
+    assert rows["next"]["done"].nonzero()[:, 0].tolist() == [49, 99]
+
+
+def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
+    fast, slow = (checkpoint(runs[way])["parts"]["replay"]["rows"] for way in (True, False))
+    for rows in (fast, slow):
+        rows.pop("index", None)  # TorchRL's writer notes the slots
+    order = sorted(fast)
+    assert order == sorted(slow)
+    for key in order:
+        if key != "next":
+            assert torch.equal(fast[key], slow[key]), key
+    for key in fast["next"]:
+        assert torch.equal(fast["next"][key], slow["next"][key]), key
+
+
+def test_statistics_are_those_of_all_collected_data(runs, checkpoint):
+    parts = checkpoint(runs[True])["parts"]
+    rows, seen = parts["replay"]["rows"], parts["perception"]
+    observation = rows["observation"].double()
+    torch.testing.assert_close(seen["observation.mean"], observation.mean(0))
+    torch.testing.assert_close(
+        seen["observation.squares"] / 110, observation.var(0, unbiased=False)
+    )
+    goals = torch.cat([rows["desired_goal"], rows["next"]["achieved_goal"]]).double()
+    torch.testing.assert_close(seen["goal.mean"], goals.mean(0))
+    torch.testing.assert_close(seen["goal.squares"] / 220, goals.var(0, unbiased=False))
+
+
+def test_tables_and_summary_tell_the_success_rate(train, table, tmp_path, capsys):
+    train("td3", tmp_path, *overrides("vmf_ema"), "num_eval_episodes=2")
+    rates = [float(row["success_rate"]) for row in table(tmp_path / "eval.csv")]
+    assert all(rate in (0.0, 0.5, 1.0) for rate in rates)
+    assert "success rate" in capsys.readouterr().out
+
+
+def test_evaluate_plays_with_the_statistics_of_the_run(train, table, tmp_path):
+    train("td3", tmp_path, *overrides("uniform"), "num_eval_episodes=2", "eval_interval=1000")
+    program = Path(__file__).parents[2] / "recipes" / "evaluate.py"
+    # The seed of the run's own evaluations.
+    command = [sys.executable, program, tmp_path, "episodes=2", "seed=1000000"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    mean = float(table(tmp_path / "eval.csv")[-1]["return_mean"])
+    assert f"Return {mean:.1f} ±" in result.stdout
+    assert "success rate" in result.stdout
+
+
+def test_an_environment_without_goals_is_refused(run_command, tmp_path):
+    result = run_command("td3", tmp_path, "replay=her", "env=Hopper-v4")
+    assert result.returncode == 2
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error")]
+    assert "Hopper-v4" in line
+    assert "FetchReach-v4" in line
+
+
+def test_goals_without_hindsight_are_part_of_the_observation():
+    env = make_environment("FetchReach-v4", 0)
+    plain = env.reset()["observation"]
+    assert plain.shape == (10 + 3,)
+    with pytest.raises(UserError, match="needs an environment with goals"):
+        make_environment("Hopper-v4", 0, goals=True)
+
+
+class TestRunningStatistics:
+    def test_equal_numpy_in_any_portions(self):
+        data = np.random.default_rng(0).normal([3, -2, 1e4], [1, 5, 0.1], (500, 3))
+        statistics = RunningStatistics(3)
+        for portion in np.split(data, [1, 2, 40, 300]):
+            statistics.add(torch.from_numpy(portion))
+        assert statistics.count == 500
+        np.testing.assert_allclose(statistics.mean, data.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(statistics.squares / 500, data.var(0), rtol=1e-8)
+
+    def test_normalized_has_mean_0_and_deviation_1(self):
+        data = torch.randn(400, 2) * torch.tensor([3.0, 0.2]) + torch.tensor([5.0, -1.0])
+        statistics = RunningStatistics(2)
+        statistics.add(data)
+        seen = statistics.normalized(data)
+        assert seen.dtype == torch.float32
+        torch.testing.assert_close(seen.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+        torch.testing.assert_close(seen.std(0, unbiased=False), torch.ones(2))
+
+    def test_constant_numbers_stay_finite(self):
+        statistics = RunningStatistics(1)
+        statistics.add(torch.full((10, 1), 2.0))
+        assert statistics.normalized(torch.tensor([[2.0], [2.01]])).tolist() == [
+            [0.0],
+            [pytest.approx(1.0, rel=1e-4)],
+        ]
+
+    def test_nothing_seen_yet_leaves_numbers_finite(self):
+        assert RunningStatistics(1).normalized(torch.ones(1, 1)).isfinite().all()
+
+
+def test_perception_clips_and_uses_the_drawn_goal_for_both_observations():
+    perception = GoalPerception((2, 1), clip=1.5, device="cpu")
+    data = TensorDict({"observation": torch.randn(50, 2), "desired_goal": torch.randn(50, 1)}, [50])
+    data["next"] = TensorDict({"achieved_goal": torch.randn(50, 1)}, [50])
+    perception.learn(data)
+    raw = {"observation": torch.tensor([[0.0, 100.0]]), "desired_goal": torch.zeros(1, 1)}
+    batch = TensorDict(
+        {**raw, "next": TensorDict({"observation": torch.tensor([[-100.0, 0.0]])}, [1])}, [1]
+    )
+    seen = perception(batch)
+    assert seen["observation"].shape == seen["next", "observation"].shape == (1, 3)
+    assert seen["observation"][0, 1] == 1.5
+    assert seen["next", "observation"][0, 0] == -1.5
+    assert torch.equal(seen["observation"][:, 2], seen["next", "observation"][:, 2])
