@@ -25,11 +25,10 @@ from torchrl.objectives import LossModule, SACLoss, TD3Loss
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
+from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from training.environments import make_environment
 from training.networks import deterministic_actor, gaussian_actor, make_critics
 from training.updates import descend
-
-from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 
 BATCH = 256
 HIDDEN = [256, 256]

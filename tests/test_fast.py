@@ -12,6 +12,7 @@ from torch import nn
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
 from torchrl.objectives import SoftUpdate
 
+from torchrl_vmfer import VMFUncertainty
 from torchrl_vmfer.fast import FastSoftUpdate, NotPlainError, PlainNetwork
 
 SEED = 5
@@ -113,6 +114,18 @@ def test_losses_agree_near_saturation(sac, make_batch):
     for loss in (slow, fast):
         loss.actor_network_params.data.mul_(6)
     assert_agree(slow, fast, lambda loss: loss.actor_loss(make_batch(64)))
+
+
+@pytest.mark.parametrize("critics", [2, 5])
+def test_uncertainty_agrees(algorithm, make_batch, critics):
+    results, states = [], []
+    for loss in pair(algorithm, num_qvalue_nets=critics, measure=False):
+        torch.manual_seed(SEED)
+        results.append(VMFUncertainty(loss)(make_batch(64))["vmf"])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    for name, expected in results[0].items():
+        torch.testing.assert_close(results[1][name], expected, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_paths_stay_together_over_many_updates(algorithm, make_batch):

@@ -136,7 +136,7 @@ class _ReLUStack(torch.autograd.Function):
         found: list[Tensor | None] = [None] * (1 + 2 * depth)
         layers = reversed(range(depth))
         backwards = _gradients(gradient, hidden, weights)
-        for layer, gradient in zip(layers, backwards, strict=True):  # noqa: B020
+        for layer, gradient in zip(layers, backwards, strict=True):
             if ctx.needs_input_grad[1 + 2 * layer]:
                 found[1 + 2 * layer] = _weight_gradient(gradient, hidden[layer])
                 found[2 + 2 * layer] = gradient.sum(-2)
@@ -274,9 +274,21 @@ class _FastPath:
         weights = self._loss._maybe_get_priority_weight(tensordict)
         return _reduce(loss, self._loss.reduction, weights=weights)
 
-    def _ask_critics(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def _policy_action(self, observation: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def values_and_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """All critics' values ``[N, B]`` at the policy's action, and the gradients of -Q_i."""
+        observation = self._observation(tensordict)
+        action = self._policy_action(observation)
+        values, gradients = self._ask_critics(observation, action, measure=True)
+        return values, -gradients
+
+    def _ask_critics(
+        self, observation: Tensor, action: Tensor, measure: bool
+    ) -> tuple[Tensor, Tensor]:
         """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
-        measure = self._loss.measure
         count = self._loss.num_qvalue_nets if measure else self._climbed
         critics = self._all_critics if measure else self._climbed_critics
         inputs = torch.cat([observation, action.detach()], -1)
@@ -313,6 +325,9 @@ class FastTD3(_FastPath):
             loss.actor_network, loss.target_actor_network_params
         ).detached()
 
+    def _policy_action(self, observation: Tensor) -> Tensor:
+        return self._actor(observation)
+
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the critics, and what it was made of."""
         loss = self._loss
@@ -332,7 +347,8 @@ class FastTD3(_FastPath):
         """The loss of the actor, and what the critics say of it."""
         observation = self._observation(tensordict)
         action = self._actor(observation)
-        values, gradients = self._ask_critics(observation, self._loss.perturbed(action.detach()))
+        at = self._loss.perturbed(action.detach())
+        values, gradients = self._ask_critics(observation, at, self._loss.measure)
         actor_loss, metadata = self._actor_loss(
             tensordict, -_climb(action, values[0], gradients[0]), gradients, used=0
         )
@@ -360,6 +376,9 @@ class FastSAC(_FastPath):
         log_slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
         return before.tanh(), (log_density - log_slope).sum(-1)
 
+    def _policy_action(self, observation: Tensor) -> Tensor:
+        return self._act(observation)[0]
+
     def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the critics, and their TD errors."""
         with torch.no_grad():
@@ -374,7 +393,7 @@ class FastSAC(_FastPath):
         """The loss of the actor, and what the critics say of it."""
         observation = self._observation(tensordict)
         action, log_prob = self._act(observation)
-        values, gradients = self._ask_critics(observation, action)
+        values, gradients = self._ask_critics(observation, action, self._loss.measure)
         value, used = values[: self._climbed].min(0)
         gradient = gradients.gather(0, used[None, :, None].expand(1, *action.shape)).squeeze(0)
         actor_loss, metadata = self._actor_loss(

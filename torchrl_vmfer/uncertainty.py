@@ -142,6 +142,9 @@ class VMFUncertainty(TensorDictModuleBase):
 
     def _values_and_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
         loss = self._loss_module
+        fast = loss._fast_updates(tensordict) if hasattr(loss, "_fast_updates") else None
+        if fast is not None:
+            return fast.values_and_gradients(tensordict)
         actor, critic = loss.actor_network, loss.qvalue_network
         params = loss.qvalue_network_params.detach()
         exploration = ExplorationType.RANDOM
