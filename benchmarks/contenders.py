@@ -198,6 +198,7 @@ class _Session:
     finished = False
 
     def __init__(self, filled: int, connection: Connection) -> None:
+        torch.set_flush_denormal(True)  # as the real one does
         self.metrics = importlib.import_module("training.logs").Averages()
         self._filled = filled
         self._connection = connection

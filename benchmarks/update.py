@@ -10,7 +10,6 @@ networks and one thread. All take turns in one process; ratios are taken within 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import warnings
@@ -98,7 +97,6 @@ def main() -> None:
     parser.add_argument("--critics", nargs="+", type=int, default=[2, 10])
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torchrl_logger.setLevel("WARNING")

@@ -53,7 +53,8 @@ def main() -> None:
     env = make_environment(name, options.seed, goals)
     policy = make_perception(env, cfg).before(make_actor(env, hidden))
     try:
-        policy.load_state_dict(torch.load(run_dir / "policy.pt", weights_only=True))
+        state = torch.load(run_dir / "policy.pt", weights_only=True, map_location="cpu")
+        policy.load_state_dict(state)
     except Exception as error:
         raise UserError(
             f"{run_dir / 'policy.pt'} cannot be read ({first_line(error)}): train the run again."

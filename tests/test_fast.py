@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
-from torchrl.objectives import SoftUpdate
+from torchrl.objectives import SoftUpdate, ValueEstimators
 
 from torchrl_vmfer import VMFUncertainty
 from torchrl_vmfer.fast import FastSoftUpdate, NotPlainError, PlainNetwork
@@ -288,3 +288,120 @@ def test_a_network_that_is_not_plain_is_refused():
     with pytest.raises(NotPlainError, match="BatchNorm1d"):
         PlainNetwork(network, params)
     assert issubclass(NotPlainError, TypeError)
+
+
+def test_a_module_that_comes_twice_counts_twice():
+    """``named_children`` passes over the second."""
+    act = nn.ReLU()
+    network = nn.Sequential(nn.Linear(4, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 1))
+    params = TensorDict.from_module(network, as_module=False)
+    inputs = torch.randn(10, 4)
+    torch.testing.assert_close(PlainNetwork(network, params)(inputs), network(inputs))
+
+
+def test_hooks_go_by_the_stock_path():
+    network = nn.Sequential(nn.Linear(4, 4))
+    network[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.raises(NotPlainError, match="hooks"):
+        PlainNetwork(network, TensorDict.from_module(network, as_module=False))
+
+
+def gaussian(sac, names, **kwargs):
+    torch.manual_seed(0)
+    network = nn.Sequential(MLP(5, 6, num_cells=[8]), sac.actor().module[0].module[1])
+    actor = ProbabilisticActor(
+        TensorDictModule(network, ["observation"], names),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        distribution_kwargs=kwargs,
+        return_log_prob=True,
+    )
+    torch.manual_seed(0)
+    return sac.vmf_class(actor, sac.critic(), target_entropy=-3.0, fast=True)
+
+
+def test_bounds_may_be_tensors(sac, make_batch):
+    bounds = {"low": -torch.ones(3), "high": torch.ones(3)}
+    loss = gaussian(sac, ["loc", "scale"], **bounds)
+    loss.actor_loss(make_batch(16))
+    assert loss._fast is not None
+
+
+def test_mean_and_deviation_in_another_order_go_by_the_stock_path(sac, make_batch):
+    loss = gaussian(sac, ["scale", "loc"])
+    loss.qvalue_v2_loss(make_batch(16))
+    assert loss._fast is None
+    assert "loc" in loss._why_not_fast
+
+
+def test_trajectory_numbers_of_collectors_do_not_keep_from_the_fast_path(algorithm, make_batch):
+    _, fast = pair(algorithm)
+    batch = make_batch(16).set(("collector", "traj_ids"), torch.zeros(16, dtype=torch.int64))
+    fast.actor_loss(batch)
+    assert fast._fast is not None
+
+
+def test_a_value_estimator_without_fast_path_is_not_the_last_word(algorithm, make_batch):
+    _, fast = pair(algorithm)
+    fast.make_value_estimator(ValueEstimators.TDLambda, gamma=0.9, lmbda=0.9)
+    assert fast._fast_updates(make_batch(16)) is None
+    fast.make_value_estimator(ValueEstimators.TD0, gamma=0.9)
+    assert fast._fast_updates(make_batch(16)) is not None
+
+
+def test_soft_update_follows_parameters_that_moved_in_memory(algorithm):
+    losses = pair(algorithm)
+    for loss, updater in zip(losses, (SoftUpdate, FastSoftUpdate), strict=True):
+        targets = updater(loss, tau=0.5)
+        loss.double()
+        for parameter in loss.parameters():
+            parameter.data += 1
+        targets.step()
+    for name, value in losses[0].state_dict().items():
+        torch.testing.assert_close(losses[1].state_dict()[name], value)
+
+
+def test_parameters_that_moved_in_memory_are_followed(algorithm, make_batch):
+    _, fast = pair(algorithm)
+    batch = make_batch(16)
+    algorithm.critic_loss(fast, batch)
+    fast.actor_loss(batch)
+    for parameter in fast.parameters():
+        parameter.data = parameter.data + 0.1
+    slow = algorithm.build()  # TorchRL's own loss remembers the old memory
+    slow.load_state_dict(fast.state_dict())
+    assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
+    assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
+
+
+def test_batches_without_terminated_end_with_done(algorithm, make_batch):
+    slow, fast = pair(algorithm)
+    batch = make_batch(32)
+    del batch["next", "terminated"]
+    assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
+
+
+def test_biases_learn_where_weights_are_frozen(td3, make_batch):
+    slow, fast = pair(td3)
+    for loss in (slow, fast):
+        for name, parameter in loss.named_parameters():
+            if name.endswith("weight"):
+                parameter.requires_grad_(False)
+    assert_agree(slow, fast, lambda loss: loss.value_loss(make_batch(16)))
+
+
+def test_autocast_goes_by_the_stock_path(algorithm, make_batch):
+    _, fast = pair(algorithm)
+    with torch.autocast("cpu", torch.bfloat16):
+        algorithm.critic_loss(fast, make_batch(16))[0].backward()
+    assert fast._fast is None
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_actor_loss_agrees_with_weights_in_the_batch(algorithm, make_batch, reduction):
+    batch = make_batch(16).set("priority_weight", torch.rand(16))
+    values = []
+    for loss in pair(algorithm, reduction=reduction):
+        torch.manual_seed(SEED)
+        values.append(loss.actor_loss(batch.clone())[0])
+    torch.testing.assert_close(values[1], values[0], **TOLERANCE)

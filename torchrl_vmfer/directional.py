@@ -1,8 +1,7 @@
 """Statistics of directions under the von Mises-Fisher distribution.
 
 Pure functions on tensors: a set of ``N`` directions is a tensor ``[N, *batch, p]``
-of vectors in ``p`` dimensions, and every function reduces the first and the last
-dimension. Equation numbers refer to the vMFER paper (Zhu et al., IJCAI 2024).
+of vectors in ``p`` dimensions. Equation numbers refer to the vMFER paper (Zhu et al., IJCAI 2024).
 """
 
 from __future__ import annotations
@@ -27,10 +26,6 @@ MAX_FACTOR = math.e
 """The largest sampling factor: exp(R μᵀx) with R ≤ 1 and μᵀx ≤ 1."""
 
 
-# Between this and its inverse, squares neither over- nor underflow in single precision.
-_SAFE_NORM = 1e-15
-
-
 def directions(gradients: Tensor) -> Tensor:
     """The unit vectors x_i = g_i / ‖g_i‖ of some gradients.
 
@@ -45,11 +40,6 @@ def directions(gradients: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    if gradients.device.type == "cpu" and not torch.compiler.is_compiling() and gradients.numel():
-        norm = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
-        least, largest = norm.aminmax()
-        if least.item() > _SAFE_NORM and largest.item() < 1 / _SAFE_NORM:
-            return gradients / norm
     # Dividing by the largest entry first keeps the squares from over- or underflowing.
     scale = gradients.abs().amax(-1, keepdim=True)
     usable = scale.isfinite() & (scale > 0)
@@ -187,17 +177,16 @@ def sampling_factor(gradients: Tensor, used: int | Tensor) -> Tensor:
         >>> sampling_factor(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), used=0)
         tensor(1.6487)
     """
-    return factor_and_length(gradients, used)[0]
+    return factor_and_length(directions(gradients), used)[0]
 
 
-def factor_and_length(gradients: Tensor, used: int | Tensor) -> tuple[Tensor, Tensor]:
-    """The :func:`sampling_factor` and the :func:`resultant_length`, at the cost of one.
+def factor_and_length(x: Tensor, used: int | Tensor) -> tuple[Tensor, Tensor]:
+    """The :func:`sampling_factor` and the :func:`resultant_length` of some directions.
 
     Args:
-        gradients: as there.
-        used: as there.
+        x: unit vectors ``[N, *batch, p]``, as :func:`directions` gives them.
+        used: the critic e, as in :func:`sampling_factor`.
     """
-    x = directions(gradients)
     mean = x.mean(0)
     if isinstance(used, Tensor):
         index = used[None, ..., None].expand(1, *x.shape[1:])

@@ -26,7 +26,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.utils import _reduce, distance_loss
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer.directional import factor_and_length
+from torchrl_vmfer.directional import directions, factor_and_length
 
 if TYPE_CHECKING:
     from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
@@ -40,6 +40,8 @@ _ACTIVATIONS = (
 )
 
 
+# Between this and its inverse, squares neither over- nor underflow in single precision.
+_SAFE_NORM = 1e-15
 # Containers that only pass tensors on.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
 
@@ -64,7 +66,10 @@ class PlainNetwork:
         self._steps = list(_steps(module, params, is_alone=not params.batch_size))
 
     def detached(self, count: int | None = None) -> PlainNetwork:
-        """The first ``count`` stacks, without gradients for their parameters."""
+        """The first ``count`` stacks, without gradients for their parameters.
+
+        It refers to the memory of the parameters: see :meth:`shares_memory`.
+        """
         network = PlainNetwork.__new__(PlainNetwork)
         network._steps = [
             step
@@ -73,6 +78,13 @@ class PlainNetwork:
             for step in self._steps
         ]
         return network
+
+    def shares_memory(self, other: PlainNetwork) -> bool:
+        """Whether the parameters of another network begin where those of this one do."""
+        return all(
+            isinstance(step, nn.Module) or step[0].data_ptr() == others[0].data_ptr()
+            for step, others in zip(self._steps, other._steps, strict=True)
+        )
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Any]]:
@@ -139,6 +151,7 @@ class _ReLUStack(torch.autograd.Function):
         for layer, gradient in zip(layers, backwards, strict=True):
             if ctx.needs_input_grad[1 + 2 * layer]:
                 found[1 + 2 * layer] = _weight_gradient(gradient, hidden[layer])
+            if ctx.needs_input_grad[2 + 2 * layer]:
                 found[2 + 2 * layer] = gradient.sum(-2)
         if ctx.needs_input_grad[0]:
             found[0] = gradient @ weights[0]
@@ -184,10 +197,13 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterator[Any]:
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise NotPlainError(f"{type(module).__name__} has hooks.")
     if type(module) in _WRAPPERS:
         yield from _steps(module.module, _child(params, "module"), is_alone)
     elif type(module) in (nn.Sequential, MLP):
-        for name, child in module.named_children():
+        # Not `named_children`, which passes over a module that comes a second time.
+        for name, child in module._modules.items():
             yield from _steps(child, _child(params, name), is_alone)
     elif type(module) is nn.Linear and params is not None:
         yield params.get("weight"), params.get("bias", None)
@@ -230,17 +246,22 @@ class _FastPath:
             raise NotPlainError("Actor and critics read different entries.")
         self._critics = PlainNetwork(loss.qvalue_network, loss.qvalue_network_params)
         # Extra critics serve the measurement only.
-        self._decisive = min(loss.num_target_critics, loss.num_qvalue_nets)
+        self._num_target_critics = min(loss.num_target_critics, loss.num_qvalue_nets)
         self._all_critics = self._critics.detached()
-        self._climbed_critics = self._critics.detached(self._climbed)
-        self._target_critics = PlainNetwork(
-            loss.qvalue_network, loss.target_qvalue_network_params
-        ).detached(self._decisive)
+        self._actor_critics = self._critics.detached(self._num_actor_critics)
+        targets = PlainNetwork(loss.qvalue_network, loss.target_qvalue_network_params)
+        self._target_critics = targets.detached(self._num_target_critics)
+        # Networks and what was derived of them.
+        self._derived = [(self._critics, self._all_critics), (targets, self._target_critics)]
+
+    def is_current(self) -> bool:
+        """Whether the parameters still lie in the memory that is referred to."""
+        return all(network.shares_memory(derived) for network, derived in self._derived)
 
     @property
-    def _climbed(self) -> int:
+    def _num_actor_critics(self) -> int:
         """The number of critics that can move the actor."""
-        return self._decisive
+        return self._num_target_critics
 
     def _observation(self, tensordict: TensorDictBase, *prefix: str) -> Tensor:
         entries = [tensordict.get((*prefix, key)) for key in self._observations]
@@ -249,7 +270,9 @@ class _FastPath:
     def _next_value(self, observation: Tensor, action: Tensor) -> Tensor:
         inputs = torch.cat([observation, action], -1)
         return (
-            self._target_critics(inputs.expand(self._decisive, *inputs.shape)).squeeze(-1).amin(0)
+            self._target_critics(inputs.expand(self._num_target_critics, *inputs.shape))
+            .squeeze(-1)
+            .amin(0)
         )
 
     def _critic_loss(
@@ -258,7 +281,8 @@ class _FastPath:
         """The critics' loss, their values ``[N, B]`` and the values ``[B]`` they aim at."""
         loss, keys = self._loss, self._loss.tensor_keys
         reward = tensordict.get(("next", keys.reward)).squeeze(-1)
-        terminated = tensordict.get(("next", keys.terminated)).squeeze(-1)
+        done = tensordict.get(("next", keys.done))
+        terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
         target = reward + self._gamma * next_value.masked_fill(terminated, 0)
         action = tensordict.get(loss.tensor_keys.action)
         inputs = torch.cat([self._observation(tensordict), action], -1)
@@ -289,8 +313,8 @@ class _FastPath:
         self, observation: Tensor, action: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor]:
         """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
-        count = self._loss.num_qvalue_nets if measure else self._climbed
-        critics = self._all_critics if measure else self._climbed_critics
+        count = self._loss.num_qvalue_nets if measure else self._num_actor_critics
+        critics = self._all_critics if measure else self._actor_critics
         inputs = torch.cat([observation, action.detach()], -1)
         values, gradients = critics.with_gradients(
             inputs.expand(count, *inputs.shape), action.shape[-1]
@@ -303,8 +327,18 @@ class _FastPath:
         loss = self._reduced(loss, tensordict)
         if not self._loss.measure:
             return loss, {}
-        factor, length = factor_and_length(gradients, used)
+        factor, length = factor_and_length(_directions(gradients), used)
         return loss, {"vmf_factor": factor, "vmf_resultant_length": length}
+
+
+def _directions(gradients: Tensor) -> Tensor:
+    """:func:`~torchrl_vmfer.directional.directions`, in fewer steps where nothing is unusual."""
+    if gradients.device.type == "cpu" and gradients.numel():
+        norm = torch.linalg.vector_norm(gradients, dim=-1, keepdim=True)
+        least, largest = norm.aminmax()
+        if least.item() > _SAFE_NORM and largest.item() < 1 / _SAFE_NORM:
+            return gradients / norm
+    return directions(gradients)
 
 
 def _climb(action: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
@@ -316,14 +350,14 @@ class FastTD3(_FastPath):
     """The two losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
 
     _loss: VMFTD3Loss
-    _climbed = 1  # the first
+    _num_actor_critics = 1  # the first
 
     def __init__(self, loss: VMFTD3Loss) -> None:
         super().__init__(loss)
         self._actor = PlainNetwork(loss.actor_network, loss.actor_network_params)
-        self._target_actor = PlainNetwork(
-            loss.actor_network, loss.target_actor_network_params
-        ).detached()
+        target_actor = PlainNetwork(loss.actor_network, loss.target_actor_network_params)
+        self._target_actor = target_actor.detached()
+        self._derived.append((target_actor, self._target_actor))
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         return self._actor(observation)
@@ -394,7 +428,7 @@ class FastSAC(_FastPath):
         observation = self._observation(tensordict)
         action, log_prob = self._act(observation)
         values, gradients = self._ask_critics(observation, action, self._loss.measure)
-        value, used = values[: self._climbed].min(0)
+        value, used = values[: self._num_actor_critics].min(0)
         gradient = gradients.gather(0, used[None, :, None].expand(1, *action.shape)).squeeze(0)
         actor_loss, metadata = self._actor_loss(
             tensordict,
@@ -410,9 +444,17 @@ def _gaussian(actor: Any, params: TensorDictBase) -> tuple[nn.Module, TensorDict
     if type(actor) is not ProbabilisticActor or len(actor.module) != 2:
         raise NotPlainError(f"{type(actor).__name__} is not a network with a distribution.")
     network, head = actor.module
-    bounds = {"low": -1.0, "high": 1.0}
-    if head.distribution_class is not TanhNormal or (bounds | head.distribution_kwargs) != bounds:
+    bounds = {"low": -1.0, "high": 1.0} | head.distribution_kwargs
+    if (
+        head.distribution_class is not TanhNormal
+        or head.num_samples is not None
+        or bounds.keys() != {"low", "high"}
+        or not (torch.as_tensor(bounds["low"]) == -1).all()
+        or not (torch.as_tensor(bounds["high"]) == 1).all()
+    ):
         raise NotPlainError("The policy is not a TanhNormal on [-1, 1].")
+    if not list(network.out_keys) == list(head.in_keys) == ["loc", "scale"]:
+        raise NotPlainError("The network does not return `loc` and `scale`, in this order.")
     return network, params.get(("module", "0"))
 
 
@@ -423,10 +465,11 @@ class FastSoftUpdate(SoftUpdate):
         """Copies the parameters to their targets."""
         super().init_()
         sources, targets = self._sources.flatten_keys(), self._targets.flatten_keys()
-        names = list(sources.keys())
-        self._source_list = [sources.get(name).data for name in names]
-        self._target_list = [targets.get(f"target_{name}").data for name in names]
+        self._pairs = [(targets.get(f"target_{name}"), source) for name, source in sources.items()]
 
     def step(self) -> None:
         """Moves the targets towards the parameters."""
-        torch._foreach_lerp_(self._target_list, self._source_list, 1 - self.eps)
+        targets, sources = zip(
+            *((target.data, source.data) for target, source in self._pairs), strict=True
+        )
+        torch._foreach_lerp_(targets, sources, 1 - self.eps)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SACLoss, TD3Loss
 from torchrl.objectives.utils import _vmap_func
 
-from torchrl_vmfer.directional import factor_and_length
+from torchrl_vmfer.directional import directions, factor_and_length
 from torchrl_vmfer.fast import FastSAC, FastTD3, NotPlainError
 from torchrl_vmfer.gradients import linearized_values
 
@@ -19,9 +19,7 @@ __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 
 # Entries that TorchRL's losses take account of and the fast path does not: masks, and the number
 # of steps that a transition spans.
-_NOT_FAST = {"steps_to_next_obs"} | {
-    key if isinstance(key, str) else key[0] for key in AUTO_LOSS_MASK_KEYS
-}
+_NOT_FAST = (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
 _Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 
 
@@ -79,23 +77,34 @@ class _GradientTap(_Loss):
         self.measure = measure
         self.fast = fast
         self._fast: FastTD3 | FastSAC | None = None
+        self._why_not_fast = ""
         self._in_actor_loss = False
         super().__init__(*args, **kwargs)
 
     def _fast_updates(self, tensordict: TensorDictBase) -> Any:
         """The fast path for a batch, or ``None`` where there is none."""
-        if not self.fast or tensordict.ndim != 1 or not _NOT_FAST.isdisjoint(tensordict.keys()):
+        if (
+            not self.fast
+            or self._why_not_fast
+            or tensordict.ndim != 1
+            or torch.is_autocast_enabled("cpu")
+            or torch.is_autocast_enabled("cuda")
+            or any(tensordict.get(key, None) is not None for key in _NOT_FAST)
+        ):
             return None
-        if self._fast is None:
+        if self._fast is None or not self._fast.is_current():
             try:
                 self._fast = self._make_fast_updates()
-            except NotPlainError:
-                self.fast = False
+            except NotPlainError as error:
+                self._why_not_fast = str(error)
         return self._fast
+
+    def _forget_fast_updates(self) -> None:
+        self._fast, self._why_not_fast = None, ""
 
     def make_value_estimator(self, *args: Any, **kwargs: Any) -> Any:
         """As in TorchRL's loss."""
-        self._fast = None
+        self._forget_fast_updates()
         return super().make_value_estimator(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,7 +113,7 @@ class _GradientTap(_Loss):
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         # `.to()` may put other tensors in the place of the parameters.
-        self._fast = None
+        self._forget_fast_updates()
         return super()._apply(*args, **kwargs)
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
@@ -120,7 +129,7 @@ class _GradientTap(_Loss):
         finally:
             self._in_actor_loss = False
         gradients = self._loss_gradients(tensordict)
-        factor, length = factor_and_length(gradients, self._used_critic())
+        factor, length = factor_and_length(directions(gradients), self._used_critic())
         del self._values, self._gradients
         return loss, metadata | {"vmf_factor": factor, "vmf_resultant_length": length}
 
@@ -156,20 +165,21 @@ class _GradientTap(_Loss):
 class VMFTD3Loss(_GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
 
-    Unless the two options below change them, loss values and gradients are TorchRL's, bit for
-    bit. The metadata of ``actor_loss`` gain
-    ``"vmf_factor"``, the sampling factor p_j of each transition with e = the first critic
-    (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. They come out of
-    the forward and backward pass of the critics that the actor's gradient takes anyway.
+    With the defaults, loss values and gradients are TorchRL's, bit for bit. The metadata of
+    ``actor_loss`` gain ``"vmf_factor"``, the sampling factor p_j of each transition with e = the
+    first critic (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. They
+    come out of the forward and backward pass of the critics that the actor's gradient takes
+    anyway.
 
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target.
-            _Critics beyond them learn from the same target and serve the uncertainty only.
+            Critics beyond them learn from the same target and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         fast: computes the same, up to rounding, as batched matrix products where actor and
             critics are plain stacks of linear layers and activations; other networks go by
-            TorchRL's path.
+            TorchRL's path. (Without ``measure``, TD3's actor then asks only the first critic, and
+            ``"state_action_value_actor"`` of the metadata has one row.)
         actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
             of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
             noisy action, kept within the bounds; the actor receives the gradient found there.
@@ -257,12 +267,13 @@ class VMFSACLoss(_GradientTap, SACLoss):
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target and
-            the minimum that the actor climbs. _Critics beyond them learn from the same target
+            the minimum that the actor climbs. Critics beyond them learn from the same target
             and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         fast: computes the same, up to rounding, as batched matrix products where actor and
             critics are plain stacks of linear layers and activations; other networks go by
-            TorchRL's path.
+            TorchRL's path. (Without ``measure``, TD3's actor then asks only the first critic, and
+            ``"state_action_value_actor"`` of the metadata has one row.)
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.

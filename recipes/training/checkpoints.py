@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from training.errors import first_line
+from training.errors import UserError, first_line
 
 __all__ = ["Checkpoints", "save_atomically"]
 
@@ -69,8 +69,13 @@ class Checkpoints:
         return True
 
     def load(self) -> dict[str, Any] | None:
-        """The newest readable state, or ``None``. Files that cannot be read are reported."""
-        for file in self._files():
+        """The newest readable state, or ``None`` if there is none.
+
+        Files that cannot be read are reported. If there are no others, it is an error: to start
+        anew would overwrite what the run has written.
+        """
+        files = self._files()
+        for file in files:
             try:
                 # PyTorch writes checksums but does not look at them.
                 with zipfile.ZipFile(file) as archive:
@@ -81,7 +86,12 @@ class Checkpoints:
             except Exception as error:
                 print(
                     f"The checkpoint {file} cannot be read ({first_line(error)}); "
-                    "going back to the one before it.",
+                    "looking for an older one.",
                     file=sys.stderr,
                 )
+        if files:
+            raise UserError(
+                f"None of the {len(files)} checkpoints in {self._folder} can be read: delete the "
+                "run directory to start anew, or put back a copy of it."
+            )
         return None

@@ -61,6 +61,11 @@ def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -
                 f"{name} has the action space {env.action_space}, but TD3 and SAC need a "
                 "continuous one (Box): choose another environment."
             )
+        if len(env.action_space.shape) != 1:
+            raise UserError(
+                f"{name} has actions of shape {env.action_space.shape}, but TD3 and SAC need "
+                "vectors: choose another environment."
+            )
         if not np.isfinite([env.action_space.low, env.action_space.high]).all():
             raise UserError(
                 f"{name} has unbounded actions, but TD3 and SAC need bounds: choose another "
@@ -83,17 +88,22 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
             "replay=, or an environment such as FetchReach-v4."
         )
     if goals:
-        single = gym.spaces.Dict(
-            {key: gym.spaces.Box(-np.inf, np.inf, parts[key].shape, np.float32) for key in _GOALS}
-        )
+        single = gym.spaces.Dict({key: _single(parts[key].shape) for key in _GOALS})
         return gym.wrappers.TransformObservation(
-            env, lambda seen: {key: seen[key].astype(np.float32) for key in _GOALS}, single
+            env, lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS}, single
         )
     if has_goals:
         env = gym.wrappers.FilterObservation(env, ["observation", "desired_goal"])
-    if isinstance(env.observation_space, gym.spaces.Dict):
+    if len(env.observation_space.shape or ()) != 1:
         env = gym.wrappers.FlattenObservation(env)
-    return gym.wrappers.DtypeObservation(env, np.float32)
+    # A copy: some simulators return the same array at every step.
+    return gym.wrappers.TransformObservation(
+        env, lambda seen: np.array(seen, np.float32), _single(env.observation_space.shape)
+    )
+
+
+def _single(shape: Any) -> gym.spaces.Box:
+    return gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 
 def tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
@@ -105,9 +115,9 @@ def tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, torch.
 def environment_state(env: GymWrapper) -> dict[str, Any]:
     """All that decides how an environment goes on: simulator, counters and random generator.
 
-    Numbers, arrays and random generators among the attributes of the environment and of its
-    wrappers are taken, and every array of a MuJoCo simulation. The result holds only tensors,
-    numbers and strings.
+    Numbers, lists of numbers, arrays and random generators among the attributes of the
+    environment and of its wrappers are taken, and every array of a MuJoCo simulation. The result
+    holds only tensors, numbers and strings.
     """
     return {
         f"{depth}.{key}": encode(value)
@@ -152,6 +162,8 @@ def _encoder(value: Any) -> Callable[[Any], Any] | None:
         return lambda value: value.bit_generator.state
     if isinstance(value, mujoco.MjData):
         return _simulation_state
+    if type(value) in (list, tuple) and all(type(item) in (bool, int, float) for item in value):
+        return lambda value: value
     return None
 
 

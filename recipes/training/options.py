@@ -116,6 +116,11 @@ def check(cfg: DictConfig, algorithm: str) -> None:
             f"sampler={cfg.sampler.name} needs critics that can disagree, got num_critics=1: "
             "use at least 2, or sampler=uniform."
         )
+    if cfg.sampler.kind == "direct" and cfg.get("entropy_gradient"):
+        raise UserError(
+            f"entropy_gradient=true has no part in the scores of sampler={cfg.sampler.name}: leave "
+            "it out, or use another sampler."
+        )
     _check_device(cfg.device)
 
 

@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
+from torchrl.envs import GymWrapper
 
 from training.options import Config
 
@@ -33,7 +34,7 @@ class Perception(TensorDictModuleBase):
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on what an environment returns."""
-        return actor
+        return actor if self._device.type == "cpu" else _PerceivingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Puts what is seen in the place of the observation, also of the next one."""
@@ -135,10 +136,10 @@ class RunningStatistics(nn.Module):
         return (vectors - self.mean.to(vectors.dtype)) / deviation.to(vectors.dtype)
 
 
-def make_perception(env: TensorDictModuleBase, cfg: Config) -> Perception:
+def make_perception(env: GymWrapper, cfg: Config) -> Perception:
     """The perception that an environment asks for."""
-    spec = env.observation_spec
     if cfg.replay.kind != "her":
         return Perception(cfg.device)
+    spec = env.observation_spec
     sizes = spec["observation"].shape[-1], spec["desired_goal"].shape[-1]
     return GoalPerception(sizes, cfg.replay.clip, cfg.device)

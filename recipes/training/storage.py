@@ -19,10 +19,17 @@ class RowStorage(LazyTensorStorage):
     that all have the same entries, at the top or under ``"next"``.
     """
 
+    _columns_of: Any = None
+
     def _columns(self) -> list[tuple[Any, Tensor]]:
-        if self.__dict__.get("_columns_of") is not self._storage:
-            self._columns_of = self._storage
-            self._column_list = list(self._storage.items(True, True))
+        if self._columns_of is not self._storage:
+            columns = list(self._storage.items(True, True))
+            for key, _ in columns:
+                if not isinstance(key, str) and (key[0] != "next" or len(key) > 2):
+                    raise KeyError(
+                        f"RowStorage holds entries at the top and under 'next', not {key}."
+                    )
+            self._columns_of, self._column_list = self._storage, columns
         return self._column_list
 
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:

@@ -16,7 +16,10 @@ __all__ = ["adam", "agreement", "compiled", "descend"]
 
 
 class Adam(torch.optim.Adam):
-    """PyTorch's fused Adam, whose kernel is called without detours from the second step on."""
+    """PyTorch's fused Adam, whose kernel is called without detours from the second step on.
+
+    For one group of parameters, all of which have gradients at every step.
+    """
 
     _state: tuple[list[Tensor], ...] | None = None
 

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from training.checkpoints import Checkpoints, save_atomically
+from training.options import plain
 from training.replay import CheckpointedReplay, make_replay_buffer
 
 RUN = ("td3", "sampler=vmf_rank")
@@ -151,7 +152,7 @@ def test_malicious_checkpoint_is_not_executed(form, tmp_path, capsys):
 
 def filled_buffer(cfg, rows: int):
     """A buffer of HalfCheetah transitions: 17 observations and 6 actions."""
-    buffer = make_replay_buffer(cfg)
+    buffer = make_replay_buffer(None, plain(cfg))
     flags = torch.zeros(rows, 1, dtype=torch.bool)
     buffer.extend(
         TensorDict(
@@ -197,7 +198,7 @@ def test_full_ring_goes_on_where_it_was(replay, sampler, configuration, tmp_path
     if sampler != "uniform":
         buffer.update_actor_priority(torch.arange(20, 60), torch.rand(40) + 1)
     Checkpoints(tmp_path).save(1, CheckpointedReplay(buffer).state_dict())
-    restored = make_replay_buffer(cfg)
+    restored = make_replay_buffer(None, plain(cfg))
     CheckpointedReplay(restored).load_state_dict(Checkpoints(tmp_path).load())
     more = filled_buffer(cfg, 5)[:].exclude("index")
     for one in (buffer, restored):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -154,3 +155,44 @@ def test_unknown_environment_names_the_nearest(wrong, right):
 def test_discrete_actions_are_refused():
     with pytest.raises(UserError, match=r"CartPole-v1 has the action space Discrete\(2\)"):
         make_environment("CartPole-v1", seed=0)
+
+
+class OneArray(gym.Env):
+    """Returns the same array at every step, as simulators may, and keeps its state in a list."""
+
+    observation_space = gym.spaces.Box(-1e3, 1e3, (2, 2), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.array = np.zeros((2, 2), np.float32)
+        self.state = [0, 0]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.array[:] = 0
+        self.state = [0, 0]
+        return self.array, {}
+
+    def step(self, action):
+        self.array += 1
+        self.state[0] += 1
+        return self.array, 0.0, False, False, {}
+
+
+gym.register("OneArray-v0", OneArray, max_episode_steps=20)
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, checkpoint, tmp_path):
+    train("td3", tmp_path, "env.name=OneArray-v0", f"fast={fast}", "total_frames=66")
+    rows = checkpoint(tmp_path)["parts"]["replay"]["rows"]
+    assert rows["observation"].shape[-1] == 4
+    assert rows["observation"][:20, 0].tolist() == list(range(20))
+    assert rows["next"]["observation"][:20, 0].tolist() == list(range(1, 21))
+
+
+def test_lists_of_numbers_are_part_of_the_state():
+    env, other = make_environment("OneArray-v0", 0), make_environment("OneArray-v0", 0)
+    env.rollout(5)
+    load_environment_state(other, environment_state(env))
+    assert other._env.unwrapped.state == [5, 0]
