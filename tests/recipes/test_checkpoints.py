@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 
 from training.checkpoints import Checkpoints, save_atomically
+from training.errors import UserError
 from training.options import plain
 from training.replay import CheckpointedReplay, make_replay_buffer
 
@@ -87,6 +88,17 @@ def test_newest_is_loaded_across_a_change_of_digits(tmp_path):
 
 def test_nothing_to_load_is_none(tmp_path):
     assert Checkpoints(tmp_path / "absent").load() is None
+
+
+def test_nothing_readable_is_an_error_and_nothing_is_lost(crashed_run, finish, tmp_path):
+    """Starting anew would overwrite the tables of a long run."""
+    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    for file in (run_dir / "checkpoint").glob("*.pt"):
+        file.write_bytes(file.read_bytes()[:1000])
+    before = (run_dir / "eval.csv").read_bytes()
+    with pytest.raises(UserError, match=r"None of the 2 checkpoints .* delete"):
+        finish(RUN[0], run_dir, *RUN[1:])
+    assert (run_dir / "eval.csv").read_bytes() == before
 
 
 def test_run_goes_on_over_a_full_disk_and_the_older_checkpoint_stays(
