@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from tensordict.nn import TensorDictModuleBase
@@ -63,6 +65,9 @@ class Session:
         torch.set_num_threads(cfg.threads)
         # Numbers next to nothing, as Adam has of dead units, cost hundreds of times the others.
         torch.set_flush_denormal(cfg.fast)
+        # The global generators of all three: an environment or a library may draw from any.
+        random.seed(cfg.seed)
+        np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
         self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
         self._evaluations = Table(self.run_dir / "eval.csv")
@@ -197,13 +202,13 @@ class Session:
         if self._logger is not None:
             experiment = self._logger.experiment
             (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
-        random = evaluate(
+        at_random = evaluate(
             None, self._environment, self.cfg.num_eval_episodes, _EVALUATION_SEED + self.cfg.seed
         )
-        trained = self._last or random
+        trained = self._last or at_random
         print(
             f"{_summary(trained)} over {self.cfg.num_eval_episodes} episodes; the random policy "
-            f"gets {_summary(random).removeprefix('Return ')}."
+            f"gets {_summary(at_random).removeprefix('Return ')}."
         )
         for label, path in {
             "learning curve": picture,
