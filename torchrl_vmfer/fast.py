@@ -46,6 +46,9 @@ _SAFE_NORM = 1e-15
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
 
 
+_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+
+
 class NotPlainError(TypeError):
     """A network or a loss for which there is no fast path."""
 
@@ -197,7 +200,7 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterator[Any]:
-    if module._forward_hooks or module._forward_pre_hooks:
+    if any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS):
         raise NotPlainError(f"{type(module).__name__} has hooks.")
     if type(module) in _WRAPPERS:
         yield from _steps(module.module, _child(params, "module"), is_alone)

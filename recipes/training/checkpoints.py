@@ -51,9 +51,9 @@ class Checkpoints:
 
     def save(self, step: int, state: dict[str, Any]) -> bool:
         """Saves a state, and then drops the oldest. Returns whether it could be saved."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / f"step_{step:012d}.pt"
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
             save_atomically(state, file)
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
@@ -82,7 +82,10 @@ class Checkpoints:
                     damaged = archive.testzip()
                 if damaged is not None:
                     raise ValueError(f"the checksum of {damaged} is wrong")
-                return torch.load(file, weights_only=True, map_location="cpu")
+                state = torch.load(file, weights_only=True, map_location="cpu")
+                if not (isinstance(state, dict) and "step" in state):
+                    raise ValueError("it holds no step")
+                return state
             except Exception as error:
                 print(
                     f"The checkpoint {file} cannot be read ({first_line(error)}); "

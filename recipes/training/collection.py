@@ -39,16 +39,15 @@ class TransitionCollector:
     def __init__(self, env: GymWrapper, policy: TensorDictModuleBase, cfg: Config) -> None:
         self._env = env
         self._is_direct = cfg.fast
+        devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
         self._collector = (_DirectCollector if cfg.fast else Collector)(
             env,
             policy,
             frames_per_batch=1,
             total_frames=-1,
             init_random_frames=cfg.init_random_frames,
-            env_device="cpu",
-            storing_device="cpu",
-            policy_device=cfg.device,
             auto_register_policy_transforms=False,
+            **({} if cfg.device == "cpu" else devices),
         )
         self._iterator = iter(self._collector)
 
@@ -127,7 +126,9 @@ class _DirectCollector(Collector):
     def _act(self, observations: dict[str, Tensor]) -> Tensor:
         if self._should_use_random_frames():
             return self.env.action_spec.rand()
-        inputs = {key: value.to(self.policy_device) for key, value in observations.items()}
+        inputs = observations
+        if self.policy_device is not None:
+            inputs = {key: value.to(self.policy_device) for key, value in inputs.items()}
         policy = self._wrapped_policy
         with set_exploration_type(self.exploration_type):
             if type(policy) is TensorDictModule:  # a function of tensors, which needs no TensorDict

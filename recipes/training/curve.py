@@ -47,7 +47,9 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
         axis.set_ylabel("success rate")
     for name in quantiles:
         axis = next(remaining)
-        axis.plot(training["step"], training[f"{name}_q50"], color="tab:orange", label="median")
+        axis.plot(
+            training["step"], training[f"{name}_q50"], ".-", color="tab:orange", label="median"
+        )
         axis.fill_between(
             training["step"],
             training[f"{name}_q10"],

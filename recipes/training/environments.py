@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torchrl.envs import GymWrapper
 
-from training.errors import UserError, nearest
+from training.errors import UserError, first_line, nearest
 
 __all__ = ["environment_state", "load_environment_state", "make_environment", "tensors"]
 
@@ -55,7 +55,13 @@ def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -
     with warnings.catch_warnings():
         # The paper's tasks are the -v4 ones; that there are newer ones is no news.
         warnings.simplefilter("ignore")
-        env = gym.make(name, disable_env_checker=True, **kwargs)
+        try:
+            env = gym.make(name, disable_env_checker=True, **kwargs)
+        except Exception as error:
+            raise UserError(
+                f"{name} cannot be made ({type(error).__name__}: {first_line(error)}): install "
+                "what it needs, or choose another environment."
+            ) from error
         if not isinstance(env.action_space, gym.spaces.Box):
             raise UserError(
                 f"{name} has the action space {env.action_space}, but TD3 and SAC need a "
@@ -144,12 +150,12 @@ def load_environment_state(env: GymWrapper, state: dict[str, Any]) -> None:
 
 
 def _layers(env: GymWrapper) -> Iterator[gym.Env]:
-    layer = env._env
-    while True:
+    """The wrappers of an environment, the environment, and environments that it is made of."""
+    waiting = [env._env]
+    while waiting:
+        layer = waiting.pop()
         yield layer
-        if not isinstance(layer, gym.Wrapper):
-            return
-        layer = layer.env
+        waiting += [value for value in vars(layer).values() if isinstance(value, gym.Env)]
 
 
 def _encoder(value: Any) -> Callable[[Any], Any] | None:

@@ -55,8 +55,9 @@ def evaluate(
             total, length, over = total + float(reward), length + 1, terminated or truncated
         returns.append(total)
         lengths.append(length)
-        if "is_success" in info:
-            successes.append(float(info["is_success"]))
+        success = info.get("is_success", info.get("success"))
+        if success is not None:
+            successes.append(float(success))
     return Evaluation(
         float(np.mean(returns)),
         float(np.std(returns)),

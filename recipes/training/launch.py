@@ -97,6 +97,8 @@ def _bad_override(error: Exception) -> str:
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
         key = unknown.group(1)
+        if key in known_keys():
+            return f"{key} has no part in this recipe with these choices: leave it out."
         return f"There is no key {key}. Did you mean: {nearest(key, known_keys())}?"
     return " ".join(str(error).split())
 

@@ -104,10 +104,14 @@ def exploring(
     return TensorDictModule(module, ["observation"], ["action"])
 
 
-def make_critics(env: EnvBase, hidden: Sequence[int], count: int) -> list[ValueOperator]:
+def make_critics(
+    env: EnvBase, hidden: Sequence[int], count: int
+) -> list[ValueOperator] | ValueOperator:
     """The ensemble Q_1(s, a) to Q_N(s, a). A list keeps each critic's own initial weights."""
     size = sum(_sizes(env))
-    return [
+    critics = [
         ValueOperator(_mlp(size, 1, hidden), in_keys=["observation", "action"])
         for _ in range(count)
     ]
+    # Of a list of one, TorchRL makes parameters that cannot be optimised.
+    return critics if count > 1 else critics[0]

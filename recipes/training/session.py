@@ -19,7 +19,7 @@ from tqdm import tqdm
 from training.checkpoints import Checkpoints, save_atomically
 from training.curve import draw_learning_curve
 from training.environments import make_environment
-from training.errors import UserError
+from training.errors import UserError, first_line
 from training.evaluation import Evaluation, evaluate
 from training.logs import Averages, Table, make_logger
 from training.options import Config
@@ -83,7 +83,14 @@ class Session:
             raise UserError(
                 f"{self.run_dir} holds a run and resume=false: delete it or choose another run_dir."
             )
-        before, now = _flat(OmegaConf.to_container(OmegaConf.load(file))), _flat(self._config)
+        try:
+            before = _flat(OmegaConf.to_container(OmegaConf.load(file)))
+        except Exception as error:
+            raise UserError(
+                f"{file} cannot be read ({first_line(error)}): put back a copy of it, or choose "
+                "another run_dir."
+            ) from error
+        now = _flat(self._config)
         differing = [
             f"{key}={before.get(key)} there, {now.get(key)} here"
             for key in sorted(before.keys() | now.keys())
@@ -129,8 +136,8 @@ class Session:
         }
         name = f"{self.cfg.algorithm}-{self.cfg.env.name}"
         self._logger = make_logger(self.cfg.logger, self.run_dir, name)
-        self._open_directory()
         start = self._restore(parts)
+        self._open_directory()
         with tqdm(
             total=self.cfg.total_frames,
             initial=start,
@@ -164,8 +171,14 @@ class Session:
             self._evaluations.clear()
             self._training.clear()
             return 0
-        for name, part in parts.items():
-            part.load_state_dict(state["parts"][name])
+        try:
+            for name, part in parts.items():
+                part.load_state_dict(state["parts"][name])
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"The checkpoint of step {state['step']} in {self.run_dir} does not fit this "
+                f"configuration ({first_line(error)}): choose another run_dir."
+            ) from error
         print(f"Resuming {self.run_dir} at step {state['step']}.", file=sys.stderr)
         return state["step"]
 
@@ -196,9 +209,15 @@ class Session:
             self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
 
     def _finish(self, policy: TensorDictModuleBase) -> None:
-        save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
-        picture = draw_learning_curve(self.run_dir)
-        (self.run_dir / "finished").touch()
+        try:
+            save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
+            picture = draw_learning_curve(self.run_dir)
+            (self.run_dir / "finished").touch()
+        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
+            raise UserError(
+                f"The end of the run could not be written to {self.run_dir} ({first_line(error)}): "
+                "make room on the disk and start again, which goes on from the last checkpoint."
+            ) from error
         if self._logger is not None:
             experiment = self._logger.experiment
             (experiment.finish if hasattr(experiment, "finish") else experiment.close)()

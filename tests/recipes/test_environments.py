@@ -196,3 +196,20 @@ def test_lists_of_numbers_are_part_of_the_state():
     env.rollout(5)
     load_environment_state(other, environment_state(env))
     assert other._env.unwrapped.state == [5, 0]
+
+
+def test_environments_within_environments_are_part_of_the_state():
+    """The mazes of Gymnasium-Robotics hold their simulator so."""
+    env, other = (make_environment("PointMaze_UMaze-v3", 0) for _ in range(2))
+    env.rollout(7, break_when_any_done=False)
+    other.reset()
+    load_environment_state(other, environment_state(env))
+    action = np.ones(2, np.float32)
+    for _ in range(5):
+        one, two = env._env.step(action)[0], other._env.step(action)[0]
+        np.testing.assert_array_equal(one, two)
+
+
+def test_an_environment_that_cannot_be_made_is_refused_in_one_line():
+    with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
+        make_environment("HalfCheetah-v3", 0)

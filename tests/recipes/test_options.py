@@ -206,3 +206,11 @@ def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
     assert second.returncode == 0, second.stderr
     assert second.stdout.count("is finished. Nothing to do.") == 2
     assert "the random policy gets" not in second.stdout
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_one_critic_is_enough_for_a_baseline(algorithm, fast, train, tmp_path):
+    """TorchRL makes parameters that cannot be optimised of a list of one critic."""
+    train(algorithm, tmp_path, *SHORT, "num_critics=1", "sampler=uniform", f"fast={fast}")
+    assert (tmp_path / "finished").exists()
