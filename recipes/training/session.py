@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,13 +103,21 @@ class Session:
                 "choose another run_dir or use the same values."
             )
 
-    def _open_directory(self) -> None:
-        file = self.run_dir / "config.yaml"
-        try:
+    def _make_directory(self) -> None:
+        with self._writing():
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            unfinished = file.with_suffix(".unfinished")
+
+    def _write_config(self) -> None:
+        file = self.run_dir / "config.yaml"
+        unfinished = file.with_suffix(".unfinished")
+        with self._writing():
             unfinished.write_text(OmegaConf.to_yaml(self._config))
             unfinished.replace(file)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(
                 f"The run directory {self.run_dir} cannot be written ({error}): choose another "
@@ -135,9 +144,10 @@ class Session:
             "random": GlobalRNGState(),
         }
         name = f"{self.cfg.algorithm}-{self.cfg.env.name}"
+        self._make_directory()
         self._logger = make_logger(self.cfg.logger, self.run_dir, name)
         start = self._restore(parts)
-        self._open_directory()
+        self._write_config()
         with tqdm(
             total=self.cfg.total_frames,
             initial=start,

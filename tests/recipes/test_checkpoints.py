@@ -192,7 +192,7 @@ ROW = 4 * (17 + 17 + 6 + 1) + 2 + 8
 def test_checkpoint_holds_the_filled_rows_only(replay, configuration, tmp_path):
     cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=100000")
     buffer = filled_buffer(cfg, 1000)
-    Checkpoints(tmp_path).save(1, {"replay": CheckpointedReplay(buffer).state_dict()})
+    Checkpoints(tmp_path).save(1, {"step": 1, "replay": CheckpointedReplay(buffer).state_dict()})
     size = (tmp_path / "step_000000000001.pt").stat().st_size
     # Besides the rows: a priority of at most 8 bytes from either sampler, and 20 kB in all.
     assert 1000 * ROW < size < 1000 * (ROW + 16) + 20_000
@@ -209,9 +209,9 @@ def test_full_ring_goes_on_where_it_was(replay, sampler, configuration, tmp_path
     buffer.update_priority(torch.arange(50), torch.rand(50))
     if sampler != "uniform":
         buffer.update_actor_priority(torch.arange(20, 60), torch.rand(40) + 1)
-    Checkpoints(tmp_path).save(1, CheckpointedReplay(buffer).state_dict())
+    Checkpoints(tmp_path).save(1, {"step": 1, "replay": CheckpointedReplay(buffer).state_dict()})
     restored = make_replay_buffer(None, plain(cfg))
-    CheckpointedReplay(restored).load_state_dict(Checkpoints(tmp_path).load())
+    CheckpointedReplay(restored).load_state_dict(Checkpoints(tmp_path).load()["replay"])
     more = filled_buffer(cfg, 5)[:].exclude("index")
     for one in (buffer, restored):
         one.extend(more.clone())
