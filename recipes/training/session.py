@@ -144,8 +144,8 @@ class Session:
             "random": GlobalRNGState(),
         }
         name = f"{self.cfg.algorithm}-{self.cfg.env.name}"
-        self._make_directory()
         self._logger = make_logger(self.cfg.logger, self.run_dir, name)
+        self._make_directory()
         start = self._restore(parts)
         self._write_config()
         with tqdm(

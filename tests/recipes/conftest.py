@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 import itertools
@@ -17,6 +18,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from training.collection import TransitionCollector
+
+# absl, which rliable imports, keeps the stderr of the moment and closes it when Hydra sets up
+# logging anew. It must not be the one that pytest captures.
+with contextlib.suppress(ImportError):
+    from absl import logging as absl_logging
+
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 # A MuJoCo task whose episodes end by a time limit every 50 steps, so that short runs hold
 # several and it is certain which steps lie in the middle of one.
