@@ -158,6 +158,13 @@ def _assert_same_run(left: Path, right: Path) -> None:
     _assert_equal(*(dict(torch.load(d / "policy.pt", weights_only=True)) for d in (left, right)))
 
 
+@pytest.fixture(autouse=True)
+def _denormal_numbers():
+    """A run may flush them to zero; other tests in this process must not."""
+    yield
+    torch.set_flush_denormal(False)
+
+
 @pytest.fixture(scope="session")
 def straight_run(tmp_path_factory):
     """``straight_run(algorithm, *overrides)``: an ``INTERRUPTED`` run that nothing interrupted."""

@@ -127,10 +127,10 @@ def _finished(tmp_path) -> dict[Path, int]:
             4,
             ("seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
             id="joblib",
-            marks=pytest.mark.slow,
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path, count, options):
     if count == 4:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")

@@ -153,8 +153,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         # Several times faster than indexing, for rows scattered over a large storage.
         rows = TensorDict({}, [len(index)], device=storage._storage.device)
         for key in keys:
-            column = storage._storage.get(key)
-            rows.set(key, _rows_of(column, index))
+            rows.set(key, _rows_of(storage._storage[key], index))
         return self._collate_fn(rows)
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
