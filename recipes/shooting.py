@@ -5,29 +5,25 @@ python recipes/shooting.py seeds=20 updates=500 run_dir=runs/shooting
 
 from __future__ import annotations
 
-import os
-import re
 from pathlib import Path
 
-import hydra
 import torch
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from toy.agents import Actors, Critics, Shots
 from toy.environment import ACTION_BOUND
 from toy.networks import from_each
-from toy.options import check, known_keys
+from toy.options import RULES
 from toy.record import Record
 from toy.resampling import Candidates, make_ways
 from toy.simple_example import simple_example
-from training.errors import UserError, first_line, nearest
-from training.launch import fail, program
+from training.errors import UserError, first_line
+from training.launch import recipe
+from training.options import Config
 
-_CONFIGS = Path(__file__).parents[1] / "configs"
 
-
-def main(cfg: DictConfig) -> None:
+@recipe("shooting", RULES, check=lambda cfg: None)
+def main(cfg: Config) -> None:
     """Trains all seeds, and writes tables and pictures."""
     torch.set_num_threads(cfg.threads)
     run_dir = _make_directory(cfg)
@@ -40,7 +36,7 @@ def main(cfg: DictConfig) -> None:
         print(path)
 
 
-def compare(cfg: DictConfig) -> Record:
+def compare(cfg: Config) -> Record:
     """Trains one actor in each of the three ways against the same critics, for every seed."""
     seeds = range(cfg.first_seed, cfg.first_seed + cfg.seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -72,17 +68,17 @@ def compare(cfg: DictConfig) -> Record:
     return record
 
 
-def _make_directory(cfg: DictConfig) -> Path:
+def _make_directory(cfg: Config) -> Path:
     run_dir = Path(cfg.run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(cfg, run_dir / "config.yaml")
+        OmegaConf.save(cfg.as_dict(), run_dir / "config.yaml")
     except OSError as error:
         raise UserError(f"run_dir={run_dir} cannot be written to ({first_line(error)}).") from error
     return run_dir
 
 
-def _draw(record: Record, cfg: DictConfig, run_dir: Path) -> list[Path]:
+def _draw(record: Record, cfg: Config, run_dir: Path) -> list[Path]:
     try:
         from toy import pictures
     except ImportError:
@@ -97,30 +93,5 @@ def _draw(record: Record, cfg: DictConfig, run_dir: Path) -> list[Path]:
     ]
 
 
-@program
-def launch() -> None:
-    """Reads the command line."""
-
-    def checked(cfg: DictConfig) -> None:
-        try:  # here, lest Hydra should add lines of its own
-            check(cfg)
-            main(cfg)
-        except UserError as error:
-            fail(str(error))
-
-    # Without it Hydra prints errors in its own way and exits with 1.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        hydra.main(config_path=str(_CONFIGS), config_name="shooting", version_base="1.3")(checked)()
-    except HydraException as error:
-        unknown = re.match(r"Could not override '(.+?)'", str(error))
-        if not unknown:
-            raise
-        key = unknown.group(1)
-        raise UserError(
-            f"There is no key {key}. Did you mean: {nearest(key, known_keys())}?"
-        ) from error
-
-
 if __name__ == "__main__":
-    launch()
+    main()

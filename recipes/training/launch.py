@@ -17,20 +17,25 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
 from training.errors import UserError, first_line, nearest
-from training.options import Config, check, known_keys, plain
+from training.options import RULES, Config, check, plain
+from training.rules import Rules
 
 __all__ = ["program", "recipe"]
 
 _CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def recipe(name: str) -> Callable[[Callable[[Config], None]], Callable[[], None]]:
+def recipe(
+    name: str, rules: Rules = RULES, check: Callable[[DictConfig], None] = check
+) -> Callable[[Callable[[Config], None]], Callable[[], None]]:
     """Makes a program of a function of the configuration.
 
     The function itself, as one of a composed Hydra configuration, is its ``__wrapped__``.
 
     Args:
         name: the configuration file, without its ending.
+        rules: its keys, and what they may hold.
+        check: refuses what the rules cannot know of.
     """
 
     def decorate(train: Callable[[Config], None]) -> Callable[[], None]:
@@ -43,7 +48,12 @@ def recipe(name: str) -> Callable[[Callable[[Config], None]], Callable[[], None]
             nonlocal started
             started = True
             try:  # here, lest Hydra should add lines of its own
-                check(cfg, name)
+                rules.check(cfg)
+                if cfg.get("algorithm", name) != name:
+                    raise UserError(
+                        f"algorithm={cfg.algorithm} belongs to another recipe: leave it out."
+                    )
+                check(cfg)
                 run(cfg)
             except UserError as error:
                 fail(str(error))
@@ -57,6 +67,10 @@ def recipe(name: str) -> Callable[[Callable[[Config], None]], Callable[[], None]
             started = False
             try:
                 launch(checked)()
+            except MissingConfigException as error:
+                fail(_missing_choice(error))
+            except HydraException as error:
+                fail(_bad_override(error, rules))
             except ValueError as error:
                 if started:
                     raise
@@ -79,10 +93,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except UserError as error:
             fail(str(error))
-        except MissingConfigException as error:
-            fail(_missing_choice(error))
-        except (HydraException, OmegaConfBaseException) as error:
-            fail(_bad_override(error))
+        except OmegaConfBaseException as error:
+            fail(" ".join(str(error).split()))
 
     return run
 
@@ -93,13 +105,13 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _bad_override(error: Exception) -> str:
+def _bad_override(error: Exception, rules: Rules) -> str:
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
         key = unknown.group(1)
-        if key in known_keys():
+        if key in rules.known_keys():
             return f"{key} has no part in this recipe with these choices: leave it out."
-        return f"There is no key {key}. Did you mean: {nearest(key, known_keys())}?"
+        return f"There is no key {key}. Did you mean: {nearest(key, rules.known_keys())}?"
     return " ".join(str(error).split())
 
 

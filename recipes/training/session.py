@@ -54,7 +54,7 @@ class Session:
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
-        self._config = _as_dict(cfg)
+        self._config = cfg.as_dict()
         self.run_dir = Path(cfg.run_dir)
         self.finished = (self.run_dir / "finished").exists()
         self.metrics = Averages()
@@ -254,13 +254,6 @@ def _summary(result: Evaluation) -> str:
     if result.success_rate is not None:
         text += f" (success rate {result.success_rate:.2f})"
     return text
-
-
-def _as_dict(cfg: Config) -> dict[str, Any]:
-    return {
-        key: _as_dict(value) if isinstance(value, Config) else value
-        for key, value in vars(cfg).items()
-    }
 
 
 def _flat(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -49,7 +49,7 @@ def start(monkeypatch, tmp_path):
     def run(*overrides):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["shooting.py", *SMALL, *overrides])
-        shooting.launch()
+        shooting.main()
 
     return run
 
