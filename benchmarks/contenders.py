@@ -107,6 +107,8 @@ def stable_baselines(algorithm: str, filled: int) -> Run:
 def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     """TorchRL's losses, collector and buffer, put together as its own scripts do.
 
+    That is: its transforms of the environment, all entries stored, batches prefetched.
+
     Args:
         algorithm: ``"td3"`` or ``"sac"``.
         filled: transitions in the buffer.
@@ -115,42 +117,53 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     """
     from torchrl.collectors import Collector
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-    from torchrl.envs import Compose, DoubleToFloat, GymEnv, RewardSum, StepCounter, TransformedEnv
+    from torchrl.envs import (
+        Compose,
+        DoubleToFloat,
+        GymEnv,
+        InitTracker,
+        RewardSum,
+        SerialEnv,
+        StepCounter,
+        TransformedEnv,
+    )
     from torchrl.modules import AdditiveGaussianModule
-    from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
+    from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
     networks = importlib.import_module("training.networks")
-    env = TransformedEnv(GymEnv(TASK), Compose(DoubleToFloat(), StepCounter(1000), RewardSum()))
+    transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
+    env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
+    spec = env.action_spec_unbatched
     critics = networks.make_critics(env, HIDDEN, 2)
     rate = LEARNING_RATE[algorithm]
     if algorithm == "td3":
         actor = networks.deterministic_actor(env, HIDDEN)
-        noise = AdditiveGaussianModule(env.action_spec, sigma_init=0.1, sigma_end=0.1)
+        noise = AdditiveGaussianModule(spec, sigma_init=1, sigma_end=1, std=0.1)
         policy = TensorDictSequential(actor, noise)
-        loss = TD3Loss(actor, critics, action_spec=env.action_spec, loss_function="l2")
+        loss = TD3Loss(actor, critics, action_spec=spec, loss_function="l2")
     else:
         policy = actor = networks.gaussian_actor(env, HIDDEN)
-        loss = SACLoss(actor, critics, action_spec=env.action_spec, loss_function="l2")
+        loss = SACLoss(actor, critics, action_spec=spec, loss_function="l2")
     loss.make_value_estimator(gamma=0.99)
     targets = SoftUpdate(loss, eps=0.995)
-    groups = {
-        name: torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), lr=rate)
+    actor_optimizer, critic_optimizer = (
+        torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), lr=rate)
         for name in ("actor_network_params", "qvalue_network_params")
-    }
+    )
     if algorithm == "sac":
-        groups["alpha"] = torch.optim.Adam([loss.log_alpha], lr=rate)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH)
-    rows = transitions_tensordict(filled)
-    kept = list(rows.keys(True, True))
-    buffer.extend(rows)
+        alpha_optimizer = torch.optim.Adam([loss.log_alpha], lr=rate)
+        optimizers = group_optimizers(actor_optimizer, critic_optimizer, alpha_optimizer)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, prefetch=3
+    )
+    rows = next(iter(Collector(env, policy, frames_per_batch=1000, total_frames=1000)))
+    buffer.extend(rows.reshape(-1)[torch.arange(filled) % 1000])
     updates = 0
 
-    def step(optimizers: list[torch.optim.Optimizer], value: torch.Tensor) -> None:
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+    def descend(optimizer: torch.optim.Optimizer, value: torch.Tensor) -> None:
+        optimizer.zero_grad()
         value.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
 
     def update() -> None:
         nonlocal updates
@@ -159,23 +172,28 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
         if algorithm == "sac":
             losses = loss(batch)
             total = losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"]
-            step(list(groups.values()), total)
+            descend(optimizers, total)
             targets.step()
             return
-        step([groups["qvalue_network_params"]], loss.value_loss(batch)[0])
+        batch = batch.clone()
+        descend(critic_optimizer, loss.value_loss(batch)[0])
         if updates % 2 == 0:
-            step([groups["actor_network_params"]], loss.actor_loss(batch)[0])
+            descend(actor_optimizer, loss.actor_loss(batch)[0])
             targets.step()
 
-    collector: Iterator | None = None
+    collector: Any = None
+    batches: Iterator = iter(())
 
     def run(steps: int) -> None:
-        nonlocal collector
+        nonlocal collector, batches
         frames = steps if at_once else 1
         if collector is None:
-            collector = iter(Collector(env, policy, frames_per_batch=frames, total_frames=-1))
+            collector = Collector(env, policy, frames_per_batch=frames, total_frames=-1)
+            batches = iter(collector)
         for _ in range(0, steps, frames):
-            buffer.extend(next(collector).select(*kept))
+            rows = next(batches)
+            collector.update_policy_weights_()
+            buffer.extend(rows.reshape(-1))
             for _ in range(frames):
                 update()
 

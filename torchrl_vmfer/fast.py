@@ -177,7 +177,9 @@ def _gradients(
     """The gradients with respect to what each layer returns, from the last to the first."""
     yield gradient
     for layer in range(len(hidden) - 1, 0, -1):
-        gradient = gradient @ weights[layer]
+        weight = weights[layer]
+        # With one output, as critics have, a product of numbers.
+        gradient = gradient * weight if weight.shape[-2] == 1 else gradient @ weight
         torch.ops.aten.threshold_backward.grad_input(
             gradient, hidden[layer], 0, grad_input=gradient
         )
