@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
@@ -91,13 +92,13 @@ class _DirectCollector(Collector):
         simulator = self.env._env
         after, reward, terminated, truncated, _ = simulator.step(action.numpy())
         is_over = terminated or truncated
-        self._fill(before)
-        self._fill({"action": action})
-        self._fill(tensors(after), "next")
-        self._columns["next", "reward"].fill_(float(reward))
-        self._columns["next", "done"].fill_(is_over)
-        self._columns["next", "terminated"].fill_(terminated)
-        for key, value in tensors(simulator.reset()[0] if is_over else after).items():
+        following = tensors(after)
+        outcome = {"reward": reward, "done": is_over, "terminated": terminated}
+        for key, column in self._columns["now"].items():
+            column[0] = (action if key == "action" else before[key]).numpy()
+        for key, column in self._columns["next"].items():
+            column[0] = outcome[key] if key in outcome else following[key].numpy()
+        for key, value in (tensors(simulator.reset()[0]) if is_over else following).items():
             self._carrier.set(key, value)
         return self._transition
 
@@ -111,14 +112,13 @@ class _DirectCollector(Collector):
         return self.env.fake_tensordict().select(*_KEPT, strict=False).unsqueeze(0).contiguous()
 
     @cached_property
-    def _columns(self) -> dict[Any, Tensor]:
-        return dict(self._transition.items(True, True))
-
-    def _fill(self, entries: dict[str, Tensor], *prefix: str) -> None:
-        for name, value in entries.items():
-            column = self._columns.get((*prefix, name) if prefix else name)
-            if column is not None:
-                column[0] = value
+    def _columns(self) -> dict[str, dict[str, np.ndarray]]:
+        """Its memory, entry by entry: for a few numbers NumPy is faster than PyTorch."""
+        now = self._transition.exclude("next")
+        return {
+            name: {key: value.numpy() for key, value in part.items()}
+            for name, part in {"now": now, "next": self._transition["next"]}.items()
+        }
 
     def _postproc(self, tensordict: TensorDictBase) -> TensorDictBase:
         return tensordict
