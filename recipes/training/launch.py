@@ -27,7 +27,7 @@ __all__ = ["program", "recipe"]
 
 _RECIPES = Path(__file__).parents[1]
 _CONFIGS = _RECIPES.parent / "configs"
-# What `hydra/launcher=` needs, by the extra that brings it.
+# The extra that brings a choice of `hydra/launcher=`.
 _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
 
 

@@ -65,7 +65,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_ones(refusal, override, na
 def test_a_launcher_that_is_not_installed_is_named_with_its_extra(refusal, launcher, plugin):
     if importlib.util.find_spec(f"hydra_plugins.{plugin}"):
         pytest.skip(f"{plugin} is installed")
-    assert refusal("-m", f"hydra/launcher={launcher}").endswith(f"pip install '.[{launcher}]'.")
+    assert refusal(f"hydra/launcher={launcher}").endswith(f"pip install '.[{launcher}]'.")
 
 
 def test_a_discrete_action_space_is_refused(refusal):
