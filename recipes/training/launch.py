@@ -6,12 +6,15 @@ import functools
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
@@ -22,7 +25,10 @@ from training.rules import Rules
 
 __all__ = ["program", "recipe"]
 
-_CONFIGS = Path(__file__).parents[2] / "configs"
+_RECIPES = Path(__file__).parents[1]
+_CONFIGS = _RECIPES.parent / "configs"
+# The extra that brings a choice of `hydra/launcher=`.
+_LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
 
 
 def recipe(
@@ -47,7 +53,9 @@ def recipe(
         def checked(cfg: DictConfig) -> None:
             nonlocal started
             started = True
-            try:  # here, lest Hydra should add lines of its own
+            job = HydraConfig.get()
+            os.chdir(job.runtime.cwd)  # where a worker of a cluster need not have been started
+            try:
                 rules.check(cfg)
                 if cfg.get("algorithm", name) != name:
                     raise UserError(
@@ -55,16 +63,23 @@ def recipe(
                     )
                 check(cfg)
                 run(cfg)
-            except UserError as error:
-                fail(str(error))
+            except Exception as error:
+                if job.mode == RunMode.MULTIRUN:
+                    _give_up(cfg, error)
+                if isinstance(error, UserError):  # here, lest Hydra should add lines of its own
+                    fail(str(error))
+                raise
 
-        # Without it Hydra prints errors in its own way and exits with 1.
-        os.environ["HYDRA_FULL_ERROR"] = "1"
         launch = hydra.main(config_path=str(_CONFIGS), config_name=name, version_base="1.3")
 
         def main() -> None:
             nonlocal started
             started = False
+            # Without it Hydra prints errors in its own way and exits with 1.
+            os.environ["HYDRA_FULL_ERROR"] = "1"
+            # The workers of a sweep must find this package.
+            path = [str(_RECIPES), *filter(None, [os.environ.get("PYTHONPATH")])]
+            os.environ["PYTHONPATH"] = os.pathsep.join(path)
             try:
                 launch(checked)()
             except MissingConfigException as error:
@@ -105,6 +120,22 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def _give_up(cfg: DictConfig, error: Exception) -> NoReturn:
+    """Ends one run of a sweep, and lets the others go on.
+
+    The run says at once what is wrong, for a sweep takes long. What is raised comes back to the
+    process that started the sweep, which repeats the first of it when all runs have ended.
+    """
+    if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    raise UserError(
+        f"{cfg.get('run_dir', 'A run')} failed ({first_line(error)}). The others have ended; "
+        "start again for what is left."
+    )
+
+
 def _bad_override(error: Exception, rules: Rules) -> str:
     unknown = re.match(r"Could not override '(.+?)'", str(error))
     if unknown:
@@ -116,8 +147,12 @@ def _bad_override(error: Exception, rules: Rules) -> str:
 
 
 def _missing_choice(error: MissingConfigException) -> str:
-    group, _, choice = (error.missing_cfg_file or "").partition("/")
+    group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+    if group == "hydra/launcher" and choice in _LAUNCHERS:
+        return f"{group}={choice} needs a package more: pip install '.[{_LAUNCHERS[choice]}]'."
     known = [file.stem for file in (_CONFIGS / group).glob("*.yaml")]
+    if group == "hydra/launcher":
+        known += _LAUNCHERS
     cure = f"Did you mean: {nearest(choice, known)}?"
     if group == "env":
         cure += f" Any other Gymnasium environment: env.name={choice}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import gymnasium as gym
@@ -49,12 +50,22 @@ def refusal(command, tmp_path, monkeypatch, capsys):
         pytest.param("sampler=nonsense", ["nonsense", "vmf_rank", "uniform"], id="no-near-one"),
         pytest.param("replay=per_rnk", ["replay=per_rnk", "per_rank"], id="replay"),
         pytest.param("logger=csvv", ["logger=csvv", "csv"], id="logger"),
+        pytest.param("hydra/launcher=joblob", ["joblob", "joblib"], id="launcher"),
         pytest.param("sede=3", ["sede", "seed"], id="key"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_ones(refusal, override, named):
     line = refusal(override)
     assert [name for name in named if name not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "plugin"), [("ray", "hydra_ray_launcher"), ("slurm", "hydra_submitit_launcher")]
+)
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra(refusal, launcher, plugin):
+    if importlib.util.find_spec(f"hydra_plugins.{plugin}"):
+        pytest.skip(f"{plugin} is installed")
+    assert refusal(f"hydra/launcher={launcher}").endswith(f"pip install '.[{launcher}]'.")
 
 
 def test_a_discrete_action_space_is_refused(refusal):

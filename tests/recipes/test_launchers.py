@@ -1,0 +1,55 @@
+"""Sweeps in several processes: finished runs are skipped, others resumed, and mistakes told."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from reporting.sweeps import planned_runs
+
+SHORT = ("total_frames=70", "eval_interval=1000", "hidden=[8,8]", "batch_size=8")
+LAUNCHERS = {
+    "joblib": "hydra_joblib_launcher",
+    "ray": "hydra_ray_launcher",
+    "submitit_local": "hydra_submitit_launcher",  # what Slurm's differs from by the queue only
+}
+
+
+def _times(run_dir: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in run_dir.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        name if name == "joblib" else pytest.param(name, marks=pytest.mark.slow)
+        for name in LAUNCHERS
+    ],
+)
+def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
+    launcher, command, train, tmp_path
+):
+    pytest.importorskip(f"hydra_plugins.{LAUNCHERS[launcher]}")
+    finished, unfinished, new = (tmp_path / f"runs/seed{seed}" for seed in range(3))
+    for seed, run_dir in enumerate((finished, unfinished)):
+        train("td3", run_dir, *SHORT, f"seed={seed}")
+    (unfinished / "finished").unlink()
+    before = _times(finished), _times(unfinished / "checkpoint")
+
+    overrides = (*SHORT, "seed=0,1,-1,2", f"hydra/launcher={launcher}")
+    single = command("td3", Path("runs/seed${seed}"), *overrides)
+    sweep = subprocess.run(
+        [*single, "-m"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert sweep.returncode == 2, sweep.stderr
+    last = sweep.stderr.splitlines()[-1]
+    assert last.startswith("error: runs/seed-1 failed (seed must be a whole number"), last
+    assert "Traceback" not in sweep.stderr
+    assert (_times(finished), _times(unfinished / "checkpoint")) == before
+    assert (unfinished / "finished").exists()
+    assert (new / "finished").exists()
+    planned, complaints = planned_runs(tmp_path)
+    assert {run_dir.name for run_dir in planned} == {"seed0", "seed1", "seed-1", "seed2"}
+    assert not complaints
