@@ -86,9 +86,9 @@ def label_methods(cells: Iterable[tuple[Task, Method]]) -> dict[Method, str]:
     for task, method in cells:
         alike[task, method.family, method.sampler].append(method)
     told: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for (_, *kind), group in alike.items():
+    for (_, family, sampler), group in alike.items():
         differing = set(group[0].settings).symmetric_difference
-        told[tuple(kind)] |= {key for method in group for key, _ in differing(method.settings)}
+        told[family, sampler] |= {key for method in group for key, _ in differing(method.settings)}
     labels = {}
     for method in {method for group in alike.values() for method in group}:
         settings = dict(method.settings)
