@@ -32,16 +32,21 @@ nav { background: #f4f6f8; padding: .7rem 1.2rem; border-radius: .4rem; }
 nav a { margin-right: 1.2rem; white-space: nowrap; }
 img { max-width: 100%; height: auto; display: block; }
 figure { margin: 1rem 0 1.6rem; }
-figcaption { color: #4b5563; font-size: .9rem; max-width: 60rem; }
-.table { overflow-x: auto; }
+figcaption, .caption { color: #4b5563; font-size: .9rem; max-width: 60rem; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-caption { text-align: left; color: #4b5563; padding-bottom: .4rem; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid #e3e6ea; text-align: left; }
+th, td { padding: .35rem .7rem; border-bottom: 1px solid #e3e6ea; text-align: left; }
 th { border-bottom: 2px solid #9aa3ad; vertical-align: bottom; }
 tr:hover td { background: #f7f9fb; }
-td.number { text-align: right; white-space: nowrap; }
-.warning { background: #fff6e0; border-left: .3rem solid #e0a100; padding: .5rem 1rem; }
-code { background: #f0f2f4; padding: 0 .25rem; border-radius: .2rem; }
+td { min-width: 7rem; } td.long { min-width: 16rem; }
+td.number { min-width: 0; white-space: nowrap; }
+th.number, td.number { text-align: right; }
+small { color: #4b5563; display: block; }
+.warning { background: #fff6e0; border-left: .3rem solid #e0a100; padding: .5rem 1rem .5rem 2rem; }
+/* On a phone pictures keep a size that can be read, and are moved sideways like tables. */
+@media (max-width: 40rem) {
+  body { margin: 1rem auto; padding: 0 .9rem; } img { max-width: none; }
+}
 """
 
 
@@ -58,7 +63,7 @@ class Paragraph:
     """Some sentences."""
 
     text: str
-    warning: bool = False
+    strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Picture:
     def png(self) -> bytes:
         """The picture as a file. It holds no date, so the same numbers make the same bytes."""
         buffer = BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+        self.figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
         return buffer.getvalue()
 
 
@@ -106,12 +111,9 @@ class Table:
         if isinstance(value, str):
             return value
         pattern = self.formats.get(column, "{:,}")
-        if not isinstance(value, Estimate):
-            return "–" if math.isnan(value) else pattern.format(value)
-        text = pattern.format(value.value)
-        if math.isnan(value.low):
-            return f"{text} [one seed]"
-        return f"{text} [{pattern.format(value.low)}, {pattern.format(value.high)}]"
+        if isinstance(value, Estimate):
+            return value.shown(pattern)
+        return "–" if math.isnan(value) else pattern.format(value)
 
     def write_csv(self, folder: Path) -> None:
         """Writes the table with all digits; an estimate takes three columns."""
@@ -156,13 +158,14 @@ def to_markdown(blocks: Sequence[Block], pictures: str) -> str:
         if isinstance(block, Heading):
             parts.append(f"{'#' * block.level} {_escape(block.text)}")
         elif isinstance(block, Paragraph):
-            parts.append(("> **Warning.** " if block.warning else "") + _escape(block.text))
-        elif isinstance(block, Listing):
-            mark = "⚠ " if block.warning else ""
-            parts.append("\n".join(f"- {mark}{_escape(item)}" for item in block.items))
+            mark = "**" if block.strong else ""
+            parts.append(f"{mark}{_escape(block.text)}{mark}")
+        elif isinstance(block, Listing) and block.items:
+            sign = "⚠ " if block.warning else ""
+            parts.append("\n".join(f"- {sign}{_escape(item)}" for item in block.items))
         elif isinstance(block, Picture):
             parts.append(f"![{_escape(block.text)}]({pictures}/{block.name}.png)")
-        elif block.rows:
+        elif isinstance(block, Table) and block.rows:
             lines = [block.columns, ["---"] * len(block.columns)]
             lines += [[_escape(block.shown(k, v)) for k, v in row.items()] for row in block.rows]
             table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -182,18 +185,21 @@ def to_html(blocks: Sequence[Block], title: str) -> str:
             if block.level == 1:
                 body.append("<nav></nav>")
         elif isinstance(block, Paragraph):
-            body.append(f"<p{_warning(block)}>{html.escape(block.text)}</p>")
-        elif isinstance(block, Listing):
+            tag = "strong" if block.strong else "span"
+            body.append(f"<p><{tag}>{html.escape(block.text)}</{tag}></p>")
+        elif isinstance(block, Listing) and block.items:
             items = "".join(f"<li>{html.escape(item)}</li>" for item in block.items)
-            body.append(f"<div{_warning(block)}><ul>{items}</ul></div>")
+            kind = ' class="warning"' if block.warning else ""
+            body.append(f"<ul{kind}>{items}</ul>")
         elif isinstance(block, Picture):
             data = base64.b64encode(block.png).decode()
+            width = 96 * block.figure.get_figwidth()
             text = html.escape(block.text, quote=True)
             body.append(
-                f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
-                f"<figcaption>{text}</figcaption></figure>"
+                f'<figure><div class="wide"><img width="{width:.0f}" alt="{text}" '
+                f'src="data:image/png;base64,{data}"></div><figcaption>{text}</figcaption></figure>'
             )
-        elif block.rows:
+        elif isinstance(block, Table) and block.rows:
             body.append(_html_table(block))
     page = "\n".join(body).replace("<nav></nav>", f"<nav>{' '.join(contents)}</nav>", 1)
     return (
@@ -207,22 +213,23 @@ def to_html(blocks: Sequence[Block], title: str) -> str:
 
 
 def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    words = {column for row in table.rows for column, v in row.items() if isinstance(v, str)}
+    kinds = {column: "" if column in words else ' class="number"' for column in table.columns}
+    head = "".join(f"<th{kinds[column]}>{html.escape(column)}</th>" for column in table.columns)
     lines = []
     for row in table.rows:
         cells = []
         for column, value in row.items():
-            kind = "" if isinstance(value, str) else ' class="number"'
-            cells.append(f"<td{kind}>{html.escape(table.shown(column, value))}</td>")
+            text = html.escape(table.shown(column, value)).replace(" · ", "&nbsp;·&nbsp;")
+            if isinstance(value, Estimate):  # the interval below the number makes tables narrow
+                text = text.replace(" [", "<small>[", 1) + "</small>"
+            kind = ' class="long"' if len(text) > 45 and column in words else kinds[column]
+            cells.append(f"<td{kind}>{text}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return (
-        f'<div class="table"><table><caption>{html.escape(table.caption)}</caption>'
+        f'<p class="caption">{html.escape(table.caption)}</p><div class="wide"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
-
-
-def _warning(block: Paragraph | Listing) -> str:
-    return ' class="warning"' if block.warning else ""
 
 
 def _escape(text: str) -> str:

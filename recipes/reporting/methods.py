@@ -13,16 +13,6 @@ __all__ = ["BASELINE", "Method", "Task", "baseline_of", "label_methods", "label_
 
 BASELINE = "uniform"  # the sampler that all others are compared with
 
-_SAMPLERS = {
-    "uniform": "uniform (baseline)",
-    "fresh": "fresh uniform batch (control)",
-    "vmf_uncertainty": "vMFER (uncertainty)",
-    "vmf_rank": "vMFER (rank)",
-    "vmf_ema": "vMFER (running average)",
-    "vmf_pool": "vMFER (sub-sample)",
-    "vmf_direct": "vMFER (direct)",
-}
-_REPLAYS = {"uniform": "", "per": "+PER", "per_rank": "+PER (rank)", "her": "+HER"}
 # Extra critics serve the uncertainty only, so any number of them makes the same baseline.
 _NO_MATTER_TO_BASELINE = {"num_critics"}
 
@@ -73,8 +63,8 @@ class Method:
 
     @property
     def family_label(self) -> str:
-        """The same to be read: ``TD3``, ``SAC+PER (rank)``."""
-        return self.algorithm.upper() + _REPLAYS.get(self.replay, f"+{self.replay}")
+        """The same to be read: ``TD3``, ``SAC+per_rank``."""
+        return self.algorithm.upper() + ("" if self.replay == "uniform" else f"+{self.replay}")
 
     def differing(self, other: Method) -> list[str]:
         """The hyper-parameters in which two methods differ, but for those of the sampler."""
@@ -86,28 +76,27 @@ class Method:
         ]
 
 
-def label_methods(methods: Iterable[Method]) -> dict[Method, str]:
-    """A name for each method within its family.
+def label_methods(cells: Iterable[tuple[Task, Method]]) -> dict[Method, str]:
+    """A name for each method: ``TD3 · vmf_rank``.
 
-    Methods that share a sampler are told apart by the hyper-parameters in which they differ.
+    Methods that share a sampler are told apart by the hyper-parameters in which they differ on the
+    same task.
     """
-    alike = defaultdict(list)
-    for method in methods:
-        alike[method.family, method.sampler].append(method)
+    alike: dict[tuple[Task, str, str], list[Method]] = defaultdict(list)
+    for task, method in cells:
+        alike[task, method.family, method.sampler].append(method)
+    told: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for (_, family, sampler), group in alike.items():
+        differing = set(group[0].settings).symmetric_difference
+        told[family, sampler] |= {key for method in group for key, _ in differing(method.settings)}
     labels = {}
-    for (_, sampler), group in alike.items():
-        values = defaultdict(set)
-        for key in {key for method in group for key, _ in method.settings}:
-            for method in group:
-                values[key].add(dict(method.settings).get(key))
-        for method in group:
-            settings = dict(method.settings)
-            told = [
-                f"{key.removeprefix('sampler.')}={settings.get(key, 'unset').strip(chr(39))}"
-                for key in sorted(values)
-                if len(values[key]) > 1
-            ]
-            labels[method] = ", ".join([_SAMPLERS.get(sampler, sampler), *told])
+    for method in {method for group in alike.values() for method in group}:
+        settings = dict(method.settings)
+        values = [
+            f"{key.removeprefix('sampler.')}={settings.get(key, 'unset').strip(chr(39))}"
+            for key in sorted(told[method.family, method.sampler])
+        ]
+        labels[method] = ", ".join([f"{method.family_label} · {method.sampler}", *values])
     return labels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from reporting import pictures, tables
@@ -16,7 +17,8 @@ from reporting.document import (
     to_html,
     to_markdown,
 )
-from reporting.results import Study
+from reporting.methods import BASELINE
+from reporting.results import Average, Comparison, Study
 from reporting.statistics import REPETITIONS, best_possible_p
 
 __all__ = ["write_report"]
@@ -40,10 +42,9 @@ def write_report(study: Study, folder: Path) -> list[Path]:
 
 
 def _blocks(study: Study) -> list[Block]:
-    blocks: list[Block] = [Heading(1, _TITLE), Paragraph(_summary(study))]
-    warnings = _warnings(study)
-    if warnings:
-        blocks.append(Listing(warnings, warning=True))
+    blocks: list[Block] = [Heading(1, _TITLE), Paragraph(_compared(study))]
+    blocks += [Paragraph(_finding(study), strong=True), Listing(_numbers(study))]
+    blocks.append(Listing(_warnings(study), warning=True))
     if study.averages:
         blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
         blocks += [
@@ -64,51 +65,93 @@ def _blocks(study: Study) -> list[Block]:
     blocks.append(Heading(2, "What was left out"))
     if not (study.left_out or study.notes):
         blocks.append(Paragraph("Nothing: every run that was found is part of the numbers."))
-    if study.notes:
-        blocks.append(Listing(study.notes))
-    blocks += [tables.left_out_table(study), Heading(2, "Runs"), tables.run_table(study)]
+    blocks += [
+        Listing(study.notes),
+        tables.left_out_table(study),
+        Heading(2, "Runs"),
+        tables.run_table(study),
+    ]
     blocks += [Heading(2, "How to read this"), Listing(_EXPLANATIONS)]
     return blocks
 
 
-def _summary(study: Study) -> str:
+def _compared(study: Study) -> str:
     runs = sum(len(cell.runs) for cell in study.cells.values())
+    tasks = "; ".join(study.task_labels[task] for task in study.tasks)
+    samplers = sorted({m.sampler for _, m in study.cells if m.sampler != BASELINE})
+    families = sorted({m.family_label for _, m in study.cells})
     return (
-        f"{runs} runs on {len(study.tasks)} tasks; {len(study.left_out)} runs are left out. "
-        "Methods with different hyper-parameters, versions of an environment or lengths of "
-        "training are kept apart everywhere."
+        f"Compared: {' and '.join(families)} with sampler={', '.join(samplers) or '–'} against the "
+        f"baseline sampler={BASELINE}, on {tasks}. {_count(runs, 'run')} in the numbers, "
+        f"{len(study.left_out)} left out."
     )
+
+
+def _finding(study: Study) -> str:
+    results = [*study.averages, *_without_percentage(study)]
+    count = Counter(result.verdict for result in results)
+    if not count:
+        return "Finding: none, as no finished method has a finished baseline."
+    if count.keys() <= {"too few seeds", "undecided"}:
+        return "Finding: no method is shown to differ from its baseline."
+    told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items()))
+    return f"Finding: of {_count(len(results), 'comparison')}, {told}."
+
+
+def _numbers(study: Study) -> list[str]:
+    """The numbers behind the finding; an average speaks for its tasks."""
+    lines = []
+    for average in study.averages:
+        place = study.task_labels[average.comparisons[0].cell.task]
+        if len(average.comparisons) > 1:
+            place = average.place
+        lines.append(
+            f"{study.method_labels[average.method]}, {place}: "
+            f"{average.improvement.shown('{:.0f} %')} of the baseline's final score, "
+            f"{_probability(average)}."
+        )
+    for comparison in _without_percentage(study):
+        cell = comparison.cell
+        place = study.task_labels[cell.task]
+        lines.append(f"{study.method_labels[cell.method]}, {place}: {_probability(comparison)}.")
+    return lines
+
+
+def _without_percentage(study: Study) -> list[Comparison]:
+    return [comparison for comparison in study.comparisons if comparison.improvement is None]
+
+
+def _probability(result: Average | Comparison) -> str:
+    return f"P(improvement) {result.probability.shown('{:.2f}')}: {result.verdict}"
 
 
 def _warnings(study: Study) -> list[str]:
     warnings = []
+    concerned = defaultdict(list)
     for comparison in study.comparisons:
-        if not comparison.too_few:
-            continue
-        cell, seeds, others = (
-            comparison.cell,
-            len(comparison.cell.runs),
-            len(comparison.baseline.runs),
-        )
+        if comparison.too_few:
+            cell = comparison.cell
+            place = f"{study.method_labels[cell.method]} on {study.task_labels[cell.task]}"
+            concerned[comparison.seeds].append(place)
+    for seeds, places in sorted(concerned.items()):
         warnings.append(
-            f"{study.task_labels[cell.task]}: {cell.method.family_label} with "
-            f"{study.method_labels[cell.method]} has {_count(seeds)} against {others} of the "
-            "baseline, too few to tell anything: even if every seed beat every seed of the "
-            f"baseline, chance would do so with p = {best_possible_p(seeds, others):.2f} "
-            "(two-sided rank-sum test)."
+            f"{_count(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to tell "
+            "anything: even if every seed beat every seed of the baseline, chance would do so with "
+            f"p = {best_possible_p(seeds):.2f} (two-sided rank-sum test). This concerns "
+            f"{'; '.join(places)}."
         )
     fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
     if 0 < fewest < 10 and study.comparisons:
         warnings.append(
-            f"The smallest cell has {_count(fewest)}. Below about ten, bootstrap intervals are "
-            "narrower than they claim: of five normally distributed seeds the 95 % interval of the "
-            "mean holds the truth in about 84 % of cases."
+            f"The smallest cell has {_count(fewest, 'seed')}. Below about ten, bootstrap intervals "
+            "are narrower than they claim: of five normally distributed seeds the 95 % interval of "
+            "the mean holds the truth in about 84 % of cases."
         )
     return warnings
 
 
-def _count(seeds: int) -> str:
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _file_name(text: str) -> str:

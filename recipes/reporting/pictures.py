@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from reporting.methods import Method, Task
+from reporting.methods import BASELINE, Method, Task
 from reporting.results import Cell, Study, order
 from reporting.statistics import Estimate
 
@@ -34,14 +35,31 @@ _METRICS = {"return": "evaluation return", "success_rate": "success rate"}
 
 
 def _styles(study: Study) -> dict[Method, tuple[str, int]]:
-    """Colour by sampler, and a number that tells apart methods of one sampler."""
-    count: dict[tuple[str, str], int] = defaultdict(int)
+    """Colour by sampler, and a number that tells apart methods of one sampler by their names."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
     styles = {}
     for method in sorted({method for _, method in study.cells}, key=order):
-        key = (method.family, method.sampler)
-        styles[method] = (_COLOURS.get(method.sampler, _OTHER_COLOUR), count[key])
-        count[key] += 1
+        name, alike = study.method_labels[method], names[method.family, method.sampler]
+        if name not in alike:
+            alike.append(name)
+        styles[method] = (_COLOURS.get(method.sampler, _OTHER_COLOUR), alike.index(name))
     return styles
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes, in as many columns as the longest name allows; no name is cut."""
+    handles, names = axes.get_legend_handles_labels()
+    per_line = int(figure.get_figwidth() * 10.5)  # characters of this size that fit
+    wrapped = [textwrap.fill(name, per_line - 6) for name in names]
+    longest = max(len(line) for name in wrapped for line in name.splitlines())
+    figure.legend(
+        handles,
+        wrapped,
+        loc="outside lower center",
+        ncols=max(1, min(3, per_line // (longest + 6))),
+        frameon=False,
+        fontsize=10.5,
+    )
 
 
 def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]:
@@ -50,10 +68,14 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
     for family in sorted({cell.method.family for cell in study.cells_of(task)}):
         cells = study.cells_of(task, family)
         metrics = [name for name in _METRICS if any(name in cell.curves for cell in cells)]
-        figure = Figure(figsize=(11, 4.1 * len(metrics) + 0.5), layout="constrained")
-        rows = figure.subplots(len(metrics), len(_STATISTICS), squeeze=False, sharey="row")
+        # Below four seeds the interquartile mean is the mean.
+        few = max(len(cell.runs) for cell in cells) < 4
+        statistics = ["mean"] if few else ["mean", "iqm"]
+        height = 4.1 * len(metrics) + 0.5 + 0.1 * len(cells)
+        figure = Figure(figsize=(7.5 if few else 11, height), layout="constrained")
+        rows = figure.subplots(len(metrics), len(statistics), squeeze=False, sharey="row")
         for axes_of_row, metric in zip(rows, metrics, strict=True):
-            for axes, statistic in zip(axes_of_row, _STATISTICS, strict=True):
+            for axes, statistic in zip(axes_of_row, statistics, strict=True):
                 for cell in cells:
                     if metric in cell.curves:
                         label = f"{study.method_labels[cell.method]} · {_seeds(cell)}"
@@ -62,18 +84,11 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
             axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
         name = cells[0].method.family_label
         figure.suptitle(f"{name} on {study.task_labels[task]}", fontsize=14)
-        handles, labels = rows[0][0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=2 if max(map(len, labels)) > 38 else 3,
-            frameon=False,
-            fontsize=10.5,
-        )
+        _add_legend(figure, rows[0][0])
+        drawn = "mean" if few else "mean (left) and interquartile mean (right)"
         text = (
-            f"{name} on {study.task_labels[task]}: mean (left) and interquartile mean (right) over "
-            "seeds; the shade is the 95 % stratified-bootstrap interval at each step."
+            f"{name} on {study.task_labels[task]}: {drawn} over seeds; the shade is the 95 % "
+            "stratified-bootstrap interval at each step."
         )
         yield family, figure, text
 
@@ -122,8 +137,7 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         methods = sorted({method for _, method, *_ in rows}, key=order)
         # A line for each row, and half a line between places.
         heights = [row + 0.5 * places.index(rows[row][0]) for row in range(len(rows))]
-        columns = 2 if max(len(study.method_labels[method]) for method in methods) > 38 else 3
-        height = 1.6 + 0.27 * (heights[-1] + 1 + math.ceil((len(methods) + 1) / columns))
+        height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
         figure = Figure(figsize=(11, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for y, (_, method, improvement, probability, paper) in zip(heights, rows, strict=True):
@@ -148,28 +162,21 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
             axes.spines[["top", "right"]].set_visible(False)
             for span in spans[1:]:
                 axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
-        for method in methods:
-            colour, number = styles[method]
-            marker = _MARKERS[number % len(_MARKERS)]
-            left.plot([], [], marker + "-", color=colour, label=study.method_labels[method])
-        if any(paper is not None for *_, paper in rows):
+        for name, (colour, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
+            left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=colour, label=name)
+        single = any(math.isnan(probability.low) for *_, probability, _ in rows)
+        starred = any(paper is not None for *_, paper in rows)
+        if starred:
             left.plot([], [], "*", color="#4d4d4d", mfc="white", markersize=13, label="the paper")
-        handles, labels = left.get_legend_handles_labels()
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower center",
-            ncols=columns,
-            frameon=False,
-            fontsize=10.5,
-        )
+        _add_legend(figure, left)
         name = methods[0].family_label
-        figure.suptitle(f"{name}: vMFER beside sampler=uniform", fontsize=14)
+        figure.suptitle(f"{name}: beside sampler={BASELINE}", fontsize=14)
         text = (
             f"{name}: final score in per cent of the baseline's, and the probability that a seed "
-            "beats a seed of the baseline, with 95 % stratified-bootstrap intervals. A star is the "
-            "number in the paper's Table 1. Points without a bar have a single seed."
+            "beats a seed of the baseline, with 95 % stratified-bootstrap intervals."
         )
+        text += " Stars are the numbers of the paper's Table 1." if starred else ""
+        text += " Points without a bar have a single seed." if single else ""
         yield family, figure, text
 
 
@@ -192,11 +199,8 @@ def _rows(study: Study, family: str) -> list[_Row]:
     for average in study.averages:
         # The mean over one task has nothing to say that its own row does not, but for the paper.
         if average.method.family == family and len(average.comparisons) > 1:
-            task = average.comparisons[0].cell.task
-            count = len(average.comparisons)
-            place = f"mean of {count} tasks\n{task.version}, {task.total_frames:,} steps"
-            row = (place, average.method, average.improvement, average.probability, average.paper)
-            rows.append(row)
+            place, estimates = _wrap(average.place), (average.improvement, average.probability)
+            rows.append((place, average.method, *estimates, average.paper))
     places = list(dict.fromkeys(place for place, *_ in rows))
     return sorted(rows, key=lambda row: (places.index(row[0]), order(row[1])))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,21 +49,24 @@ def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str
     """The progress of the runs under a folder and of those planned by its sweeps, and complaints.
 
     Args:
-        folder: where to look.
+        folder: where to look; runs below it are named relative to it.
         recent: a run is running if one of its files changed within so many seconds.
     """
     found: dict[Path, Progress] = {}
+    folder = folder.resolve()
     planned, complaints = planned_runs(folder)
     for file in sorted(folder.rglob("config.yaml")):
         try:
-            found[file.parent.resolve()] = _progress(file.parent, recent)
+            found[file.parent] = _progress(file.parent, recent)
         except Exception as error:
             complaints.append(f"{file.parent} is left out: {first_line(error)}.")
     for run_dir, cfg in planned.items():
-        if run_dir.resolve() not in found:
-            left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
-            found[run_dir.resolve()] = left
-    return list(found.values()), complaints
+        left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
+        found.setdefault(run_dir.resolve(), left)
+    return [
+        replace(run, run_dir=place.relative_to(folder) if folder in place.parents else place)
+        for place, run in found.items()
+    ], complaints
 
 
 def _progress(run_dir: Path, recent: float) -> Progress:

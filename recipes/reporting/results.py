@@ -79,18 +79,19 @@ class Comparison:
     improvement: Estimate | None
 
     @property
+    def seeds(self) -> tuple[int, int]:
+        """How many the method has, and how many the baseline."""
+        return len(self.cell.runs), len(self.baseline.runs)
+
+    @property
     def too_few(self) -> bool:
         """Whether no outcome with these numbers of seeds could tell the methods apart."""
-        return best_possible_p(len(self.cell.runs), len(self.baseline.runs)) > 0.05
+        return best_possible_p(self.seeds) > 0.05
 
     @property
     def verdict(self) -> str:
         """What the interval of the probability of improvement says."""
-        if self.too_few:
-            return "too few seeds"
-        if self.probability.low > 0.5:
-            return "above the baseline"
-        return "below the baseline" if self.probability.high < 0.5 else "undecided"
+        return _verdict(self.probability, self.too_few)
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,25 @@ class Average:
     paper: float | None
 
     @property
-    def too_few(self) -> bool:
-        """Whether a task by itself could tell nothing."""
-        return any(comparison.too_few for comparison in self.comparisons)
+    def place(self) -> str:
+        """What it is the average of."""
+        task = self.comparisons[0].cell.task
+        count = len(self.comparisons)
+        return f"mean of {count} tasks, {task.version}, {task.total_frames:,} steps"
+
+    @property
+    def verdict(self) -> str:
+        """What the interval of the probability of improvement says."""
+        seeds = [comparison.seeds for comparison in self.comparisons]
+        return _verdict(self.probability, best_possible_p(*seeds) > 0.05)
+
+
+def _verdict(probability: Estimate, too_few: bool) -> str:
+    if too_few:
+        return "too few seeds"
+    if probability.low > 0.5:
+        return "above the baseline"
+    return "below the baseline" if probability.high < 0.5 else "undecided"
 
 
 @dataclass

@@ -44,6 +44,13 @@ class Estimate(NamedTuple):
     low: float = math.nan
     high: float = math.nan
 
+    def shown(self, pattern: str) -> str:
+        """Number and interval as text."""
+        if math.isnan(self.low):
+            return f"{pattern.format(self.value)} [one seed]"
+        value, low, high = map(pattern.format, self)
+        return f"{value} [{low}, {high}]"
+
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """The mean without the lowest and highest quarter of the seeds (axis 0).
@@ -106,12 +113,15 @@ def column_estimates(scores: np.ndarray) -> dict[str, np.ndarray]:
     return estimates
 
 
-def best_possible_p(seeds: int, baseline_seeds: int) -> float:
-    """The two-sided p-value of the rank-sum test if every seed beat every baseline seed.
+def best_possible_p(*tasks: tuple[int, int]) -> float:
+    """The two-sided p-value of the rank-sum test if every seed beat every seed of the baseline.
 
     If even this is above 0.05, no outcome of the comparison can tell the methods apart.
+
+    Args:
+        *tasks: how many seeds the method and the baseline have on each task.
     """
-    return min(1.0, 2 / math.comb(seeds + baseline_seeds, seeds))
+    return min(1.0, 2 / math.prod(math.comb(mine + other, mine) for mine, other in tasks))
 
 
 def _interval(

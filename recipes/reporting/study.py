@@ -42,7 +42,7 @@ def make_study(runs: Sequence[Run], left_out: Sequence[LeftOut]) -> Study:
     for run in runs:
         groups[Task.of(run), Method.of(run)].append(run)
     study.task_labels = label_tasks({task for task, _ in groups})
-    study.method_labels = label_methods(sorted({method for _, method in groups}))
+    study.method_labels = label_methods(groups)
     for (task, method), members in groups.items():
         cell = _make_cell(task, method, members, study)
         if cell is not None:
@@ -66,9 +66,9 @@ def _make_cell(task: Task, method: Method, runs: list[Run], study: Study) -> Cel
             study.left_out.append(LeftOut(run.path, reason))
     if not finished:
         study.notes.append(
-            f"{study.task_labels[task]}: no run of {method.family_label} with "
-            f"{study.method_labels[method]} is finished ({len(runs)} started). Its curve ends "
-            "where the slowest of them is, and it has no final numbers."
+            f"{study.task_labels[task]}: no run of {study.method_labels[method]} is finished "
+            f"({len(runs)} started). Its curve ends where the slowest of them is, and it has no "
+            "final numbers."
         )
     has_success = all(run.success is not None for run in used)
     values: dict[str, Callable[[Run], np.ndarray]] = {"return": lambda run: run.returns}
@@ -108,7 +108,7 @@ def _area(run: Run, values: np.ndarray) -> float:
 
 def _compare(cell: Cell, complete: list[Cell], study: Study) -> None:
     baseline, note = baseline_of(cell.method, [other.method for other in complete])
-    label = f"{cell.method.family_label} with {study.method_labels[cell.method]}"
+    label = study.method_labels[cell.method]
     if baseline is None:
         where = study.task_labels[cell.task]
         study.notes.append(f"{where}: {label} is compared with nothing: {note}.")
@@ -141,9 +141,9 @@ def _average(study: Study) -> None:
         task = comparison.cell.task
         if comparison.improvement is None:
             study.notes.append(
-                f"{study.task_labels[task]}: {study.method_labels[comparison.cell.method]} of "
-                f"{comparison.cell.method.family_label} is not part of an average improvement: a "
-                "seed of its baseline has a score of zero or less, of which there is no percentage."
+                f"{study.task_labels[task]}: {study.method_labels[comparison.cell.method]} is not "
+                "part of an average improvement: a seed of its baseline has a score of zero or "
+                "less, of which there is no percentage."
             )
             continue
         suite = "paper" if task.name in paper["tasks"] else "other"
@@ -154,13 +154,15 @@ def _average(study: Study) -> None:
         environments = {comparison.cell.task.environment for comparison in members}
         if len(environments) != len(members):
             study.notes.append(
-                f"{method.family_label}: {study.method_labels[method]} has no average improvement "
-                "over tasks, for the same environment was used with different settings of env."
+                f"{study.method_labels[method]} has no average improvement over tasks, for the "
+                "same environment was used with different settings of env."
             )
             continue
         names = ", ".join(sorted(comparison.cell.task.name for comparison in members))
         count = f"{len(members)} of the paper's {len(paper['tasks'])} tasks"
-        tasks = f"{count if suite == 'paper' else 'other tasks'} ({names}; {version}, {frames:,})"
+        tasks = (
+            f"{count if suite == 'paper' else 'other tasks'} ({names}; {version}, {frames:,} steps)"
+        )
         cells = [member.cell.scores for member in members]
         baselines = [member.baseline.scores for member in members]
         study.averages.append(
@@ -205,6 +207,6 @@ def _note_missing_cells(study: Study) -> None:
         missing = sorted(study.task_labels[task] for task in siblings - set(own))
         if missing:
             study.notes.append(
-                f"{method.family_label} with {study.method_labels[method]} has no run on "
-                f"{'; '.join(missing)}, where other samplers have."
+                f"{study.method_labels[method]} has no run on {'; '.join(missing)}, where other "
+                "samplers have."
             )

@@ -28,16 +28,26 @@ def planned_runs(folder: Path) -> tuple[dict[Path, DictConfig], list[str]]:
     complaints = []
     for file in sorted(folder.rglob("multirun.yaml")):
         try:
-            for cfg in _grid(file):
-                planned.setdefault(Path(cfg.run_dir), cfg)
+            noted = OmegaConf.load(file)
+            assert isinstance(noted, DictConfig)
+            start = _start(file, noted.hydra)
+            for cfg in _grid(noted):
+                planned.setdefault(start / cfg.run_dir, cfg)
         except Exception as error:
             complaints.append(f"{file} cannot be understood ({first_line(error)}).")
     return planned, complaints
 
 
-def _grid(file: Path) -> list[DictConfig]:
-    noted = OmegaConf.load(file)
-    assert isinstance(noted, DictConfig)
+def _start(file: Path, hydra: DictConfig) -> Path:
+    """Where a sweep was started, or where its files were moved to since."""
+    notes, place = Path(hydra.sweep.dir), file.parent.resolve()
+    depth = len(notes.parts)
+    if place.parts[-depth:] == notes.parts and not notes.is_absolute():
+        return place.parents[depth - 1]
+    return Path(hydra.runtime.cwd)
+
+
+def _grid(noted: DictConfig) -> list[DictConfig]:
     hydra, config = noted.hydra, copy.copy(noted)
     config.pop("hydra")
     sweep = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]

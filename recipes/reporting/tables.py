@@ -26,7 +26,6 @@ _INTERVAL = "in brackets the 95 % stratified-bootstrap interval"
 def _place(study: Study, cell: Cell) -> dict[str, Value]:
     return {
         "task": study.task_labels[cell.task],
-        "algorithm": cell.method.family_label,
         "method": study.method_labels[cell.method],
     }
 
@@ -59,10 +58,7 @@ def final_table(study: Study, name: str) -> Table:
         f"{words} over the whole training (area under the curve divided by its length). "
         f"Over seeds: mean and interquartile mean (IQM), {_INTERVAL}.",
         rows,
-        {
-            column: pattern
-            for column in ("final (mean)", "final (IQM)", "area (mean)", "area (IQM)")
-        },
+        dict.fromkeys(_NUMBERS, pattern),
     )
 
 
@@ -80,7 +76,8 @@ def comparison_table(study: Study) -> Table:
                 "% of baseline": comparison.improvement,
                 "P(improvement)": comparison.probability,
                 "verdict": comparison.verdict,
-                "baseline differs in": comparison.note or "sampler only",
+                "baseline": study.method_labels[comparison.baseline.method]
+                + (f" ({comparison.note})" if comparison.note else ""),
             }
         )
     return Table(
@@ -101,13 +98,13 @@ def average_table(study: Study) -> Table:
         baselines = [comparison.baseline for comparison in average.comparisons]
         rows.append(
             {
-                "algorithm": average.method.family_label,
                 "method": study.method_labels[average.method],
                 "tasks": average.tasks,
                 "seeds per task": _range(cells),
                 "baseline seeds": _range(baselines),
                 "% of baseline": average.improvement,
                 "P(improvement)": average.probability,
+                "verdict": average.verdict,
                 "paper, % of baseline": average.paper,
             }
         )
@@ -121,9 +118,9 @@ def average_table(study: Study) -> Table:
     )
 
 
-def _range(cells: list[Cell]) -> str:
+def _range(cells: list[Cell]) -> Value:
     counts = sorted({len(cell.runs) for cell in cells})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def speed_table(study: Study) -> Table:

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from reporting import statistics
 from reporting.methods import Method, Task
 from reporting.page import write_report
+from reporting.pictures import curve_figures
 from reporting.runs import read_runs
 from reporting.study import make_study
 
@@ -169,7 +170,13 @@ def test_the_best_possible_p_is_that_of_the_rank_sum_test(seeds, others):
     from scipy.stats import mannwhitneyu
 
     separated = mannwhitneyu(np.arange(seeds) + 100, np.arange(others), method="exact").pvalue
-    assert statistics.best_possible_p(seeds, others) == pytest.approx(separated)
+    assert statistics.best_possible_p((seeds, others)) == pytest.approx(separated)
+
+
+def test_tasks_together_may_tell_what_none_of_them_can():
+    """All 20 ways to rank 3 + 3 seeds are alike on each of two tasks: 2 in 400 are as extreme."""
+    assert statistics.best_possible_p((3, 3)) == pytest.approx(0.1)
+    assert statistics.best_possible_p((3, 3), (3, 3)) == pytest.approx(2 / 400)
 
 
 # From runs to results.
@@ -229,7 +236,7 @@ def test_a_cell_without_a_finished_run_has_a_curve_only(write_run, study_of, tmp
     assert cell.curves["return"]["step"][-1] == 400
     assert not cell.complete
     assert not cell.final
-    assert any("no run of TD3 with uniform (baseline) is finished" in note for note in study.notes)
+    assert any("no run of TD3 · uniform is finished" in note for note in study.notes)
     write_report(study, tmp_path / "report")
 
 
@@ -252,12 +259,36 @@ def test_hyper_parameters_make_other_methods_with_other_labels(write_run, study_
     write_run("vmf_uncertainty", 0, 100, utd_ratio=5)
     study = study_of()
     labels = set(study.method_labels.values())
-    assert {"vMFER (rank), num_critics=2", "vMFER (rank), num_critics=5"} <= labels
-    assert {"uniform (baseline), utd_ratio=1", "uniform (baseline), utd_ratio=3"} <= labels
+    assert labels == {
+        "TD3 · vmf_rank, num_critics=2",
+        "TD3 · vmf_rank, num_critics=5",
+        "TD3 · uniform, utd_ratio=1",
+        "TD3 · uniform, utd_ratio=3",
+        "TD3 · vmf_uncertainty",
+    }
     notes = {c.cell.method: c.note for c in study.comparisons}
     # Five critics are compared with the two of the baseline, and five updates with nothing.
     assert sorted(notes.values()) == ["", "num_critics=2"]
-    assert any("vMFER (uncertainty) is compared with nothing" in note for note in study.notes)
+    assert any("vmf_uncertainty is compared with nothing" in note for note in study.notes)
+
+
+def test_names_tell_only_what_varies_on_one_task(write_run, study_of):
+    write_run("vmf_rank", 0, 100, env="Hopper-v4", init_random_frames=25000)
+    write_run("vmf_rank", 0, 100, env="InvertedPendulum-v4", init_random_frames=1000)
+    assert set(study_of().method_labels.values()) == {"TD3 · vmf_rank"}
+
+
+def test_no_legend_is_cut_when_many_settings_vary(write_run, study_of):
+    for number in range(4):
+        settings = {f"a_setting_with_a_long_name_{i}": number for i in range(6)}
+        write_run("uniform", 0, 100, **settings)
+        write_run("vmf_rank", 0, 100, **settings)
+    study = study_of()
+    ((_, figure, _),) = curve_figures(study, study.tasks[0])
+    figure.canvas.draw()
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= legend.y0
 
 
 def test_percentages_of_a_negative_baseline_are_refused(write_run, study_of):
@@ -370,6 +401,7 @@ def test_the_page_holds_everything_itself(report):
     assert "://" not in page
     assert "<b>Odd" not in page  # names are text, not markup
     assert "too few to tell anything" in page
+    assert "Finding: no method is shown to differ from its baseline." in page
     assert "unfinished: evaluated to step 300 of 1,000" in page
 
 
@@ -462,4 +494,4 @@ def test_tasks_know_their_version():
     assert Task("Hopper-v4", 1).version == "v4"
     assert Task("Hopper-v4", 1).name == "Hopper"
     assert Task("Custom", 1).version == ""
-    assert Method("sac", "per_rank", "uniform", ()).family_label == "SAC+PER (rank)"
+    assert Method("sac", "per_rank", "uniform", ()).family_label == "SAC+per_rank"

@@ -43,6 +43,8 @@ def _note_sweep(folder: Path, **hydra) -> None:
     """What Hydra notes of a sweep, as far as it matters."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         config = compose("td3", ["total_frames=1000", "init_random_frames=10"])
+    # The files were moved since: the place where they lie counts, not where they once were.
+    hydra |= {"sweep": {"dir": "runs/sweeps"}, "runtime": {"cwd": "/elsewhere"}}
     note = {"hydra": hydra, **OmegaConf.to_container(config)}
     folder.mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(note), folder / "multirun.yaml")
@@ -72,7 +74,7 @@ def test_states_and_remaining_steps(runs):
 
 def test_the_grid_of_a_sweep_is_what_hydra_would_run(tmp_path):
     _note_sweep(
-        tmp_path / "sweeps",
+        tmp_path / "runs" / "sweeps",
         sweeper={
             "params": {"seed": "0,1,2", "sampler": "uniform,vmf_rank", "env": "Ant-v4,Hopper-v4"}
         },
@@ -80,7 +82,7 @@ def test_the_grid_of_a_sweep_is_what_hydra_would_run(tmp_path):
     )
     planned, complaints = planned_runs(tmp_path)
     expected = {
-        Path(f"runs/td3/{env}/per_rank-{sampler}/seed{seed}")
+        tmp_path / f"runs/td3/{env}/per_rank-{sampler}/seed{seed}"
         for env in ("Ant-v4", "Hopper-v4")
         for sampler in ("uniform", "vmf_rank")
         for seed in (5, 6)
@@ -99,16 +101,19 @@ def test_damaged_notes_and_configs_are_named(runs):
 
 
 def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
-    _note_sweep(runs / "sweeps", sweeper={"params": {"seed": "0,1"}}, overrides={"task": []})
+    _note_sweep(runs / "runs/sweeps", sweeper={"params": {"seed": "0,1"}}, overrides={"task": []})
+    _write_run(runs / "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty/seed0", step=1000, done=True)
     program = importlib.import_module("status")
-    monkeypatch.chdir(runs)
-    monkeypatch.setattr(sys, "argv", ["status.py", "."])
+    # From anywhere: a run that has begun is not told again as one that is left.
+    monkeypatch.setattr(sys, "argv", ["status.py", str(runs)])
     program.main()
     shown = capsys.readouterr().out
-    assert "1 done, 1 running, 2 stopped, 2 left" in shown
-    # 300 + 500 + 1000 + 2 × 1000 steps at 50 per second.
-    assert "1.3 min of work left" in shown
-    assert "2,500 of 6,000 steps" in shown
+    assert "\nruns/td3/HalfCheetah-v4/uniform-vmf_uncertainty/seed1  left" in shown
+    monkeypatch.chdir(runs)
+    assert "2 done, 1 running, 2 stopped, 1 left" in shown
+    # 300 + 500 + 1000 + 1000 steps at 50 per second.
+    assert "56 s of work left" in shown
+    assert "3,500 of 6,000 steps" in shown
     (runs / "empty").mkdir()
     for arguments in (["empty"], ["nowhere"], [], [".", "recent=soon"]):
         monkeypatch.setattr(sys, "argv", ["status.py", *arguments])
