@@ -88,7 +88,7 @@ def _compared(study: Study) -> str:
 
 
 def _finding(study: Study) -> str:
-    results = [*study.averages, *_without_percentage(study)]
+    results: list[Average | Comparison] = [*study.averages, *_without_percentage(study)]
     count = Counter(result.verdict for result in results)
     if not count:
         return "Finding: none, as no finished method has a finished baseline."
