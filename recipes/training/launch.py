@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
@@ -42,20 +42,20 @@ def recipe(
         def run(cfg: DictConfig) -> None:
             train(plain(cfg))
 
-        started = False  # whether Hydra has understood the command line
+        started = False  # whether the command line has been understood
 
         def checked(cfg: DictConfig) -> None:
             nonlocal started
-            started = True
             try:  # here, lest Hydra should add lines of its own
                 rules.check(cfg)
+                started = True
                 if cfg.get("algorithm", name) != name:
                     raise UserError(
                         f"algorithm={cfg.algorithm} belongs to another recipe: leave it out."
                     )
                 check(cfg)
                 run(cfg)
-            except UserError as error:
+            except (UserError, OmegaConfBaseException) as error:
                 fail(str(error))
 
         # Without it Hydra prints errors in its own way and exits with 1.
@@ -65,13 +65,16 @@ def recipe(
         def main() -> None:
             nonlocal started
             started = False
+            for argument in sys.argv[1:]:
+                if argument.startswith("~"):
+                    raise UserError(f"{argument} takes away what is needed: leave it out.")
             try:
                 launch(checked)()
             except MissingConfigException as error:
                 fail(_missing_choice(error))
             except HydraException as error:
                 fail(_bad_override(error, rules))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if started:
                     raise
                 given = " ".join(sys.argv[1:])
@@ -91,17 +94,15 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
         torchrl_logger.setLevel("WARNING")
         try:
             main()
-        except UserError as error:
+        except (UserError, OmegaConfBaseException) as error:
             fail(str(error))
-        except OmegaConfBaseException as error:
-            fail(" ".join(str(error).split()))
 
     return run
 
 
 def fail(message: str) -> NoReturn:
     """Says what is wrong in one line, and ends the program."""
-    print(f"error: {message}", file=sys.stderr)
+    print("error:", *message.split(), file=sys.stderr)
     sys.exit(2)
 
 
@@ -112,7 +113,12 @@ def _bad_override(error: Exception, rules: Rules) -> str:
         if key in rules.known_keys():
             return f"{key} has no part in this recipe with these choices: leave it out."
         return f"There is no key {key}. Did you mean: {nearest(key, rules.known_keys())}?"
-    return " ".join(str(error).split())
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override!r} cannot be understood: write key=value, and put a value with "
+            "special characters in quotes of its own, as in \"key='a b'\"."
+        )
+    return str(error)
 
 
 def _missing_choice(error: MissingConfigException) -> str:

@@ -20,7 +20,7 @@ ALARM = 1e-6
 LEGS = 10  # after each the sampler is compared with the record
 BATCH = 4
 CYCLES_PER_WRITE = 100
-BYTES_THAT_MAY_STAY = 8e6  # in the allocator's pools
+BYTES_THAT_MAY_STAY = 4e6  # in the allocator's pools
 STATM = Path("/proc/self/statm")
 
 # A sampler, and the exponent of its ranks: None where P is proportional to the key.
@@ -114,8 +114,8 @@ def soak(name, capacity, cycles, draws):
         run.run(cycles // LEGS)
         run.check(draws)
         memory.append(resident_bytes() if STATM.exists() else 0)
-    # The first leg may fill caches and pools; what grows after it grows for ever.
-    assert memory[-1] - memory[0] < BYTES_THAT_MAY_STAY, memory
+    # The comparisons come and go with large arrays, so single numbers say little.
+    assert min(memory[-3:]) - max(memory[:3]) < BYTES_THAT_MAY_STAY, memory
 
 
 @pytest.mark.parametrize("capacity", [100, 20_000])
