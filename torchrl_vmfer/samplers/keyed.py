@@ -56,6 +56,8 @@ class KeyedSampler(Sampler):
         self._follow(storage)
         if len(self._keys) == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
+        if batch_size < 0:
+            raise ValueError(f"batch_size must be at least 0, got {batch_size}.")
         index, info = self._draw(batch_size)
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), info

@@ -67,7 +67,7 @@ class RankPrioritizedSampler(KeyedSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not 0 <= float(value) < math.inf:
+        if not 0 <= value < math.inf:
             raise ValueError(f"beta must be a number of at least 0, got {value}.")
         self._beta = float(value)
 
@@ -103,7 +103,7 @@ class RankPrioritizedSampler(KeyedSampler):
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         for name in ("max_priority", "beta"):
             value = state_dict[name]
-            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            if not (isinstance(value, (int, float)) and 0 <= value <= np.finfo(np.float32).max):
                 raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
