@@ -123,7 +123,7 @@ SAMPLER_ARGUMENTS = [
 ]
 
 
-@randomly(80)
+@randomly(40)
 @given(st.sampled_from(SAMPLER_ARGUMENTS), JUNK)
 @example((VMFSampler, "initial_factor"), "1.5")
 @example((RankPrioritizedSampler, "beta"), "0.5")
@@ -140,7 +140,7 @@ def test_a_sampler_is_made_of_numbers_or_not_at_all(argument, value):
     assert buffer.sample()["index"].shape == (2,)
 
 
-@randomly(100)
+@randomly(60)
 @given(
     st.booleans(), st.booleans(), JUNK | st.integers(-2, 9).map(lambda i: torch.tensor([i])), JUNK
 )
@@ -154,7 +154,7 @@ def test_priorities_are_taken_whole_or_not_at_all(hindsight, for_actor, index, p
     assert_sound(buffer)
 
 
-@randomly(80)
+@randomly(40)
 @given(st.booleans(), st.sampled_from(["sample", "sample_actor", "pool"]), JUNK, JUNK)
 @example(False, "sample_actor", -1, None)
 @example(False, "sample", -1, None)
@@ -171,7 +171,7 @@ def test_a_batch_has_the_size_asked_for_or_is_refused(hindsight, way, size, keys
     assert_sound(buffer)
 
 
-@randomly(80)
+@randomly(40)
 @given(JUNK, JUNK, JUNK)
 def test_a_pool_is_usable_or_not_made(size, mode, score):
     pool = attempt(CandidatePool, make_buffer(), size, mode, score)
@@ -179,7 +179,7 @@ def test_a_pool_is_usable_or_not_made(size, mode, score):
         assert attempt(pool.sample) is not None or callable(score)
 
 
-@randomly(80)
+@randomly(40)
 @given(st.sampled_from(["uncertainty", "rank"]), JUNK | tensors(st.tuples(st.integers(1, 4))))
 @example("rank", torch.ones(2, 2))
 def test_a_pool_has_probabilities_or_refuses_the_factors(mode, factors):
@@ -200,7 +200,7 @@ HINDSIGHT_ARGUMENTS = (
 )
 
 
-@randomly(80)
+@randomly(40)
 @given(st.sampled_from(HINDSIGHT_ARGUMENTS), JUNK)
 def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
     arguments = {"reward_fn": reward, "storage": LazyTensorStorage(8), "batch_size": 4}
@@ -209,11 +209,10 @@ def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
         buffer.extend(rows())
         batch = attempt(buffer.sample)
         assert batch is None or batch["next", "reward"].isfinite().all()
-        assert_sound_actor = buffer.actor_sampler.probabilities()
-        assert assert_sound_actor.sum().item() == pytest.approx(1)
+        assert buffer.actor_sampler.probabilities().sum().item() == pytest.approx(1)
 
 
-@randomly(80)
+@randomly(40)
 @given(st.sampled_from(["keys", "max_priority", "beta", "sampler"]), st.booleans(), JUNK)
 @example("max_priority", False, 1e300)
 def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
@@ -231,7 +230,7 @@ def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
 GRADIENTS = JUNK | tensors(st.lists(st.integers(1, 3), min_size=2, max_size=3))
 
 
-@randomly(150)
+@randomly(80)
 @given(GRADIENTS, JUNK | st.just(0))
 @example(torch.ones(2, 3), -1)
 @example(torch.ones(0, 3), 0)
@@ -250,7 +249,7 @@ def test_directions_give_numbers_in_their_ranges_or_are_refused(gradients, used)
             assert isinstance(used, torch.Tensor) or used >= 0
 
 
-@randomly(80)
+@randomly(40)
 @given(st.sampled_from(["concentration", "log_normalizer"]), JUNK)
 @example("concentration", 0)
 def test_a_dimension_is_a_number_of_at_least_one(function, dim):
@@ -263,7 +262,7 @@ def test_a_dimension_is_a_number_of_at_least_one(function, dim):
 LOSS_ARGUMENTS = st.sampled_from(["num_target_critics", "actor_noise", "actor_noise_clip"])
 
 
-@randomly(30)
+@randomly(20)
 @given(LOSS_ARGUMENTS, JUNK)
 @example("actor_noise", INF)
 def test_a_loss_computes_or_is_not_made(td3, make_batch, name, value):
@@ -273,7 +272,7 @@ def test_a_loss_computes_or_is_not_made(td3, make_batch, name, value):
         assert ((factor > 0.36) & (factor < 2.72)).all()
 
 
-@randomly(30)
+@randomly(20)
 @given(JUNK, JUNK)
 def test_an_uncertainty_needs_a_loss(td3, loss, used):
     assert attempt(VMFUncertainty, loss) is None
@@ -281,12 +280,12 @@ def test_an_uncertainty_needs_a_loss(td3, loss, used):
     assert uncertainty is None or uncertainty.used in ("first", "min")
 
 
-@randomly(20)
+@randomly(10)
 @given(
     fast=st.booleans(),
     key=st.sampled_from(["observation", "action", ("next", "reward"), ("next", "observation")]),
     entry=tensors(st.lists(st.integers(0, 5), max_size=2).map(lambda shape: [3, *shape]))
-    | st.just("nothing"),
+    | st.none(),
 )
 @example(fast=True, key="observation", entry=torch.full((3, 5), NAN))
 @example(fast=False, key="observation", entry=torch.full((3, 5), INF))
@@ -294,12 +293,12 @@ def test_a_strange_batch_leaves_the_networks_alone(algorithm, make_batch, fast, 
     loss = algorithm.build(fast=fast)
     before = [parameter.clone() for parameter in loss.parameters()]
     batch = make_batch(3)
-    if isinstance(entry, str):
-        del batch[key]
+    if entry is None:
+        del batch["observation"]
     else:
         batch[key] = entry
+        attempt(algorithm.critic_loss, loss, batch)
     result = attempt(loss.actor_loss, batch)
-    attempt(algorithm.critic_loss, loss, batch)
     measured = attempt(VMFUncertainty(loss), batch.copy())
     factors = [] if result is None else [result[1]["vmf_factor"]]
     factors += [] if measured is None else [measured["vmf", "factor"]]

@@ -116,7 +116,7 @@ def concentration(resultant_length: Tensor, dim: int) -> Tensor:
 
 
 def _check_dim(dim: int) -> None:
-    if not 1 <= dim < math.inf:
+    if not 1 <= dim < 2**31:
         raise ValueError(f"dim is the dimension of the directions, at least 1, got {dim}.")
 
 

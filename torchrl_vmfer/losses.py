@@ -214,8 +214,8 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
             )
         if actor_noise and not kwargs.get("measure", True):
             raise ValueError(f"actor_noise={actor_noise} needs measure=True.")
-        self.actor_noise = actor_noise
-        self.actor_noise_clip = actor_noise_clip
+        self.actor_noise = float(actor_noise)
+        self.actor_noise_clip = float(actor_noise_clip)
         super().__init__(*args, **kwargs)
 
     def _make_vmap(self) -> None:

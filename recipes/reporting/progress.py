@@ -61,8 +61,11 @@ def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str
             complaints.append(f"{file.parent} is left out: {first_line(error)}.")
     for run_dir, cfg in planned.items():
         if run_dir.resolve() not in found:
-            left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
-            found[run_dir.resolve()] = left
+            try:
+                left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
+                found[run_dir.resolve()] = left
+            except Exception as error:
+                complaints.append(f"{run_dir} is left out: {first_line(error)}.")
     return list(found.values()), complaints
 
 

@@ -96,6 +96,8 @@ class KeyedSampler(Sampler):
             self._follow(storage)
         slots = flat_slots(index, storage)
         given = torch.as_tensor(priority, device="cpu").detach()
+        if given.is_complex():
+            raise TypeError(f"A key must be a real number, got {given.dtype}.")
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
         keys = given.to(torch.float64).numpy().reshape(-1)
         if keys.size not in (1, slots.size):
