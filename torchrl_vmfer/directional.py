@@ -40,6 +40,9 @@ def directions(gradients: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    if not (isinstance(gradients, Tensor) and gradients.is_floating_point()):
+        got = gradients.dtype if isinstance(gradients, Tensor) else type(gradients).__name__
+        raise TypeError(f"Gradients must be a tensor of floating-point numbers, got {got}.")
     # Dividing by the largest entry first keeps the squares from over- or underflowing.
     scale = gradients.abs().amax(-1, keepdim=True)
     usable = scale.isfinite() & (scale > 0)
@@ -49,7 +52,13 @@ def directions(gradients: Tensor) -> Tensor:
 
 
 def _mean(gradients: Tensor) -> Tensor:
-    return directions(gradients).mean(0)
+    return _critics(directions(gradients)).mean(0)
+
+
+def _critics(x: Tensor) -> Tensor:
+    if x.ndim < 2 or len(x) == 0:
+        raise ValueError(f"Expected [N, *batch, p] with at least one critic, got {list(x.shape)}.")
+    return x
 
 
 def resultant_length(gradients: Tensor) -> Tensor:
@@ -98,11 +107,17 @@ def concentration(resultant_length: Tensor, dim: int) -> Tensor:
         >>> concentration(torch.tensor([0.0, 0.5, 0.9]), dim=3)
         tensor([ 0.0000,  1.8333, 10.3737])
     """
+    _check_dim(dim)
     # (p - R²)/(1 - R²) = 1 + (p - 1)/(1 - R²) has no 0/0 for p = 1, where k = R.
     gap = ((1 - resultant_length) * (1 + resultant_length)).clamp(
         min=torch.finfo(resultant_length.dtype).eps
     )
     return resultant_length * (1 + (dim - 1) / gap)
+
+
+def _check_dim(dim: int) -> None:
+    if not 1 <= dim < 2**31:
+        raise ValueError(f"dim is the dimension of the directions, at least 1, got {dim}.")
 
 
 # Orders below this are reached by recurrence, orders above by the uniform expansion.
@@ -125,6 +140,7 @@ def log_normalizer(concentration: Tensor, dim: int) -> Tensor:
     """
     if not concentration.is_floating_point():
         concentration = concentration.to(torch.get_default_dtype())
+    _check_dim(dim)
     order = dim / 2 - 1
     log_bessel = _log_scaled_bessel(concentration.double(), order)
     return (-dim / 2 * math.log(2 * math.pi) - log_bessel).to(concentration.dtype)
@@ -187,11 +203,13 @@ def factor_and_length(x: Tensor, used: int | Tensor) -> tuple[Tensor, Tensor]:
         x: unit vectors ``[N, *batch, p]``, as :func:`directions` gives them.
         used: the critic e, as in :func:`sampling_factor`.
     """
-    mean = x.mean(0)
+    mean = _critics(x).mean(0)
     if isinstance(used, Tensor):
         index = used[None, ..., None].expand(1, *x.shape[1:])
         used_direction = x.gather(0, index).squeeze(0)
     else:
+        if not 0 <= used < len(x):
+            raise IndexError(f"There is no critic {used} among {len(x)}.")
         used_direction = x[used]
     factor = (mean * used_direction).sum(-1).clamp(max=1.0).exp()
     return factor, torch.linalg.vector_norm(mean, dim=-1).clamp(max=1.0)

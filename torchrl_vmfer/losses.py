@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -206,15 +207,15 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
     def __init__(
         self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
     ) -> None:
-        if not (actor_noise >= 0 and actor_noise_clip >= 0):
+        if not (0 <= actor_noise < math.inf and actor_noise_clip >= 0):
             raise ValueError(
                 "actor_noise and actor_noise_clip must be numbers of at least 0, "
                 f"got {actor_noise} and {actor_noise_clip}."
             )
         if actor_noise and not kwargs.get("measure", True):
             raise ValueError(f"actor_noise={actor_noise} needs measure=True.")
-        self.actor_noise = actor_noise
-        self.actor_noise_clip = actor_noise_clip
+        self.actor_noise = float(actor_noise)
+        self.actor_noise_clip = float(actor_noise_clip)
         super().__init__(*args, **kwargs)
 
     def _make_vmap(self) -> None:

@@ -148,6 +148,8 @@ Block = Heading | Paragraph | Listing | Picture | Table
 
 def _plain(value: Value) -> Value:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@")):
+        return f"'{value}"  # a spreadsheet would compute it
     return "" if missing else value
 
 

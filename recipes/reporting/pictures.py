@@ -7,6 +7,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -16,6 +17,9 @@ from reporting.results import Cell, Study, order
 from reporting.statistics import Estimate
 
 __all__ = ["curve_figures", "improvement_figures"]
+
+# A name with dollar signs is not a formula.
+matplotlib.rcParams["text.parse_math"] = False
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 _COLOURS = {

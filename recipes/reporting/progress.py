@@ -61,8 +61,12 @@ def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str
         except Exception as error:
             complaints.append(f"{file.parent} is left out: {first_line(error)}.")
     for run_dir, cfg in planned.items():
-        left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
-        found.setdefault(run_dir.resolve(), left)
+        if run_dir.resolve() not in found:
+            try:
+                left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
+                found[run_dir.resolve()] = left
+            except Exception as error:
+                complaints.append(f"{run_dir} is left out: {first_line(error)}.")
     return [
         replace(run, run_dir=place.relative_to(folder) if folder in place.parents else place)
         for place, run in found.items()

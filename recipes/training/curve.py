@@ -28,7 +28,7 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
     remaining = iter(axes)
 
     axis, mean, spread = next(remaining), evaluations["return_mean"], evaluations["return_std"]
-    axis.set_title(" / ".join(run_dir.parts[-4:]))
+    axis.set_title(" / ".join(run_dir.parts[-4:]), parse_math=False)
     axis.plot(evaluations["step"], mean, color="tab:blue", label="mean over episodes")
     axis.fill_between(
         evaluations["step"],

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -48,15 +48,15 @@ def recipe(
         def run(cfg: DictConfig) -> None:
             train(plain(cfg))
 
-        started = False  # whether Hydra has understood the command line
+        started = False  # whether the command line has been understood
 
         def checked(cfg: DictConfig) -> None:
             nonlocal started
-            started = True
             job = HydraConfig.get()
             os.chdir(job.runtime.cwd)  # where a worker of a cluster need not have been started
             try:
                 rules.check(cfg)
+                started = True
                 if cfg.get("algorithm", name) != name:
                     raise UserError(
                         f"algorithm={cfg.algorithm} belongs to another recipe: leave it out."
@@ -65,10 +65,11 @@ def recipe(
                 run(cfg)
             except Exception as error:
                 if job.mode == RunMode.MULTIRUN:
-                    _give_up(cfg, error)
-                if isinstance(error, UserError):  # here, lest Hydra should add lines of its own
-                    fail(str(error))
-                raise
+                    _give_up(" ".join(job.overrides.task), error)
+                elif isinstance(error, (UserError, OmegaConfBaseException)):
+                    fail(str(error))  # here, lest Hydra should add lines of its own
+                else:
+                    raise
 
         launch = hydra.main(config_path=str(_CONFIGS), config_name=name, version_base="1.3")
 
@@ -80,13 +81,16 @@ def recipe(
             # The workers of a sweep must find this package.
             path = [str(_RECIPES), *filter(None, [os.environ.get("PYTHONPATH")])]
             os.environ["PYTHONPATH"] = os.pathsep.join(path)
+            for argument in sys.argv[1:]:
+                if argument.startswith("~"):
+                    raise UserError(f"{argument} takes away what is needed: leave it out.")
             try:
                 launch(checked)()
             except MissingConfigException as error:
                 fail(_missing_choice(error))
             except HydraException as error:
                 fail(_bad_override(error, rules))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if started:
                     raise
                 given = " ".join(sys.argv[1:])
@@ -106,33 +110,33 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
         torchrl_logger.setLevel("WARNING")
         try:
             main()
-        except UserError as error:
+        except (UserError, OmegaConfBaseException) as error:
             fail(str(error))
-        except OmegaConfBaseException as error:
-            fail(" ".join(str(error).split()))
 
     return run
 
 
 def fail(message: str) -> NoReturn:
     """Says what is wrong in one line, and ends the program."""
-    print(f"error: {message}", file=sys.stderr)
+    print("error:", *message.split(), file=sys.stderr)
     sys.exit(2)
 
 
-def _give_up(cfg: DictConfig, error: Exception) -> NoReturn:
+def _give_up(run: str, error: Exception) -> None:
     """Ends one run of a sweep, and lets the others go on.
 
     The run says at once what is wrong, for a sweep takes long. What is raised comes back to the
     process that started the sweep, which repeats the first of it when all runs have ended.
     """
-    if isinstance(error, UserError):
-        print(f"error: {error}", file=sys.stderr)
+    if isinstance(error, LockedError):  # sweeps side by side share their work
+        print(f"{error} The sweep goes on without it.", file=sys.stderr)
+        return
+    if isinstance(error, (UserError, OmegaConfBaseException)):
+        print("error:", *str(error).split(), file=sys.stderr)
     else:
         traceback.print_exception(error)
     raise UserError(
-        f"{cfg.get('run_dir', 'A run')} failed ({first_line(error)}). The others have ended; "
-        "start again for what is left."
+        f"{run} failed ({first_line(error)}). The others have ended; start again for what is left."
     )
 
 
@@ -143,7 +147,12 @@ def _bad_override(error: Exception, rules: Rules) -> str:
         if key in rules.known_keys():
             return f"{key} has no part in this recipe with these choices: leave it out."
         return f"There is no key {key}. Did you mean: {nearest(key, rules.known_keys())}?"
-    return " ".join(str(error).split())
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override!r} cannot be understood: write key=value, and put a value with "
+            "special characters in quotes of its own, as in \"key='a b'\"."
+        )
+    return str(error)
 
 
 def _missing_choice(error: MissingConfigException) -> str:

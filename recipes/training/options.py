@@ -63,8 +63,16 @@ RULES = Rules(
         "logger.kind": ("csv", "tensorboard", "wandb"),
         "logger.offline": (True, False),
     },
-    texts=("run_dir", "algorithm", "device", "env.name", "sampler.name", "replay.name"),
-    others=("target_entropy", "logger.project"),
+    texts=(
+        "run_dir",
+        "algorithm",
+        "device",
+        "env.name",
+        "sampler.name",
+        "replay.name",
+        "logger.project",
+    ),
+    others=("target_entropy",),
 )
 
 
@@ -93,8 +101,9 @@ def plain(cfg: DictConfig) -> Config:
 
 def check(cfg: DictConfig) -> None:
     """Refuses combinations of values that cannot work, before anything is made or written."""
-    if cfg.get("target_entropy", "auto") != "auto" and type(cfg.target_entropy) not in (int, float):
-        raise UserError(f"target_entropy must be auto or a number, got {cfg.target_entropy!r}.")
+    entropy = cfg.get("target_entropy", "auto")
+    if entropy != "auto" and not (type(entropy) in (int, float) and abs(entropy) < 1e9):
+        raise UserError(f"target_entropy must be auto or a number, got {entropy!r}.")
     if cfg.total_frames <= cfg.init_random_frames:
         raise UserError(
             f"total_frames={cfg.total_frames} leaves nothing to learn after "
@@ -115,7 +124,7 @@ def check(cfg: DictConfig) -> None:
 
 def _check_device(name: str) -> None:
     try:
-        torch.empty(0, device=name)
+        torch.zeros(1, device=name).item()
     except Exception as error:
         raise UserError(
             f"device={name} cannot be used ({first_line(error)}): use device=cpu, or cuda on a "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +13,16 @@ from training.errors import UserError, first_line, nearest
 
 __all__ = ["Rules"]
 
+_MOST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
+_MOST_THREADS = 1024  # OpenMP ends the process where it cannot start as many
+
 
 @dataclass(frozen=True)
 class Rules:
     """The keys of a program, by what they hold. Any may also hold ``hidden``, a list of sizes.
 
     Args:
-        integers: whole numbers, and their smallest values.
+        integers: whole numbers, and their smallest values. 1e6 becomes 1000000.
         numbers: numbers, and between which values they lie.
         texts: names.
         choices: what a key may be.
@@ -42,6 +44,7 @@ class Rules:
     def check(self, cfg: DictConfig) -> None:
         """Refuses unknown keys and values that cannot be."""
         try:
+            self._make_whole(cfg)
             OmegaConf.resolve(cfg)
         except OmegaConfBaseException as error:
             raise UserError(
@@ -54,35 +57,51 @@ class Rules:
                     f"There is no key {key}. Did you mean: {nearest(key, self.known_keys())}?"
                 )
             self._check_value(key, OmegaConf.select(cfg, key))
+        groups = {key.split(".")[0] for key in self.known_keys() if "." in key}
+        for group in sorted(groups - {*map(str, cfg)}):
+            raise UserError(f"There is no {group}: leave {group}= out, or name a choice.")
+
+    def _make_whole(self, cfg: DictConfig) -> None:
+        """Before other keys, such as ``run_dir``, refer to them."""
+        for key in self.integers:
+            value = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+            if isinstance(value, float) and value.is_integer():
+                OmegaConf.update(cfg, key, int(value))
 
     def _check_value(self, key: str, value: Any) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if key in self.integers:
-            least = self.integers[key]
-            if not (is_number and isinstance(value, int) and value >= least):
-                raise UserError(f"{key} must be a whole number of at least {least}, got {value!r}.")
+            least, most = self.integers[key], _MOST_THREADS if key == "threads" else _MOST
+            if not (is_number and isinstance(value, int) and least <= value <= most):
+                raise UserError(
+                    f"{key} must be a whole number from {least} to {most}, got {value!r}."
+                )
         elif key in self.numbers:
             low, high = self.numbers[key]
-            if not (is_number and low <= value <= high and value < math.inf):
+            high = min(high, _MOST)
+            if not (is_number and low <= value <= high):
                 raise UserError(f"{key} must be a number from {low:g} to {high:g}, got {value!r}.")
         elif key in self.choices:
-            are_flags = isinstance(self.choices[key][0], bool)
-            if value not in self.choices[key] or isinstance(value, int) != are_flags:
-                choices = ", ".join(str(choice).lower() for choice in self.choices[key])
+            known = self.choices[key]
+            if type(value) is not type(known[0]) or value not in known:
+                choices = ", ".join(str(choice).lower() for choice in known)
                 raise UserError(f"{key} must be one of {choices}, got {value!r}.")
         elif key in self.texts:
             if not (isinstance(value, str) and value):
                 raise UserError(f"{key} must be a name, got {value!r}.")
         elif key == "hidden" and not (
-            isinstance(value, ListConfig) and all(type(size) is int and size > 0 for size in value)
+            isinstance(value, ListConfig)
+            and all(type(size) is int and 0 < size <= _MOST for size in value)
         ):
-            raise UserError(f"hidden must be a list of layer sizes such as [256,256], got {value}.")
+            raise UserError(
+                f"hidden must be a list of layer sizes such as [256,256], got {value!r}."
+            )
 
 
 def _leaves(cfg: DictConfig, prefix: str = "") -> list[str]:
     keys = []
     for name in map(str, cfg):
         node = cfg._get_node(name)
-        is_group = isinstance(node, DictConfig)
+        is_group = isinstance(node, DictConfig) and len(node) > 0
         keys += _leaves(cfg[name], f"{prefix}{name}.") if is_group else [f"{prefix}{name}"]
     return keys

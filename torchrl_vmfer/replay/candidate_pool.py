@@ -213,6 +213,8 @@ class CandidatePool:
 
 
 def _checked(factors: Tensor) -> np.ndarray:
+    if not isinstance(factors, Tensor) or factors.ndim != 1 or factors.is_complex():
+        raise TypeError(f"The factors of candidates must be a tensor [n], got {factors!r}.")
     values = factors.detach().to("cpu", torch.float32)
     bad = ~(values > 0) | values.isinf()
     if bad.any():

@@ -56,6 +56,8 @@ class KeyedSampler(Sampler):
         self._follow(storage)
         if len(self._keys) == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
+        if batch_size < 0:
+            raise ValueError(f"batch_size must be at least 0, got {batch_size}.")
         index, info = self._draw(batch_size)
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), info
@@ -94,6 +96,8 @@ class KeyedSampler(Sampler):
             self._follow(storage)
         slots = flat_slots(index, storage)
         given = torch.as_tensor(priority, device="cpu").detach()
+        if given.is_complex():
+            raise TypeError(f"A key must be a real number, got {given.dtype}.")
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
         keys = given.to(torch.float64).numpy().reshape(-1)
         if keys.size not in (1, slots.size):

@@ -14,6 +14,8 @@ from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
 __all__ = ["RankPrioritizedSampler"]
 
+_LARGEST = float(np.finfo(np.float32).max)  # what a key can hold
+
 
 class RankPrioritizedSampler(KeyedSampler):
     """Samples transitions by the rank of their priority (Schaul et al. 2016, variant 2).
@@ -51,7 +53,7 @@ class RankPrioritizedSampler(KeyedSampler):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
         super().__init__()
-        self._ranks: RankDistribution = RankDistribution(alpha)
+        self._ranks: RankDistribution = RankDistribution(float(alpha))
         self.beta = beta
         self._max_priority = 1.0
 
@@ -67,7 +69,7 @@ class RankPrioritizedSampler(KeyedSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not 0 <= float(value) < math.inf:
+        if not 0 <= value < math.inf:
             raise ValueError(f"beta must be a number of at least 0, got {value}.")
         self._beta = float(value)
 
@@ -85,7 +87,7 @@ class RankPrioritizedSampler(KeyedSampler):
         return self._ranks.probabilities(self._keys.array)
 
     def _check(self, keys: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        good = (keys >= 0) & (keys <= np.finfo(np.float32).max)
+        good = (keys >= 0) & (keys <= _LARGEST)
         return good, "a priority is a finite number of at least 0: pass |TD error|."
 
     def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
@@ -103,7 +105,7 @@ class RankPrioritizedSampler(KeyedSampler):
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         for name in ("max_priority", "beta"):
             value = state_dict[name]
-            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            if not (isinstance(value, (int, float)) and 0 <= value <= _LARGEST):
                 raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -68,7 +68,7 @@ class VMFSampler(KeyedSampler):
     ) -> None:
         if mode not in ("uncertainty", "rank"):
             raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
-        if not 0 < np.float32(initial_factor) <= MAX_FACTOR:
+        if not (0 < initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
             raise ValueError(f"initial_factor must lie in (0, e], got {initial_factor}.")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")

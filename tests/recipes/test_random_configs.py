@@ -1,0 +1,209 @@
+"""Any configuration either holds to the rules or ends with one line that names what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import math
+import sys
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from training.errors import UserError
+from training.launch import recipe
+from training.options import RULES, Config, check
+
+RECIPES = ("td3", "sac")
+GROUPS = ("env", "sampler", "replay", "logger")
+HUGE = "1" + "0" * 400
+# Each as one argument of a command line, so without a zero byte.
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+ODD = (
+    *("", "null", "nan", "inf", "-inf", "-1", "0", "1", "1.5", "1e3", "1e400", "-0.0", HUGE),
+    *("true", "x", "???", "'a b'", "'a\nb'", '"\u2028"', "é", "'é'", "[", "]", "{", "'", '"', "\\"),
+    *("[]", "[1,2]", "[nan]", "[[1]]", f"[{HUGE}]", "{}", "{a:1}", "{a:{b:[null]}}", "1,2", "a\\"),
+    *("${seed}", "${nope}", "${", "${oc.env:HOME}", "${oc.env:NOPE}", "${nope:1}", "$", "@", "="),
+    *("range(3)", "int(x)", "nope(1)", "[" * 999 + "]" * 999, "{a:" * 400 + "1" + "}" * 400),
+)
+KEYS = (*sorted(RULES.known_keys()), *GROUPS)
+ARGUMENT = st.one_of(
+    st.builds(
+        "{}{}={}".format,
+        st.sampled_from(["", "", "", "", "+", "++", "~"]),
+        st.sampled_from(KEYS) | st.sampled_from(["nope", "seed.x", "env.x", "experiment"]) | TEXT,
+        st.sampled_from(ODD) | TEXT | st.integers().map(str) | st.floats().map(repr),
+    ),
+    TEXT,
+).filter(lambda argument: not argument.startswith("-"))  # which would be an option of Hydra's
+VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text("a0.é\n ", max_size=4)
+    | st.sampled_from([int(HUGE), -int(HUGE), "auto", "cpu", "meta", "vmf", "rank", b"a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+
+
+def thoroughly(examples):
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def start(name, *arguments) -> tuple[Config | None, str]:
+    """Takes a recipe's way from the command line up to the training: its configuration, or why."""
+    accepted: list[Config] = []
+    output, errors = io.StringIO(), io.StringIO()
+    code = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                recipe(name)(accepted.append)()
+            except SystemExit as exit_:
+                code = exit_.code
+    assert output.getvalue() == ""
+    assert code == (0 if accepted else 2)
+    return (accepted[0] if accepted else None), errors.getvalue()
+
+
+def is_valid(key, value) -> bool:
+    """Whether a value is a good one, said a second time and in another way."""
+    if key in RULES.integers:
+        return type(value) is int and value in range(RULES.integers[key], 10**9 + 1)
+    if key in RULES.numbers:
+        low, high = RULES.numbers[key]
+        return type(value) in (int, float) and low <= value <= high and abs(value) <= 1e9
+    if key in RULES.choices:
+        return repr(value) in map(repr, RULES.choices[key])
+    if key == "hidden":
+        return type(value) is list and all(type(size) is int and 0 < size < 1e10 for size in value)
+    if key == "target_entropy":
+        return value == "auto" or (type(value) in (int, float) and math.isfinite(float(value)))
+    assert key in RULES.texts, f"{key} is not a key"
+    return type(value) is str and value != ""
+
+
+def flat(config, prefix=""):
+    for key, value in config.items():
+        if isinstance(value, dict):
+            assert value, f"{prefix}{key} is empty"
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def assert_valid(config):
+    values = dict(flat(config))
+    assert [f"{key}={value!r}" for key, value in values.items() if not is_valid(key, value)] == []
+    assert {key.split(".")[0] for key in values} >= {"seed", "hidden", "device", *GROUPS}
+    assert torch.zeros(1, device=values["device"]).item() == 0
+
+
+def assert_accepted_or_refused_by_name(name, argument):
+    config, errors = start(name, argument)
+    if config is not None:
+        assert errors == ""
+        assert_valid(config.as_dict())
+        return
+    assert errors.startswith("error: ")
+    assert errors.endswith("\n")
+    assert len(errors.splitlines()) == 1
+    said = {
+        argument.lstrip("+").split("=")[0],  # the key
+        " ".join(repr(argument).split())[1:-1],
+        " ".join(argument.split()),
+    }
+    assert [text for text in said if text in errors], errors
+
+
+@thoroughly(15)
+@given(st.sampled_from(RECIPES), ARGUMENT)
+@example("td3", f"seed={HUGE}")
+@example("td3", "seed={}")
+@example("sac", "seed=[[" + "[" * 999 + "]" * 999 + "]]")
+@example("td3", "~sampler.kind")
+@example("td3", "logger=[]")
+@example("td3", "device='a\nb'")
+@example("sac", "target_entropy=nan")
+@example("td3", "total_frames=${nope}")
+def test_an_argument_is_good_or_refused_by_name(name, argument):
+    assert_accepted_or_refused_by_name(name, argument)
+
+
+@pytest.mark.slow
+@thoroughly(1000)
+@given(st.sampled_from(RECIPES), ARGUMENT)
+def test_a_thousand_arguments_are_good_or_refused_by_name(name, argument):
+    assert_accepted_or_refused_by_name(name, argument)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", KEYS)
+def test_every_odd_value_of_every_key_is_good_or_refused_by_name(key):
+    for value in ODD[:40:3]:
+        assert_accepted_or_refused_by_name("sac", f"{key}={value}")
+
+
+@pytest.fixture(scope="module")
+def composed(configuration, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("composed")
+    return {name: configuration(name, run_dir) for name in RECIPES}
+
+
+@thoroughly(150)
+@given(st.sampled_from(RECIPES), st.sampled_from(KEYS), VALUE)
+@example("td3", "device", "meta")
+@example("td3", "resume", 1)
+@example("sac", "target_entropy", math.inf)
+@example("td3", "critic_lr", int(HUGE))
+@example("td3", "sampler", {})
+def test_a_value_of_a_configuration_is_good_or_refused_by_name(composed, name, key, value):
+    cfg = copy.deepcopy(composed[name])
+    OmegaConf.update(cfg, key, value, merge=False, force_add=True)
+    refusal = None
+    try:
+        RULES.check(cfg)
+        check(cfg)
+    except UserError as error:
+        refusal = str(error)
+    if refusal is None:
+        assert_valid(OmegaConf.to_container(cfg))
+    else:
+        assert key in refusal
+
+
+def test_a_whole_number_may_be_written_as_a_float():
+    config, _ = start("td3", "total_frames=3e4", "seed=2.0", "replay.buffer_size=1e5")
+    same, _ = start("td3", "total_frames=30000", "seed=2", "replay.buffer_size=100000")
+    # Also by their types, which config.yaml keeps for a resumed run.
+    assert repr(config) == repr(same)
+    assert config.run_dir.endswith("/seed2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "argument",
+    [f"seed={HUGE}", "threads=1e9", "hidden=[9e9]", "env.name='\u2028'", "gamma=nan", "["],
+)
+def test_a_process_ends_with_one_line(run_command, tmp_path, argument):
+    result = run_command("td3", tmp_path / "run", argument)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert argument.split("=")[0] in result.stderr
+    assert not (tmp_path / "run").exists()

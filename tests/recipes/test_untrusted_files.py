@@ -1,0 +1,206 @@
+"""Files from elsewhere are read, never executed: bombs in every file that a program opens."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pickle
+import shutil
+import sys
+import zipfile
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import evaluate
+import status
+from training.errors import UserError
+
+YAML_BOMBS = (
+    '!!python/object/apply:os.mkdir ["{}"]',
+    "!!python/object/new:os.mkdir ['{}']",
+    '!!python/object/apply:subprocess.check_call [["mkdir", "{}"]]',
+)
+SCRIPT = "<script>alert(1)</script>"
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.fixture
+def marker(tmp_path):
+    """A folder that a bomb would make, and that must not be there in the end."""
+    folder = tmp_path / "executed"
+    yield folder
+    assert not folder.exists()
+
+
+def replace_pickle(file, bomb):
+    """Puts a bomb in the place of data.pkl of a good file, and leaves all else as it is."""
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in parts.items():
+            is_pickle = name.endswith("data.pkl")
+            archive.writestr(name, pickle.dumps(bomb, protocol=2) if is_pickle else content)
+
+
+def run_program(program, monkeypatch, capsys, *arguments):
+    """A program's exit code, output and errors."""
+    monkeypatch.setattr(sys, "argv", [program.__name__, *map(str, arguments)])
+    code = 0
+    try:
+        program.main()
+    except SystemExit as exit_:
+        code = exit_.code
+    return code, *capsys.readouterr()
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    """Writes a finished run with a policy that fits nothing."""
+
+    def write(name="run", **changes):
+        run_dir = tmp_path / "runs" / name
+        run_dir.mkdir(parents=True)
+        config = {
+            "seed": 0,
+            "total_frames": 100,
+            "algorithm": "td3",
+            "hidden": [4],
+            "env": {"name": "InvertedPendulum-v4"},
+            "replay": {"name": "uniform", "kind": "uniform"},
+            "sampler": {"name": "uniform"},
+        }
+        OmegaConf.save(OmegaConf.create(config | changes), run_dir / "config.yaml")
+        rows = "".join(f"{step},{step / 10}\n" for step in range(0, 101, 10))
+        (run_dir / "eval.csv").write_text(f"step,return_mean\n{rows}")
+        torch.save({"weight": torch.zeros(3)}, run_dir / "policy.pt")
+        (run_dir / "finished").touch()
+        return run_dir
+
+    return write
+
+
+def test_the_pickle_is_a_bomb(tmp_path):
+    torch.save({}, tmp_path / "file.pt")
+    replace_pickle(tmp_path / "file.pt", Bomb(tmp_path / "executed"))
+    torch.load(tmp_path / "file.pt", weights_only=False)
+    assert (tmp_path / "executed").exists()
+
+
+def test_a_policy_is_not_executed(write_run, marker, monkeypatch, capsys):
+    run_dir = write_run()
+    replace_pickle(run_dir / "policy.pt", Bomb(marker))
+    code, _, errors = run_program(evaluate, monkeypatch, capsys, run_dir)
+    assert code == 2
+    assert errors.startswith(f"error: {run_dir / 'policy.pt'} cannot be read")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_checkpoint_of_a_run_is_not_executed(
+    crashed_run, finish, tmp_path, marker, capsys, count
+):
+    run_dir = shutil.copytree(crashed_run("td3"), tmp_path / "run")
+    files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
+    assert len(files) == 2
+    for file in files[-count:]:
+        replace_pickle(file, Bomb(marker))
+    if count == 2:
+        with pytest.raises(UserError, match="None of the 2 checkpoints"):
+            finish("td3", run_dir)
+    else:
+        finish("td3", run_dir)
+        assert (run_dir / "finished").exists()
+    assert f"{files[-1]} cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bomb", YAML_BOMBS)
+def test_a_configuration_is_not_executed(
+    write_run, configuration, train, marker, monkeypatch, capsys, bomb
+):
+    run_dir = write_run()
+    text = (run_dir / "config.yaml").read_text() + f"extra: {bomb.format(marker)}\n"
+    (run_dir / "config.yaml").write_text(text)
+    code, _, errors = run_program(evaluate, monkeypatch, capsys, run_dir)
+    assert code == 2
+    assert errors.startswith(f"error: {run_dir / 'config.yaml'} is not the configuration of a run")
+    with pytest.raises(UserError, match=r"config.yaml cannot be read"):
+        train("td3", run_dir)
+    code, _, errors = run_program(status, monkeypatch, capsys, run_dir)
+    assert code == 2
+    assert f"{run_dir} is left out: config.yaml cannot be read" in errors
+    pytest.importorskip("rliable")
+    import report
+
+    code, _, errors = run_program(report, monkeypatch, capsys, run_dir)
+    assert code == 2
+    assert "config.yaml cannot be read" in errors
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        *YAML_BOMBS,
+        "{{overrides: {{task: ['run_dir={}', 'total_frames=many']}}, sweeper: {{params: null}}}}",
+    ],
+)
+def test_the_note_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, capsys, note):
+    run_dir = write_run()
+    (run_dir / "multirun.yaml").write_text(f"algorithm: td3\nhydra: {note.format(marker)}\n")
+    code, output, errors = run_program(status, monkeypatch, capsys, run_dir)
+    assert code == 0
+    assert "1 done" in output
+    assert errors.startswith("warning: ")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"step,return_mean\n0,=1+1\n",
+        b"step,return_mean\n0,\xff\xfe\n",
+        b"step,return_mean\n0,\x00\n",
+        b"step,return_mean\n0," + b"9" * 200_000 + b"\n",
+        b"step,return_mean\n0,__import__('os')\n",
+    ],
+    ids=["formula", "bytes", "zero", "long", "code"],
+)
+def test_an_odd_table_is_left_out_by_name(write_run, tmp_path, content):
+    from reporting.runs import read_runs
+
+    write_run("good")
+    (write_run("odd", seed=1) / "eval.csv").write_bytes(content)
+    runs, left_out = read_runs(tmp_path / "runs")
+    assert [run.path for run in runs] == ["good"]
+    assert [item.path for item in left_out] == ["odd"]
+
+
+def test_names_are_neither_markup_nor_formulas(write_run, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("rliable")
+    import report
+    from reporting import statistics
+
+    monkeypatch.setattr(statistics, "REPETITIONS", 10)
+    odd = {"env": {"name": f"=1+1{SCRIPT}"}, "sampler": {"name": rf"$\frac{{{SCRIPT}"}}
+    write_run("odd", **odd)
+    write_run("baseline", **odd | {"sampler": {"name": "uniform"}})
+    write_run(f"{SCRIPT[:8]}left out", seed=SCRIPT)
+    arguments = (tmp_path / "runs", f"out={tmp_path / 'report'}")
+    assert run_program(report, monkeypatch, capsys, *arguments)[0] == 0
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    tables = list((tmp_path / "report" / "tables").glob("*.csv"))
+    cells = [c for file in tables for row in csv.reader(io.StringIO(file.read_text())) for c in row]
+    assert f"'=1+1{SCRIPT}" in "\n".join(cells)
+    assert [cell for cell in cells if cell.startswith(("=", "@"))] == []
