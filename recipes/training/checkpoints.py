@@ -58,9 +58,8 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
             print(
-                f"Could not save the checkpoint of step {step} ({error}). The run goes on; "
-                + (f"{kept[0].name} is intact. " if kept else "no older one exists. ")
-                + "Make room on the disk.",
+                f"Could not save the checkpoint of step {step} ({error}): make room on the disk. "
+                + (f"{kept[0].name} is intact." if kept else "There is no older one."),
                 file=sys.stderr,
             )
             return False

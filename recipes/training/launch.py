@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
 from training.errors import UserError, first_line, nearest
+from training.lock import LockedError
 from training.options import RULES, Config, check, plain
 from training.rules import Rules
 
@@ -56,7 +59,13 @@ def recipe(
                 check(cfg)
                 run(cfg)
             except UserError as error:
-                fail(str(error))
+                if HydraConfig.get().mode is not RunMode.MULTIRUN:
+                    fail(str(error))
+                which = " ".join(HydraConfig.get().overrides.task)
+                if not isinstance(error, LockedError):
+                    fail(f"{error} (The sweep ends at its run {which}.)")
+                # Sweeps that run side by side share their work.
+                print(f"Left to others: {which}. {error}", file=sys.stderr)
 
         # Without it Hydra prints errors in its own way and exits with 1.
         os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -95,6 +104,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
             fail(str(error))
         except OmegaConfBaseException as error:
             fail(" ".join(str(error).split()))
+        except KeyboardInterrupt:
+            sys.exit(130)  # of the shell, for SIGINT
 
     return run
 
