@@ -73,6 +73,8 @@ class Checkpoints:
         Files that cannot be read are reported. If there are no others, it is an error: to start
         anew would overwrite what the run has written.
         """
+        for rubbish in self._folder.glob("*.unfinished"):  # of a process that was killed
+            rubbish.unlink()
         files = self._files()
         for file in files:
             try:

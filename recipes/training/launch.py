@@ -58,14 +58,14 @@ def recipe(
                     )
                 check(cfg)
                 run(cfg)
-            except UserError as error:
-                if HydraConfig.get().mode is not RunMode.MULTIRUN:
+            except LockedError as error:
+                if not _is_sweep():
                     fail(str(error))
+                # Sweeps side by side share their work.
+                print(f"{error} The sweep goes on without it.", file=sys.stderr)
+            except UserError as error:
                 which = " ".join(HydraConfig.get().overrides.task)
-                if not isinstance(error, LockedError):
-                    fail(f"{error} (The sweep ends at its run {which}.)")
-                # Sweeps that run side by side share their work.
-                print(f"Left to others: {which}. {error}", file=sys.stderr)
+                fail(f"{error} This run ends the sweep: {which}" if _is_sweep() else str(error))
 
         # Without it Hydra prints errors in its own way and exits with 1.
         os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -108,6 +108,10 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(130)  # of the shell, for SIGINT
 
     return run
+
+
+def _is_sweep() -> bool:
+    return HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def fail(message: str) -> NoReturn:
