@@ -33,10 +33,10 @@ class Interruption:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self.signal is not None and error[0] is None:
+            sys.exit(128 + self.signal)  # with signals still held back until the very end
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-        if self.signal is not None and error[0] is None:
-            sys.exit(128 + self.signal)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:

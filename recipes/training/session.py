@@ -133,7 +133,8 @@ class Session:
         """Counts the environment steps from 1, or from where the run was stopped.
 
         Between two steps the policy is evaluated, metrics are written and checkpoints saved when
-        they are due.
+        they are due. The run directory is locked meanwhile. After SIGINT or SIGTERM the step at
+        hand is finished and saved, and the program ends.
 
         Args:
             policy: the policy to evaluate and to save in the end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -30,6 +31,15 @@ os.dup2(stream, 1), os.dup2(stream, 2)
 sys.argv = arguments
 runpy.run_path(arguments[0], run_name="__main__")
 """
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """A run that is stopped holds signals back until its process ends, which this one does not."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -150,15 +160,17 @@ def test_refused_run_leaves_the_directory_alone(crashed_run, finish, tmp_path):
         assert content(run_dir) == before
 
 
-def test_crashed_run_lets_go_in_the_same_process(train, at_step, tmp_path):
+def test_crashed_run_lets_go_of_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
     # As in a sweep, which keeps the exceptions of its runs until its end.
     def crash():
         raise ZeroDivisionError
 
+    before = signal.getsignal(signal.SIGINT)
     with at_step(5, crash), pytest.raises(ZeroDivisionError) as error:
         train("td3", tmp_path)
     assert error.value.__traceback__ is not None
     lock(tmp_path).close()
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_forked_child_does_not_keep_the_lock(tmp_path):
@@ -189,11 +201,9 @@ time.sleep(60)
 def test_signal_saves_the_very_step_from_which_the_run_goes_on(
     number, code, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
 ):
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with at_step(97, lambda: signal.raise_signal(number)), pytest.raises(SystemExit) as stop:
         finish(RUN[0], tmp_path, *RUN[1:])
     assert stop.value.code == code
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     told = capfd.readouterr().err
     assert f"Stopped {tmp_path} at step 97. The same command goes on from there." in told
     finish(RUN[0], tmp_path, *RUN[1:])
@@ -209,20 +219,18 @@ def test_signal_at_the_last_step_lets_the_run_finish(
     assert_same_run(straight_run(*RUN), tmp_path)
 
 
-def test_many_signals_are_as_one(start, train, assert_same_run, tmp_path):
-    overrides = ("total_frames=3000", "checkpoint_interval=2990", "eval_interval=1000")
+def test_many_signals_are_as_one(start, table, tmp_path):
     run_dir = tmp_path / "run"
-    process = start(run_dir, *overrides)
+    process = start(run_dir, "total_frames=100000", "checkpoint_interval=90000")
     wait_until((run_dir / "train.csv").exists, process)
-    while process.is_alive():
-        os.kill(process.pid, signal.SIGINT)
+    while process.is_alive():  # also while it saves
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)
         time.sleep(0.001)
-    process.join()
     assert process.exitcode == 130
+    assert newest(run_dir) > 0
     assert f"Stopped {run_dir} at step {newest(run_dir)}." in (tmp_path / "log").read_text()
-    assert 0 < newest(run_dir) < 2990
-    train("td3", run_dir, *overrides)
-    assert_same_run(train("td3", tmp_path / "straight", *overrides), run_dir)
+    assert_intact(run_dir, table)
 
 
 @pytest.fixture
@@ -231,8 +239,9 @@ def sweep(command, tmp_path, monkeypatch):
 
     def launch(*overrides: str) -> None:
         monkeypatch.chdir(tmp_path)
-        options = ("-m", "total_frames=90", "seed=0,1", *overrides)
-        monkeypatch.setattr(sys, "argv", command("td3", tmp_path / "${seed}", *options)[1:])
+        options = ("total_frames=90", "seed=0,1", *overrides)
+        arguments = [*command("td3", tmp_path / "${seed}", *options)[1:], "-m"]
+        monkeypatch.setattr(sys, "argv", arguments)
         td3.main()
 
     return launch
