@@ -58,9 +58,8 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
             print(
-                f"Could not save the checkpoint of step {step} ({error}). The run goes on; "
-                + (f"{kept[0].name} is intact. " if kept else "no older one exists. ")
-                + "Make room on the disk.",
+                f"Could not save the checkpoint of step {step} ({error}): make room on the disk. "
+                + (f"{kept[0].name} is intact." if kept else "There is no older one."),
                 file=sys.stderr,
             )
             return False
@@ -74,6 +73,8 @@ class Checkpoints:
         Files that cannot be read are reported. If there are no others, it is an error: to start
         anew would overwrite what the run has written.
         """
+        for rubbish in self._folder.glob("*.unfinished"):  # of a process that was killed
+            rubbish.unlink()
         files = self._files()
         for file in files:
             try:

@@ -15,6 +15,7 @@ from torchrl.envs import GymWrapper
 from torchrl.envs.utils import set_exploration_type
 
 from training.environments import environment_state, load_environment_state, tensors
+from training.errors import UserError
 from training.options import Config
 
 __all__ = ["TransitionCollector"]
@@ -54,7 +55,10 @@ class TransitionCollector:
 
     def next(self) -> TensorDictBase:
         """Acts once, and returns the transition as a batch of one, valid until the next call."""
-        transition = next(self._iterator)
+        try:
+            transition = next(self._iterator)
+        except UserError as error:
+            raise UserError(f"At step {self._collector._frames + 1}: {error}") from error
         return transition if self._is_direct else transition.select(*_KEPT, strict=False)
 
     def state_dict(self) -> dict[str, Any]:

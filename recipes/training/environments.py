@@ -15,6 +15,7 @@ import torch
 from torchrl.envs import GymWrapper
 
 from training.errors import UserError, first_line, nearest
+from training.guard import Guarded
 
 __all__ = ["environment_state", "load_environment_state", "make_environment", "tensors"]
 
@@ -95,7 +96,7 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
         )
     if goals:
         single = gym.spaces.Dict({key: _single(parts[key].shape) for key in _GOALS})
-        return gym.wrappers.TransformObservation(
+        return Guarded(
             env, lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS}, single
         )
     if has_goals:
@@ -103,7 +104,7 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
     if len(env.observation_space.shape or ()) != 1:
         env = gym.wrappers.FlattenObservation(env)
     # A copy: some simulators return the same array at every step.
-    return gym.wrappers.TransformObservation(
+    return Guarded(
         env, lambda seen: np.array(seen, np.float32), _single(env.observation_space.shape)
     )
 

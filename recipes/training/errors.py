@@ -5,11 +5,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["UserError", "first_line", "nearest"]
+__all__ = ["UserError", "diverged", "first_line", "nearest"]
 
 
 class UserError(Exception):
     """Something the user can mend. It ends the program with a line and exit code 2."""
+
+
+def diverged(sign: str) -> UserError:
+    """Says that networks hold no numbers any more, and by what sign that was seen."""
+    return UserError(
+        f"Training diverged, {sign}: use smaller learning rates, and another run_dir. What was "
+        "saved before is kept."
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
 from training.errors import UserError, first_line, nearest
+from training.lock import LockedError
 from training.options import RULES, Config, check, plain
 from training.rules import Rules
 
@@ -112,6 +113,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except (UserError, OmegaConfBaseException) as error:
             fail(str(error))
+        except KeyboardInterrupt:
+            sys.exit(130)  # of the shell, for SIGINT
 
     return run
 

@@ -14,7 +14,7 @@ from torchrl.record.loggers import Logger, get_logger
 from training.errors import UserError
 from training.options import Config
 
-__all__ = ["Averages", "Table", "make_logger"]
+__all__ = ["Averages", "Table", "check_logger", "make_logger"]
 
 
 class Table:
@@ -87,9 +87,13 @@ class Averages:
         for name, value in metrics.items():
             self._values.setdefault(name, []).append(value.detach())
 
+    def means(self) -> dict[str, float]:
+        """The means, by name."""
+        return {name: values.double().mean().item() for name, values in self.state_dict().items()}
+
     def pop(self) -> dict[str, float]:
         """The means, by name; they start anew."""
-        means = {name: values.double().mean().item() for name, values in self.state_dict().items()}
+        means = self.means()
         self._values.clear()
         return means
 
@@ -102,16 +106,20 @@ class Averages:
         self._values = {name: list(values) for name, values in state.items()}
 
 
-def make_logger(cfg: Config, run_dir: Path, name: str) -> Logger | None:
-    """The logger that ``logger=`` asks for, besides the CSV files that every run writes."""
-    if cfg.kind == "csv":
-        return None
-    options = {"project": cfg.project, "offline": cfg.offline} if cfg.kind == "wandb" else {}
+def check_logger(cfg: Config) -> None:
+    """Refuses a logger whose package is not installed."""
     try:
-        importlib.import_module(cfg.kind)
-        return get_logger(cfg.kind, str(run_dir), name, wandb_kwargs=options)
+        importlib.import_module(cfg.kind)  # they are called as their packages are
     except ImportError as error:
         raise UserError(
             f"logger={cfg.kind} needs a package that is not installed: "
             f"`pip install {cfg.kind}`, or use logger=csv."
         ) from error
+
+
+def make_logger(cfg: Config, run_dir: Path, name: str) -> Logger | None:
+    """The logger that ``logger=`` asks for, besides the CSV files that every run writes."""
+    if cfg.kind == "csv":
+        return None
+    options = {"project": cfg.project, "offline": cfg.offline} if cfg.kind == "wandb" else {}
+    return get_logger(cfg.kind, str(run_dir), name, wandb_kwargs=options)

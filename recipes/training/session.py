@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -20,9 +21,11 @@ from tqdm import tqdm
 from training.checkpoints import Checkpoints, save_atomically
 from training.curve import draw_learning_curve
 from training.environments import make_environment
-from training.errors import UserError, first_line
+from training.errors import UserError, diverged, first_line
 from training.evaluation import Evaluation, evaluate
-from training.logs import Averages, Table, make_logger
+from training.interruption import Interruption
+from training.lock import lock
+from training.logs import Averages, Table, check_logger, make_logger
 from training.options import Config
 
 __all__ = ["Session"]
@@ -56,12 +59,12 @@ class Session:
         self.cfg = cfg
         self._config = cfg.as_dict()
         self.run_dir = Path(cfg.run_dir)
-        self.finished = (self.run_dir / "finished").exists()
         self.metrics = Averages()
         self._environment = make_environment(cfg.env.name, cfg.seed, cfg.replay.kind == "her")
+        check_logger(cfg.logger)
         self._check_config()
+        self.finished = self._is_finished()
         if self.finished:
-            print(f"The run in {self.run_dir} is finished. Nothing to do.")
             return
         torch.set_num_threads(cfg.threads)
         # Numbers next to nothing, as Adam has of dead units, cost hundreds of times the others.
@@ -103,32 +106,35 @@ class Session:
                 "choose another run_dir or use the same values."
             )
 
-    def _make_directory(self) -> None:
-        with self._writing():
-            self.run_dir.mkdir(parents=True, exist_ok=True)
+    def _is_finished(self) -> bool:
+        if not (self.run_dir / "finished").exists():
+            return False
+        print(f"The run in {self.run_dir} is finished. Nothing to do.")
+        return True
 
     def _write_config(self) -> None:
         file = self.run_dir / "config.yaml"
         unfinished = file.with_suffix(".unfinished")
-        with self._writing():
-            unfinished.write_text(OmegaConf.to_yaml(self._config))
-            unfinished.replace(file)
+        unfinished.write_text(OmegaConf.to_yaml(self._config))
+        unfinished.replace(file)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             raise UserError(
-                f"The run directory {self.run_dir} cannot be written ({error}): choose another "
-                "run_dir."
+                f"The run directory {self.run_dir} cannot be written ({first_line(error)}): make "
+                "room on the disk and start again, which goes on from the last checkpoint, or "
+                "choose another run_dir."
             ) from error
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from where the run was stopped.
 
         Between two steps the policy is evaluated, metrics are written and checkpoints saved when
-        they are due.
+        they are due. The run directory is locked meanwhile. After SIGINT or SIGTERM the step at
+        hand is finished and saved, and the program ends.
 
         Args:
             policy: the policy to evaluate and to save in the end.
@@ -143,37 +149,65 @@ class Session:
             # Last: restoring other parts may draw random numbers.
             "random": GlobalRNGState(),
         }
+        with self._writing():
+            held = lock(self.run_dir)
+        with held, Interruption() as interruption:
+            if self._is_finished():  # by whoever held the lock until now
+                return
+            start = self._begin(parts)
+            with tqdm(
+                total=self.cfg.total_frames,
+                initial=start,
+                unit="step",
+                # A log file need not hold every stroke of the bar.
+                mininterval=0.2 if sys.stderr.isatty() else 30,
+            ) as bar:
+                if start == 0:
+                    self._evaluate(0, policy, bar)
+                clock, since = time.perf_counter(), start
+                for step in range(start + 1, self.cfg.total_frames + 1):
+                    yield step
+                    bar.update()
+                    is_last = step == self.cfg.total_frames
+                    if step % self.cfg.log_interval == 0 or is_last:
+                        speed = (step - since) / (time.perf_counter() - clock)
+                        self._log(step, speed)
+                        clock, since = time.perf_counter(), step
+                    if step % self.cfg.eval_interval == 0 or is_last:
+                        paused = time.perf_counter()
+                        self._evaluate(step, policy, bar)
+                        clock += time.perf_counter() - paused
+                    if is_last:
+                        break
+                    if interruption.signal:
+                        return self._stop(step, parts)
+                    if step % self.cfg.checkpoint_interval == 0:
+                        self._save(step, parts)
+            self._finish(policy)
+
+    def _begin(self, parts: dict[str, Stateful]) -> int:
+        """Makes the directory ready. Returns the step at which the run goes on."""
+        self._check_config()  # again: whoever held the lock until now may have written one
         name = f"{self.cfg.algorithm}-{self.cfg.env.name}"
         self._logger = make_logger(self.cfg.logger, self.run_dir, name)
-        self._make_directory()
-        start = self._restore(parts)
-        self._write_config()
-        with tqdm(
-            total=self.cfg.total_frames,
-            initial=start,
-            unit="step",
-            # A log file need not hold every stroke of the bar.
-            mininterval=0.2 if sys.stderr.isatty() else 30,
-        ) as bar:
-            if start == 0:
-                self._evaluate(0, policy, bar)
-            clock, since = time.perf_counter(), start
-            for step in range(start + 1, self.cfg.total_frames + 1):
-                yield step
-                bar.update()
-                is_last = step == self.cfg.total_frames
-                if step % self.cfg.log_interval == 0 or is_last:
-                    speed = (step - since) / (time.perf_counter() - clock)
-                    self._log(step, speed)
-                    clock, since = time.perf_counter(), step
-                if step % self.cfg.eval_interval == 0 or is_last:
-                    paused = time.perf_counter()
-                    self._evaluate(step, policy, bar)
-                    clock += time.perf_counter() - paused
-                if step % self.cfg.checkpoint_interval == 0 and not is_last:
-                    states = {name: part.state_dict() for name, part in parts.items()}
-                    self._checkpoints.save(step, {"step": step, "parts": states})
-        self._finish(policy)
+        with self._writing():
+            start = self._restore(parts)
+            self._write_config()
+        return start
+
+    def _save(self, step: int, parts: dict[str, Stateful]) -> bool:
+        _check_finite(self.metrics.means(), step)
+        states = {name: part.state_dict() for name, part in parts.items()}
+        return self._checkpoints.save(step, {"step": step, "parts": states})
+
+    def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
+        is_saved = self._save(step, parts)
+        self._close_logger()
+        print(
+            f"Stopped {self.run_dir} at step {step}. The same command goes on from "
+            f"{'there' if is_saved else 'the last checkpoint'}.",
+            file=sys.stderr,
+        )
 
     def _restore(self, parts: dict[str, Stateful]) -> int:
         state = self._checkpoints.load()
@@ -193,14 +227,18 @@ class Session:
         return state["step"]
 
     def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> None:
-        result = evaluate(
-            policy,
-            self._environment,
-            self.cfg.num_eval_episodes,
-            seed=_EVALUATION_SEED + self.cfg.seed,
-        )
+        try:
+            result = evaluate(
+                policy,
+                self._environment,
+                self.cfg.num_eval_episodes,
+                seed=_EVALUATION_SEED + self.cfg.seed,
+            )
+        except UserError as error:
+            raise UserError(f"In the evaluation at step {step}: {error}") from error
         self._last = result
-        self._evaluations.write({"step": step, **result._asdict()})
+        with self._writing():
+            self._evaluations.write({"step": step, **result._asdict()})
         shown = {"return": f"{result.return_mean:.1f}"}
         if result.success_rate is not None:
             shown["success"] = f"{result.success_rate:.2f}"
@@ -209,28 +247,28 @@ class Session:
 
     def _log(self, step: int, speed: float) -> None:
         means = self.metrics.pop()
+        _check_finite(means, step)
         if means:
             row = {**means, "steps_per_second": speed}
-            self._training.write({"step": step, **row})
+            with self._writing():
+                self._training.write({"step": step, **row})
             self._mirror("train", row, step)
 
     def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
         if self._logger is not None:
             self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
 
-    def _finish(self, policy: TensorDictModuleBase) -> None:
-        try:
-            save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
-            picture = draw_learning_curve(self.run_dir)
-            (self.run_dir / "finished").touch()
-        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
-            raise UserError(
-                f"The end of the run could not be written to {self.run_dir} ({first_line(error)}): "
-                "make room on the disk and start again, which goes on from the last checkpoint."
-            ) from error
+    def _close_logger(self) -> None:
         if self._logger is not None:
             experiment = self._logger.experiment
             (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
+
+    def _finish(self, policy: TensorDictModuleBase) -> None:
+        with self._writing():
+            save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
+            picture = draw_learning_curve(self.run_dir)
+            (self.run_dir / "finished").touch()
+        self._close_logger()
         at_random = evaluate(
             None, self._environment, self.cfg.num_eval_episodes, _EVALUATION_SEED + self.cfg.seed
         )
@@ -247,6 +285,12 @@ class Session:
         }.items():
             if path is not None:
                 print(f"  {label:<17} {path}")
+
+
+def _check_finite(means: dict[str, float], step: int) -> None:
+    for name, mean in means.items():
+        if not math.isfinite(mean):
+            raise diverged(f"{name} is {mean} at step {step}")
 
 
 def _summary(result: Evaluation) -> str:

@@ -91,18 +91,27 @@ class CrashError(Exception):
     pass
 
 
-def _crash(algorithm: str, run_dir: Path, *overrides: str, at: int = 155) -> Path:
+@contextlib.contextmanager
+def _at_step(step: int, act):
+    """Does something before the step of that number, counted from where a run starts."""
     calls, collect = itertools.count(1), TransitionCollector.next
 
-    def collect_or_crash(self):
-        if next(calls) == at:
-            raise CrashError
+    def act_and_collect(self):
+        if next(calls) == step:
+            act()
         return collect(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransitionCollector, "next", collect_or_crash)
-        with pytest.raises(CrashError):
-            _train(algorithm, run_dir, *overrides)
+        patch.setattr(TransitionCollector, "next", act_and_collect)
+        yield
+
+
+def _crash(algorithm: str, run_dir: Path, *overrides: str, at: int = 155) -> Path:
+    def crash():
+        raise CrashError
+
+    with _at_step(at, crash), pytest.raises(CrashError):
+        _train(algorithm, run_dir, *overrides)
     return run_dir
 
 
@@ -196,6 +205,12 @@ def crashed_run(tmp_path_factory):
         return done[key]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def at_step():
+    """``with at_step(step, act)``: calls ``act`` before a run takes that step."""
+    return _at_step
 
 
 @pytest.fixture(scope="session")

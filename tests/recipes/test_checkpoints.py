@@ -132,7 +132,7 @@ def test_first_checkpoint_on_a_full_disk_says_that_there_is_no_older_one(tmp_pat
     checkpoints = Checkpoints(tmp_path)
     with largest_file(50_000):
         assert not checkpoints.save(5, {"rows": torch.zeros(100_000)})
-    assert "no older one exists" in capsys.readouterr().err
+    assert "There is no older one" in capsys.readouterr().err
     assert checkpoints.load() is None
 
 

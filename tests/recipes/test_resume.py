@@ -92,19 +92,6 @@ def kill_when(process: subprocess.Popen, ready, seconds: float = 300) -> None:
     process.wait()
 
 
-def test_killed_process_goes_on_as_if_nothing_had_been(train, command, assert_same_run, tmp_path):
-    overrides = ("env=HalfCheetah-v4", "total_frames=402", "checkpoint_interval=80")
-    overrides += ("eval_interval=350",)
-    killed = tmp_path / "killed"
-    with subprocess.Popen(
-        command("td3", killed, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        kill_when(process, (killed / "checkpoint" / "step_000000000160.pt").exists)
-    assert not (killed / "finished").exists()
-    train("td3", killed, *overrides)
-    assert_same_run(train("td3", tmp_path / "straight", *overrides), killed)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "combination", [*COMBINATIONS[:6], ("sac", "sampler=uniform", "replay=per_rank")], ids="-".join

@@ -1,0 +1,58 @@
+"""One process at a time works on a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+from io import FileIO
+from pathlib import Path
+from weakref import WeakSet
+
+from training.errors import UserError
+
+__all__ = ["LockedError", "lock"]
+
+
+class LockedError(UserError):
+    """Another process is at work on the run."""
+
+
+_locks: WeakSet[FileIO] = WeakSet()
+
+
+def _let_go() -> None:
+    for file in list(_locks):
+        file.close()
+
+
+# A forked child would hold the lock for as long as it lives.
+os.register_at_fork(after_in_child=_let_go)
+
+
+def lock(run_dir: Path) -> FileIO:
+    """Locks a run directory, which is made if need be, until the file returned is closed.
+
+    The kernel lets go of it when the process ends, however it ends. The file stays: to delete it
+    would let two processes lock two files of the same name.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = FileIO(run_dir / "lock", "a+")
+    try:
+        # Linux makes of it, on NFS, a lock that holds between machines.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}".encode())
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().decode()
+        file.close()
+        raise LockedError(
+            f"{run_dir} is being written by process {holder}: wait until it ends, stop it, or "
+            "choose another run_dir."
+        ) from error
+    except OSError:
+        file.close()
+        raise
+    _locks.add(file)
+    return file

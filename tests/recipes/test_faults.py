@@ -1,0 +1,175 @@
+"""What breaks around a run ends it with one line, and costs nothing that was saved."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from training.errors import UserError
+
+RUN = ("td3", "sampler=vmf_rank")
+
+
+class Breaking(gym.Env):
+    """A point on a line. Training, not evaluation, breaks it at step 75 of its life."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    fault: str | None = None
+    is_evaluation = False
+
+    def __init__(self):
+        self.steps, self.position = 0, 0.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.is_evaluation = seed >= 1_000_000
+        self.position = float(self.np_random.uniform(-1, 1))
+        return self._observation(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.position = float(np.clip(self.position + 0.1 * action[0], -1, 1))
+        observation, reward = self._observation(), -abs(self.position)
+        where = "evaluation" if self.is_evaluation else "training"
+        if self.steps == 75 and self.fault and self.fault.startswith(where):
+            if "raises" in self.fault:
+                raise ZeroDivisionError("the gearbox\nis stuck")
+            if "reward" in self.fault:
+                reward = float("nan")
+            else:
+                observation[1] = float("inf" if "infinite" in self.fault else "nan")
+        return observation, reward, False, False, {}
+
+    def _observation(self):
+        return np.array([self.position, 1.0], np.float32)
+
+
+@pytest.fixture
+def breaking(monkeypatch):
+    """``breaking(fault)``: the environment ``Breaking-v0`` breaks so, or is whole with ``None``."""
+    gym.register("Breaking-v0", Breaking, max_episode_steps=20)
+    yield lambda fault: monkeypatch.setattr(Breaking, "fault", fault)
+    del gym.registry["Breaking-v0"]
+
+
+BREAKING = (
+    *("env.name=Breaking-v0", "init_random_frames=30", "total_frames=90"),
+    *("checkpoint_interval=20", "log_interval=10", "eval_interval=30"),
+)
+
+
+def steps_saved(run_dir: Path) -> list[int]:
+    return sorted(int(file.stem[5:]) for file in (run_dir / "checkpoint").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fault", "fast", "told"),
+    [
+        ("raises", "true", r"raised ZeroDivisionError \(the gearbox; line \d+ of test_faults.py\)"),
+        ("nan reward", "false", "returned the reward nan"),
+        ("nan observation", "true", "returned NaN or infinity in 'observation'"),
+        ("infinite observation", "false", "returned NaN or infinity in 'observation'"),
+    ],
+)
+def test_broken_environment_is_named_with_its_step(fault, fast, told, breaking, train, tmp_path):
+    breaking(f"training {fault}")
+    with pytest.raises(UserError, match=rf"^At step 75: Breaking-v0 {told}: mend it") as error:
+        train("td3", tmp_path, *BREAKING, f"fast={fast}")
+    assert len(str(error.value).splitlines()) == 1
+    assert steps_saved(tmp_path) == [40, 60]
+
+
+def test_run_in_a_mended_environment_goes_on_as_if_it_had_never_broken(
+    breaking, train, assert_same_run, tmp_path, capsys
+):
+    breaking("training nan reward")
+    with pytest.raises(UserError):
+        train("td3", tmp_path / "broken", *BREAKING)
+    breaking(None)
+    train("td3", tmp_path / "broken", *BREAKING)
+    assert "at step 60." in capsys.readouterr().err
+    assert_same_run(train("td3", tmp_path / "whole", *BREAKING), tmp_path / "broken")
+
+
+def test_environment_that_breaks_in_an_evaluation_is_named_with_the_step(breaking, train, tmp_path):
+    breaking("evaluation raises")
+    # Evaluations at 0, 30, 60 and 90 of 20 steps each: step 75 lies in the fourth.
+    with pytest.raises(UserError, match=r"^In the evaluation at step 90: Breaking-v0 raised"):
+        train("td3", tmp_path, *BREAKING)
+    assert steps_saved(tmp_path) == [60, 80]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sign", "saved"),
+    [
+        # The first update, at step 61, makes the critics immense; the second the actor NaN.
+        (("log_interval=1",), "critic_loss is (inf|nan) at step 62", [31]),
+        (("log_interval=100",), "critic_loss is (inf|nan) at step 62", [31]),
+        (("log_interval=100", "checkpoint_interval=25"), "Pendulum-v1 got an action", [25, 50]),
+    ],
+    ids=["log", "checkpoint", "action"],
+)
+def test_diverged_training_ends_before_it_is_saved(overrides, sign, saved, train, tmp_path):
+    options = ("env.name=Pendulum-v1", "critic_lr=1e30", "checkpoint_interval=31")
+    with pytest.raises(UserError, match=f"Training diverged, {sign}.*: use smaller learning rates"):
+        train("td3", tmp_path, *options, *overrides)
+    assert steps_saved(tmp_path) == saved
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of one megabyte."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(disk: Path, but_for: int) -> Path:
+    """Leaves so many bytes free."""
+    filler = disk / "filler"
+    filler.write_bytes(b"\0" * (shutil.disk_usage(disk).free - but_for))
+    return filler
+
+
+def saved_files(run_dir: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (run_dir / "checkpoint").iterdir()}
+
+
+@pytest.mark.parametrize("room", [0, 20_000], ids=["at-once", "from-the-next-checkpoint-on"])
+def test_full_disk_costs_nothing_that_was_saved(
+    room, disk, straight_run, crashed_run, finish, assert_same_run, capfd
+):
+    run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
+    saved = saved_files(run_dir)
+    filler = fill(disk, but_for=room)
+    with pytest.raises(UserError, match=r"No space left.*: make room on the disk and start again"):
+        finish(RUN[0], run_dir, *RUN[1:])
+    failed = "Could not save the checkpoint of step 160" in capfd.readouterr().err
+    assert failed == (room > 0)
+    assert saved_files(run_dir) == saved
+    assert not (run_dir / "finished").exists()
+    filler.unlink()
+    finish(RUN[0], run_dir, *RUN[1:])
+    assert "at step 120." in capfd.readouterr().err
+    assert_same_run(straight_run(*RUN), run_dir)
+    assert not list(run_dir.rglob("*.unfinished"))
+
+
+def test_read_only_directory_is_refused(disk, crashed_run, finish):
+    run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    with pytest.raises(UserError, match=r"Read-only file system.*choose another run_dir") as error:
+        finish(RUN[0], run_dir, *RUN[1:])
+    assert str(run_dir) in str(error.value)

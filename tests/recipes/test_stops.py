@@ -1,0 +1,278 @@
+"""Processes that are killed, interrupted, or meet on one run."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import td3
+from training.lock import LockedError, lock
+
+RUN = ("td3", "sampler=vmf_rank")
+ROOT = Path(__file__).parents[2]
+
+# What a process of its own does: it is the command line, without the seconds that imports take.
+PROGRAM = """
+import os, runpy, sys
+stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+os.dup2(stream, 1), os.dup2(stream, 2)
+sys.argv = arguments
+runpy.run_path(arguments[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    """A run that is stopped holds signals back until its process ends, which this one does not."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def start(command, tmp_path, monkeypatch):
+    """``start(run_dir, *overrides)``: TD3 in another process, which is at work on the run."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["td3"])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))  # the server's, to find it
+    processes = []
+
+    def launch(run_dir: Path, *overrides: str):
+        names = {"arguments": command("td3", run_dir, *overrides)[1:], "log": tmp_path / "log"}
+        process = context.Process(target=exec, args=(PROGRAM, names))
+        process.start()
+        processes.append(process)
+        wait_until(lambda: holder(run_dir) == str(process.pid), process)
+        return process
+
+    yield launch
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def holder(run_dir: Path) -> str:
+    file = run_dir / "lock"
+    return file.read_text().split(" ")[0] if file.exists() else ""
+
+
+def wait_until(ready, process, seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not ready() and process.is_alive():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def is_saving(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoint").glob("*.unfinished"))
+
+
+def newest(run_dir: Path) -> int:
+    return max((int(file.stem[5:]) for file in (run_dir / "checkpoint").glob("*.pt")), default=0)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+# Checkpoints and evaluations take a good part of the time.
+KILLED = (
+    *("total_frames=203", "checkpoint_interval=20", "log_interval=10", "eval_interval=50"),
+    *("batch_size=16", "num_eval_episodes=3"),
+)
+
+
+def assert_intact(run_dir: Path, table) -> None:
+    """All checkpoints can be read, and no more was lost than lies between two of them."""
+    for file in (run_dir / "checkpoint").glob("*.pt"):
+        assert zipfile.ZipFile(file).testzip() is None
+        assert torch.load(file, weights_only=True)["step"] == int(file.stem[5:])
+    for name in ("eval.csv", "train.csv"):
+        if (run_dir / name).exists():
+            # The last row may be half written.
+            steps = [int(row["step"]) for row in table(run_dir / name)[:-1]]
+            assert steps == sorted(steps)
+            assert max(steps, default=0) <= newest(run_dir) + 20
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+def test_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(
+    kills, start, train, table, assert_same_run, tmp_path
+):
+    clock = time.perf_counter()
+    straight = train("td3", tmp_path / "straight", *KILLED)
+    duration = time.perf_counter() - clock
+    chance = random.Random(kills)
+    run_dir, moments = tmp_path / "run0", []
+    while len(moments) < kills:
+        before = newest(run_dir)
+        process = start(run_dir, *KILLED)
+        if len(moments) % 3 == 1:
+            wait_until(lambda run_dir=run_dir: is_saving(run_dir), process)
+        else:
+            time.sleep(chance.uniform(0, duration / 2))
+        moments.append("saving" if is_saving(run_dir) else "other")
+        process.kill()
+        process.join()
+        if before:
+            assert f"at step {before}." in (tmp_path / "log").read_text()
+        assert_intact(run_dir, table)
+        if (run_dir / "finished").exists():
+            moments.pop()
+            assert_same_run(straight, run_dir)
+            run_dir = tmp_path / f"run{len(moments)}"
+    train("td3", run_dir, *KILLED)
+    assert_same_run(straight, run_dir)
+    assert not list(run_dir.rglob("*.unfinished"))
+    assert {"saving", "other"} == {*moments}
+
+
+def test_run_is_refused_while_another_process_is_at_work_on_it(start, train, tmp_path):
+    process = start(tmp_path, "total_frames=100000")
+    with pytest.raises(LockedError) as error:
+        train("td3", tmp_path, "total_frames=100000")
+    assert f"{tmp_path} is being written by process {process.pid} on " in str(error.value)
+    assert process.is_alive()
+    process.kill()
+    process.join()
+    lock(tmp_path).close()
+
+
+def test_refused_run_leaves_the_directory_alone(crashed_run, finish, tmp_path):
+    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    with lock(run_dir):
+        before = content(run_dir)
+        with pytest.raises(LockedError):
+            finish(RUN[0], run_dir, *RUN[1:])
+        assert content(run_dir) == before
+
+
+def test_crashed_run_lets_go_of_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
+    # As in a sweep, which keeps the exceptions of its runs until its end.
+    def crash():
+        raise ZeroDivisionError
+
+    before = signal.getsignal(signal.SIGINT)
+    with at_step(5, crash), pytest.raises(ZeroDivisionError) as error:
+        train("td3", tmp_path)
+    assert error.value.__traceback__ is not None
+    lock(tmp_path).close()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_forked_child_does_not_keep_the_lock(tmp_path):
+    program = """
+import os, pathlib, signal, sys, time
+from training.lock import lock
+held = lock(pathlib.Path(sys.argv[1]))
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "recipes")},
+    ) as process:
+        child = int(process.stdout.readline())
+        with pytest.raises(LockedError, match=f"process {process.pid} on"):
+            lock(tmp_path)
+        process.kill()
+        process.wait()
+        lock(tmp_path).close()
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_saves_the_very_step_from_which_the_run_goes_on(
+    number, code, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
+):
+    with at_step(97, lambda: signal.raise_signal(number)), pytest.raises(SystemExit) as stop:
+        finish(RUN[0], tmp_path, *RUN[1:])
+    assert stop.value.code == code
+    told = capfd.readouterr().err
+    assert f"Stopped {tmp_path} at step 97. The same command goes on from there." in told
+    finish(RUN[0], tmp_path, *RUN[1:])
+    assert "at step 97." in capfd.readouterr().err
+    assert_same_run(straight_run(*RUN), tmp_path)
+
+
+def test_signal_at_the_last_step_lets_the_run_finish(
+    straight_run, finish, at_step, assert_same_run, tmp_path
+):
+    with at_step(161, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(SystemExit):
+        finish(RUN[0], tmp_path, *RUN[1:])
+    assert_same_run(straight_run(*RUN), tmp_path)
+
+
+def test_many_signals_are_as_one(start, table, tmp_path):
+    run_dir = tmp_path / "run"
+    process = start(run_dir, "total_frames=100000", "checkpoint_interval=90000")
+    wait_until((run_dir / "train.csv").exists, process)
+    while process.is_alive():  # also while it saves
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGINT)
+        time.sleep(0.001)
+    assert process.exitcode == 130
+    assert newest(run_dir) > 0
+    assert f"Stopped {run_dir} at step {newest(run_dir)}." in (tmp_path / "log").read_text()
+    assert_intact(run_dir, table)
+
+
+@pytest.fixture
+def sweep(command, tmp_path, monkeypatch):
+    """``sweep(*overrides)``: seeds 0 and 1 one after the other in this process."""
+
+    def launch(*overrides: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        options = ("total_frames=90", "seed=0,1", *overrides)
+        arguments = [*command("td3", tmp_path / "${seed}", *options)[1:], "-m"]
+        monkeypatch.setattr(sys, "argv", arguments)
+        td3.main()
+
+    return launch
+
+
+def test_sweep_leaves_a_run_to_the_process_that_has_it(sweep, tmp_path, capfd):
+    with lock(tmp_path / "0"):
+        sweep()
+    assert f"{tmp_path / '0'} is being written by process {os.getpid()} " in capfd.readouterr().err
+    assert [file.name for file in (tmp_path / "0").iterdir()] == ["lock"]
+    assert (tmp_path / "1" / "finished").exists()
+    sweep()  # which finds the locks of both released
+    assert (tmp_path / "0" / "finished").exists()
+
+
+def test_ctrl_c_ends_a_whole_sweep(sweep, at_step, tmp_path):
+    with (
+        at_step(10, lambda: signal.raise_signal(signal.SIGINT)),
+        pytest.raises(SystemExit) as stop,
+    ):
+        sweep()
+    assert stop.value.code == 130
+    assert newest(tmp_path / "0") == 10
+    assert not (tmp_path / "1").exists()
+
+
+def test_mistake_in_a_sweep_is_told_with_its_run(sweep, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        sweep("init_random_frames=99")
+    assert stop.value.code == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "total_frames=90 leaves nothing to learn" in error
+    assert "This run ends the sweep: " in error
+    assert "seed=0" in error
