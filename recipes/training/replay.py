@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -28,7 +29,13 @@ from training.options import Config
 from training.perception import Perception
 from training.storage import RowStorage, RowWriter
 
-__all__ = ["CheckpointedReplay", "make_actor_batches", "make_replay_buffer", "stores_factors"]
+__all__ = [
+    "CheckpointedReplay",
+    "generation",
+    "make_actor_batches",
+    "make_replay_buffer",
+    "stores_factors",
+]
 
 
 def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
@@ -39,7 +46,10 @@ def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
     """
     options: dict[str, Any] = {
         "storage": (RowStorage if cfg.fast else LazyTensorStorage)(cfg.replay.buffer_size),
-        "writer": (RowWriter if cfg.fast else TensorDictRoundRobinWriter)(),
+        "writer": (RowWriter if cfg.fast else TensorDictRoundRobinWriter)(
+            # Workers may overwrite what the learner is about to score.
+            track_generations=cfg.collector.kind != "single"
+        ),
         "critic_sampler": _critic_sampler(cfg.replay),
         "actor_sampler": _actor_sampler(cfg.sampler),
         "batch_size": cfg.batch_size,
@@ -78,6 +88,11 @@ def stores_factors(cfg: Config) -> bool:
     return cfg.kind in ("vmf", "pool")
 
 
+def generation(batch: TensorDictBase) -> Tensor | None:
+    """How often the slots of a batch had been written, where several processes write."""
+    return batch.get("index_generation", None)
+
+
 def make_actor_batches(
     buffer: ActorCriticReplayBuffer,
     perception: Perception,
@@ -114,15 +129,16 @@ class CheckpointedReplay:
     def state_dict(self) -> dict[str, Any]:
         """Rows, cursor, both samplers and the random generator."""
         buffer = self._buffer
-        # A copy: a view would drag the unfilled rest of the storage into the file.
-        rows = buffer.storage[: len(buffer)].clone() if len(buffer) else TensorDict()
-        return {
-            "rows": rows.to_dict(),
-            "writer": dict(buffer.writer.state_dict()),
-            "critic_sampler": _sampler_state(buffer.critic_sampler, len(buffer)),
-            "actor_sampler": _sampler_state(buffer.actor_sampler, len(buffer)),
-            "generator": buffer._rng.get_state(),
-        }
+        with buffer._in_step():  # with workers that go on writing
+            # A copy: a view would drag the unfilled rest of the storage into the file.
+            rows = buffer.storage[: len(buffer)].clone() if len(buffer) else TensorDict()
+            return {
+                "rows": rows.to_dict(),
+                "writer": dict(buffer.writer.state_dict()),
+                "critic_sampler": _sampler_state(buffer.critic_sampler, len(buffer)),
+                "actor_sampler": _sampler_state(buffer.actor_sampler, len(buffer)),
+                "generator": buffer._rng.get_state(),
+            }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Fills the empty buffer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,13 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             if getattr(self, "_initialized", False):
                 self._foreign_writes.skip(self._writer)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if get_spawning_popen() is not None:
+            # TorchRL would hand the process shared memory that is freed before it starts.
+            state["_rng"] = None
+        return state
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
