@@ -34,6 +34,7 @@ RULES = Rules(
         "sampler.num_candidates": 1,
         "collector.num_workers": 1,
         "collector.max_lead": 0,
+        "collector.frames_per_batch": 1,
     },
     numbers={
         "gamma": (0, 1),

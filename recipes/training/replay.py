@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,14 +45,22 @@ def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
     Its random generator is its own: how often a sampler draws does not move the streams of the
     environment and of the exploration.
     """
-    options: dict[str, Any] = {
-        "storage": (RowStorage if cfg.fast else LazyTensorStorage)(cfg.replay.buffer_size),
-        "writer": (RowWriter if cfg.fast else TensorDictRoundRobinWriter)(
-            # Workers may overwrite what the learner is about to score.
-            track_generations=cfg.collector.kind != "single"
-        ),
-        "critic_sampler": _critic_sampler(cfg.replay),
-        "actor_sampler": _actor_sampler(cfg.sampler),
+    storage, writer = RowStorage, RowWriter
+    if not cfg.fast:
+        storage, writer = LazyTensorStorage, TensorDictRoundRobinWriter
+    parts: dict[str, Callable[[], Any]] = {
+        "storage": partial(storage, cfg.replay.buffer_size),
+        # Workers may overwrite what the learner is about to score.
+        "writer": partial(writer, track_generations=cfg.collector.kind != "single"),
+        "critic_sampler": partial(_critic_sampler, cfg.replay),
+        "actor_sampler": partial(_actor_sampler, cfg.sampler),
+    }
+    if cfg.collector.kind == "ray":
+        from training.ray_workers import RemoteReplay
+
+        return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has its methods
+    options = {
+        **{name: make() for name, make in parts.items()},
         "batch_size": cfg.batch_size,
         "generator": torch.Generator().manual_seed(cfg.seed),
     }
@@ -129,6 +138,8 @@ class CheckpointedReplay:
     def state_dict(self) -> dict[str, Any]:
         """Rows, cursor, both samplers and the random generator."""
         buffer = self._buffer
+        if not isinstance(buffer, ActorCriticReplayBuffer):
+            return buffer.checkpoint_state()
         with buffer._in_step():  # with workers that go on writing
             # A copy: a view would drag the unfilled rest of the storage into the file.
             rows = buffer.storage[: len(buffer)].clone() if len(buffer) else TensorDict()
@@ -143,6 +154,9 @@ class CheckpointedReplay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Fills the empty buffer."""
         buffer = self._buffer
+        if not isinstance(buffer, ActorCriticReplayBuffer):
+            buffer.load_checkpoint_state(state)
+            return
         rows = TensorDict(state["rows"]).auto_batch_size_(1)
         if rows.batch_size:
             buffer.extend(rows)
