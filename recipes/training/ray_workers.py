@@ -63,16 +63,22 @@ class RemoteReplay:
     """
 
     def __init__(self, cfg: Config, **parts: Callable[[], Any]) -> None:
-        self.actor = _ReplayActor(
-            seed=cfg.seed,
-            batch_size=cfg.batch_size,
-            **parts,
-            service_backend="ray",
-            service_backend_options={
-                "ray_init_config": _ray_options(cfg),
-                "remote_config": {"num_cpus": 0},
-            },
-        )
+        try:
+            self.actor = _ReplayActor(
+                seed=cfg.seed,
+                batch_size=cfg.batch_size,
+                **parts,
+                service_backend="ray",
+                service_backend_options={
+                    "ray_init_config": _ray_options(cfg),
+                    "remote_config": {"num_cpus": 0},
+                },
+            )
+        except Exception as error:  # Ray has no class for it
+            raise UserError(
+                f"Ray could not be started ({first_line(error)}): try again on a quieter machine, "
+                "or use collector=multi_async."
+            ) from error
         self._client = self.actor.client()
 
     @property

@@ -54,7 +54,7 @@ class Workers:
         self._steps += 1
         try:
             self._await_frames()
-        except (RuntimeError, OSError) as error:  # a dead worker, or its broken pipe
+        except (RuntimeError, OSError, ValueError) as error:  # TorchRL trips over it in many ways
             self._close()
             raise UserError(
                 f"A worker of collector={self._cfg.collector.kind} has died "
@@ -68,7 +68,7 @@ class Workers:
         if not is_sync:
             lead = self._cfg.collector.max_lead
             buffer.limit.value = min(self._steps + lead, self._cfg.total_frames)
-            self._check_alive()
+        self._check_alive()
         while buffer.write_count < self._steps:
             if is_sync:
                 next(self._iterator)
