@@ -9,7 +9,7 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFSACLoss, VMFUncertainty
 from torchrl_vmfer.fast import FastSoftUpdate
-from training.collection import TransitionCollector
+from training.collection import make_collector
 from training.environments import make_environment
 from training.launch import recipe
 from training.networks import exploring, gaussian_actor, make_critics
@@ -17,6 +17,7 @@ from training.options import Config
 from training.perception import make_perception
 from training.replay import (
     CheckpointedReplay,
+    generation,
     make_actor_batches,
     make_replay_buffer,
     stores_factors,
@@ -56,7 +57,8 @@ def main(cfg: Config) -> None:
     alpha_optimizer = adam([loss.log_alpha], cfg.alpha_lr)
     buffer = make_replay_buffer(env, cfg)
     actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
-    collector = TransitionCollector(env, perception.before(exploring(actor)), cfg)
+    explorer = perception.before(exploring(actor))
+    collector = make_collector(env, explorer, perception, buffer, cfg)
 
     for step in session.steps(
         policy=perception.before(actor),
@@ -68,9 +70,7 @@ def main(cfg: Config) -> None:
         replay=CheckpointedReplay(buffer),
         collector=collector,
     ):
-        transition = collector.next()
-        perception.learn(transition)
-        buffer.extend(transition)
+        collector.collect()
         if step <= cfg.init_random_frames:
             continue
 
@@ -80,7 +80,7 @@ def main(cfg: Config) -> None:
             descend(critic_optimizer, critic_loss)
             session.metrics.add(critic_loss=critic_loss)
             if cfg.replay.kind in ("per", "per_rank"):
-                buffer.update_priority(batch["index"], info["td_error"])
+                buffer.update_priority(batch["index"], info["td_error"], generation(batch))
 
         batch = actor_batch(batch)
         actor_loss, info = loss.actor_loss(batch)
@@ -90,7 +90,7 @@ def main(cfg: Config) -> None:
         descend(alpha_optimizer, alpha_loss)
         session.metrics.add(actor_loss=actor_loss, alpha=loss.log_alpha.exp())
         if stores_factors(cfg.sampler):
-            buffer.update_actor_priority(batch["index"], info["vmf_factor"])
+            buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
         if "factor_mean" not in session.metrics:  # once per row of train.csv
             session.metrics.add(**agreement(info, uncertainty, batch))
         targets.step()

@@ -9,7 +9,7 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFTD3Loss, VMFUncertainty
 from torchrl_vmfer.fast import FastSoftUpdate
-from training.collection import TransitionCollector
+from training.collection import make_collector
 from training.environments import make_environment
 from training.launch import recipe
 from training.networks import deterministic_actor, exploring, make_critics
@@ -17,6 +17,7 @@ from training.options import Config
 from training.perception import make_perception
 from training.replay import (
     CheckpointedReplay,
+    generation,
     make_actor_batches,
     make_replay_buffer,
     stores_factors,
@@ -57,7 +58,7 @@ def main(cfg: Config) -> None:
     buffer = make_replay_buffer(env, cfg)
     actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
     explorer = perception.before(exploring(actor, cfg.exploration_noise))
-    collector = TransitionCollector(env, explorer, cfg)
+    collector = make_collector(env, explorer, perception, buffer, cfg)
 
     for step in session.steps(
         policy=perception.before(actor),
@@ -68,9 +69,7 @@ def main(cfg: Config) -> None:
         replay=CheckpointedReplay(buffer),
         collector=collector,
     ):
-        transition = collector.next()
-        perception.learn(transition)
-        buffer.extend(transition)
+        collector.collect()
         if step <= cfg.init_random_frames:
             continue
 
@@ -81,7 +80,7 @@ def main(cfg: Config) -> None:
             session.metrics.add(critic_loss=critic_loss)
             if cfg.replay.kind in ("per", "per_rank"):
                 td_error = info["td_error"].detach().amax(0).sqrt()
-                buffer.update_priority(batch["index"], td_error)
+                buffer.update_priority(batch["index"], td_error, generation(batch))
 
         if step % cfg.policy_delay == 0:
             batch = actor_batch(batch)
@@ -89,7 +88,7 @@ def main(cfg: Config) -> None:
             descend(actor_optimizer, actor_loss)
             session.metrics.add(actor_loss=actor_loss)
             if stores_factors(cfg.sampler):
-                buffer.update_actor_priority(batch["index"], info["vmf_factor"])
+                buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
             if "factor_mean" not in session.metrics:  # once per row of train.csv
                 session.metrics.add(**agreement(info, uncertainty, batch))
             targets.step()

@@ -1,9 +1,9 @@
-"""Collecting transitions one by one with TorchRL's collector."""
+"""Collecting transitions, one for every step of a run, with TorchRL's collectors."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,35 +14,77 @@ from torchrl.collectors import Collector
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import set_exploration_type
 
+from torchrl_vmfer import ActorCriticReplayBuffer
 from training.environments import environment_state, load_environment_state, tensors
 from training.errors import UserError
 from training.options import Config
+from training.perception import Perception
 
-__all__ = ["TransitionCollector"]
+__all__ = ["KEPT", "DirectCollector", "TransitionCollector", "make_collector"]
 
 # What is kept of a transition. A time limit sets `done` but not `terminated`, and losses
 # bootstrap unless `terminated`. Goals are there if the environment has some.
-_KEPT = (
+KEPT = (
     *("observation", "desired_goal", "action"),
     *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
     *(("next", "done"), ("next", "terminated")),
 )
 
 
+class AnyCollector(Protocol):
+    """What fills the buffer of a recipe."""
+
+    def collect(self) -> None:
+        """Sees to it that the buffer has got a transition for every call."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def make_collector(
+    env: GymWrapper,
+    policy: TensorDictModuleBase,
+    perception: Perception,
+    buffer: ActorCriticReplayBuffer,
+    cfg: Config,
+) -> AnyCollector:
+    """The collector that ``collector=`` asks for."""
+    if cfg.collector.kind == "single":
+        return TransitionCollector(env, policy, perception, buffer, cfg)
+    if cfg.collector.kind == "ray":
+        from training.ray_workers import RayWorkers
+
+        return RayWorkers(policy, buffer, cfg)
+    from training.workers import Workers
+
+    return Workers(policy, buffer, cfg)
+
+
 class TransitionCollector:
-    """Yields one transition at a time, and can stop and go on within an episode.
+    """Collects one transition at a time, and can stop and go on within an episode.
 
     Args:
         env: the environment.
         policy: the exploring policy; it is followed, not copied.
+        perception: learns from every transition.
+        buffer: gets every transition.
         cfg: says how many random steps come first, and whether to take the short way.
     """
 
-    def __init__(self, env: GymWrapper, policy: TensorDictModuleBase, cfg: Config) -> None:
+    def __init__(
+        self,
+        env: GymWrapper,
+        policy: TensorDictModuleBase,
+        perception: Perception,
+        buffer: ActorCriticReplayBuffer,
+        cfg: Config,
+    ) -> None:
         self._env = env
+        self._perception = perception
+        self._buffer = buffer
         self._is_direct = cfg.fast
         devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
-        self._collector = (_DirectCollector if cfg.fast else Collector)(
+        self._collector = (DirectCollector if cfg.fast else Collector)(
             env,
             policy,
             frames_per_batch=1,
@@ -53,13 +95,19 @@ class TransitionCollector:
         )
         self._iterator = iter(self._collector)
 
+    def collect(self) -> None:
+        """Acts once, and stores the transition."""
+        transition = self.next()
+        self._perception.learn(transition)
+        self._buffer.extend(transition)
+
     def next(self) -> TensorDictBase:
         """Acts once, and returns the transition as a batch of one, valid until the next call."""
         try:
             transition = next(self._iterator)
         except UserError as error:
             raise UserError(f"At step {self._collector._frames + 1}: {error}") from error
-        return transition if self._is_direct else transition.select(*_KEPT, strict=False)
+        return transition if self._is_direct else transition.select(*KEPT, strict=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The environment in the middle of its episode, and the collector's counters."""
@@ -78,7 +126,7 @@ class TransitionCollector:
         self._collector._traj_pool.load_state_dict(state["trajectories"])
 
 
-class _DirectCollector(Collector):
+class DirectCollector(Collector):
     """TorchRL's collector with a shorter way to the simulator, for one step at a time.
 
     It yields the transitions of its parent, without checks of what a Gymnasium environment
@@ -86,7 +134,7 @@ class _DirectCollector(Collector):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, return_same_td=True)
+        super().__init__(*args, **kwargs | {"return_same_td": True})
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
@@ -113,7 +161,7 @@ class _DirectCollector(Collector):
     @cached_property
     def _transition(self) -> TensorDict:
         """The transition that every step fills anew."""
-        return self.env.fake_tensordict().select(*_KEPT, strict=False).unsqueeze(0).contiguous()
+        return self.env.fake_tensordict().select(*KEPT, strict=False).unsqueeze(0).contiguous()
 
     @cached_property
     def _columns(self) -> dict[str, dict[str, np.ndarray]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,9 @@ RULES = Rules(
         "replay.buffer_size": 1,
         "sampler.pool_size": 1,
         "sampler.num_candidates": 1,
+        "collector.num_workers": 1,
+        "collector.max_lead": 0,
+        "collector.frames_per_batch": 1,
     },
     numbers={
         "gamma": (0, 1),
@@ -60,6 +64,7 @@ RULES = Rules(
         "sampler.mode": ("uncertainty", "rank"),
         "replay.kind": ("uniform", "per", "per_rank", "her"),
         "replay.strategy": ("future", "final", "episode"),
+        "collector.kind": ("single", "multi_sync", "multi_async", "ray"),
         "logger.kind": ("csv", "tensorboard", "wandb"),
         "logger.offline": (True, False),
     },
@@ -120,6 +125,34 @@ def check(cfg: DictConfig) -> None:
             "it out, or use another sampler."
         )
     _check_device(cfg.device)
+    if cfg.collector.kind != "single":
+        _check_workers(cfg, f"collector={cfg.collector.kind}")
+
+
+def _check_workers(cfg: DictConfig, choice: str) -> None:
+    is_ray = cfg.collector.kind == "ray"
+    if cfg.device != "cpu":
+        raise UserError(
+            f"{choice} shares the networks with its workers on the CPU, got device={cfg.device}: "
+            "use device=cpu, or collector=single."
+        )
+    if cfg.replay.kind == "her":
+        raise UserError(
+            f"replay=her needs whole episodes, which the workers of {choice} mix: use "
+            "collector=single."
+        )
+    if cfg.replay.kind == "per" and not is_ray:
+        raise UserError(
+            f"TorchRL's sampler of replay=per cannot be handed to the workers of {choice}: use "
+            "replay=per_rank, or collector=ray."
+        )
+    if is_ray and cfg.sampler.kind in ("pool", "direct"):
+        raise UserError(
+            f"sampler={cfg.sampler.name} draws from a buffer in this process, which collector=ray "
+            "has not: use another collector or another sampler."
+        )
+    if is_ray and importlib.util.find_spec("ray") is None:
+        raise UserError("collector=ray needs the package ray: pip install 'torchrl_vmfer[ray]'.")
 
 
 def _check_device(name: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
 from torchrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
@@ -28,7 +30,13 @@ from training.options import Config
 from training.perception import Perception
 from training.storage import RowStorage, RowWriter
 
-__all__ = ["CheckpointedReplay", "make_actor_batches", "make_replay_buffer", "stores_factors"]
+__all__ = [
+    "CheckpointedReplay",
+    "generation",
+    "make_actor_batches",
+    "make_replay_buffer",
+    "stores_factors",
+]
 
 
 def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
@@ -37,11 +45,22 @@ def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
     Its random generator is its own: how often a sampler draws does not move the streams of the
     environment and of the exploration.
     """
-    options: dict[str, Any] = {
-        "storage": (RowStorage if cfg.fast else LazyTensorStorage)(cfg.replay.buffer_size),
-        "writer": (RowWriter if cfg.fast else TensorDictRoundRobinWriter)(),
-        "critic_sampler": _critic_sampler(cfg.replay),
-        "actor_sampler": _actor_sampler(cfg.sampler),
+    storage, writer = RowStorage, RowWriter
+    if not cfg.fast:
+        storage, writer = LazyTensorStorage, TensorDictRoundRobinWriter
+    parts: dict[str, Callable[[], Any]] = {
+        "storage": partial(storage, cfg.replay.buffer_size),
+        # Workers may overwrite what the learner is about to score.
+        "writer": partial(writer, track_generations=cfg.collector.kind != "single"),
+        "critic_sampler": partial(_critic_sampler, cfg.replay),
+        "actor_sampler": partial(_actor_sampler, cfg.sampler),
+    }
+    if cfg.collector.kind == "ray":
+        from training.ray_workers import RemoteReplay
+
+        return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has its methods
+    options = {
+        **{name: make() for name, make in parts.items()},
         "batch_size": cfg.batch_size,
         "generator": torch.Generator().manual_seed(cfg.seed),
     }
@@ -76,6 +95,11 @@ def _actor_sampler(cfg: Config) -> Sampler:
 def stores_factors(cfg: Config) -> bool:
     """Whether a ``sampler=`` needs the factors of the transitions that the actor has used."""
     return cfg.kind in ("vmf", "pool")
+
+
+def generation(batch: TensorDictBase) -> Tensor | None:
+    """How often the slots of a batch had been written, where several processes write."""
+    return batch.get("index_generation", None)
 
 
 def make_actor_batches(
@@ -114,19 +138,25 @@ class CheckpointedReplay:
     def state_dict(self) -> dict[str, Any]:
         """Rows, cursor, both samplers and the random generator."""
         buffer = self._buffer
-        # A copy: a view would drag the unfilled rest of the storage into the file.
-        rows = buffer.storage[: len(buffer)].clone() if len(buffer) else TensorDict()
-        return {
-            "rows": rows.to_dict(),
-            "writer": dict(buffer.writer.state_dict()),
-            "critic_sampler": _sampler_state(buffer.critic_sampler, len(buffer)),
-            "actor_sampler": _sampler_state(buffer.actor_sampler, len(buffer)),
-            "generator": buffer._rng.get_state(),
-        }
+        if not isinstance(buffer, ActorCriticReplayBuffer):
+            return buffer.checkpoint_state()
+        with buffer._in_step():  # with workers that go on writing
+            # A copy: a view would drag the unfilled rest of the storage into the file.
+            rows = buffer.storage[: len(buffer)].clone() if len(buffer) else TensorDict()
+            return {
+                "rows": rows.to_dict(),
+                "writer": dict(buffer.writer.state_dict()),
+                "critic_sampler": _sampler_state(buffer.critic_sampler, len(buffer)),
+                "actor_sampler": _sampler_state(buffer.actor_sampler, len(buffer)),
+                "generator": buffer._rng.get_state(),
+            }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Fills the empty buffer."""
         buffer = self._buffer
+        if not isinstance(buffer, ActorCriticReplayBuffer):
+            buffer.load_checkpoint_state(state)
+            return
         rows = TensorDict(state["rows"]).auto_batch_size_(1)
         if rows.batch_size:
             buffer.extend(rows)

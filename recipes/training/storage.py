@@ -70,5 +70,7 @@ class RowWriter(TensorDictRoundRobinWriter):
         self._cursor = (cursor + count) % size
         self._write_count += count
         self._storage.set(slots, data)
+        if self._track_generations:
+            self._bump_generation(slots, data)
         self._mark_update_entities(slots)
         return slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchrl.data import TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import TensorStorage
 
+from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
 
 __all__ = ["ActorCriticReplayBuffer"]
@@ -65,6 +67,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
                 "`actor_sampler=` in place of `sampler=`."
             )
         self._actor_sampler_init: Any = VMFSampler if actor_sampler is None else actor_sampler
+        self._foreign_writes = ForeignWrites()
         super().__init__(sampler=critic_sampler, **kwargs)
 
     def _init(self) -> None:
@@ -74,6 +77,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         self._actor_sampler = self._maybe_make_sampler(self._actor_sampler_init)
         super()._init()
         self._actor_sampler_init = None
+        self._foreign_writes.skip(self._writer)
 
     def _initialize_prioritized_sampler(self) -> None:
         super()._initialize_prioritized_sampler()
@@ -117,7 +121,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         if isinstance(keys, (str, tuple)):
             raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
         has_transform = self._transform is not None and len(self._transform) > 0
-        with self._replay_lock, self._write_lock:
+        with self._in_step():
             index, info = self._actor_sampler.sample(self._storage, batch_size)
             if self._writer.tracks_generations:
                 info["index_generation"] = self._writer.generations_of(index)
@@ -131,18 +135,91 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             data.set(key, value)
         return data
 
-    def update_actor_priority(self, index: Any, factor: float | Tensor) -> None:
+    def update_actor_priority(
+        self, index: Any, factor: float | Tensor, generation: Tensor | None = None
+    ) -> None:
         """Tells the actor's sampler the factors of some transitions.
 
         Args:
             index: the ``"index"`` entry of the actor's batch.
             factor: their sampling factors, such as ``metadata["vmf_factor"]``.
+            generation: the ``"index_generation"`` entry, which batches have if the writer has
+                ``track_generations=True``. Slots that were overwritten since keep the factor of
+                a new transition.
         """
         self._init()
+        with self._in_step():
+            index, factor = self._live_rows(index, factor, generation)
+            self._actor_sampler.update_priority(index, factor, storage=self._storage)
+
+    def update_priority(
+        self, index: Any, priority: float | Tensor, generation: Tensor | None = None
+    ) -> None:
+        """Tells the critics' sampler the priorities of some transitions.
+
+        Args:
+            index: the ``"index"`` entry of the critics' batch.
+            priority: their priorities.
+            generation: as in :meth:`update_actor_priority`.
+        """
+        self._init()
+        with self._in_step():
+            index, priority = self._live_rows(index, priority, generation)
+            super().update_priority(index, priority)
+
+    def _live_rows(self, index: Any, values: Any, generation: Tensor | None) -> tuple[Any, Any]:
+        """The rows whose slots were not written since they had the given generations."""
         if isinstance(index, tuple):
             index = torch.stack(index, -1)
+        if generation is None:
+            return index, values
+        if not self._writer.tracks_generations:
+            raise ValueError(
+                "The writer counts no generations: pass writer=TensorDictRoundRobinWriter("
+                "track_generations=True) to the buffer."
+            )
+        index, values = torch.as_tensor(index), torch.as_tensor(values)
+        live = self._writer.generations_of(index) == generation.to(index.device)
+        return index[live], values if values.numel() == 1 else values[live.to(values.device)]
+
+    def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
+        """Lets other processes write into the buffer. TorchRL's collectors call it.
+
+        Their copies of the buffer write into the same storage. What they have written is seen,
+        by both samplers, at the next call to a method of this one.
+        """
+        super().share(shared)
+        if shared:
+            self._write_lock = WriteLock()
+            if getattr(self, "_initialized", False):
+                self._foreign_writes.skip(self._writer)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if get_spawning_popen() is not None:
+            # TorchRL would hand the process shared memory that is freed before it starts.
+            state["_rng"] = None
+        return state
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Holds the locks, and tells the samplers first of what other processes have written."""
         with self._replay_lock, self._write_lock:
-            self._actor_sampler.update_priority(index, factor, storage=self._storage)
+            slots = self._foreign_writes.slots(self._writer, self._storage) if self.shared else None
+            if slots is not None:
+                if self._writer.tracks_generations:
+                    self._writer._bump_generation(slots, None)
+                index = self._writer._replicate_index(slots)
+                self.mark_update(index)
+                self._sampler.extend(index)
+            yield
+
+    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        if not self.shared:  # and outside of the lock as much as TorchRL does
+            return super()._sample(batch_size)
+        with self._in_step():
+            return super()._sample(batch_size)
 
     def _read(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         storage = self._storage
@@ -163,7 +240,8 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             super().update_tensordict_priority(data)
         elif self.priority_key in data.keys(True):
             batch = data if data.ndim else data.unsqueeze(0)
-            self.update_priority(batch["index"], self._get_priority_vector(batch))
+            generation = batch.get("index_generation", None)
+            self.update_priority(batch["index"], self._get_priority_vector(batch), generation)
 
     def mark_update(self, index: Any) -> None:
         """Tells both samplers of written slots. The writer calls it."""
@@ -182,6 +260,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             with self._replay_lock, self._write_lock:
                 super().empty(empty_write_count=empty_write_count)
                 self._actor_sampler._empty()
+                self._foreign_writes.skip(self._writer)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Sets the random generator of the storage, the writer and both samplers."""
@@ -191,7 +270,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
     def state_dict(self) -> dict[str, Any]:
         """The state of storage, writer, both samplers and random generator."""
         self._init()
-        with self._capture_prefetch_state():
+        with self._capture_prefetch_state(), self._in_step():
             return super().state_dict() | {_ACTOR_SAMPLER: self._actor_sampler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -206,13 +285,14 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             with self._replay_lock, self._keeping_actor_sampler():
                 self._actor_sampler.load_state_dict(state_dict[_ACTOR_SAMPLER])
                 super().load_state_dict(state_dict)
+                self._foreign_writes.skip(self._writer)
 
     def dumps(self, path: str | Path) -> None:
         """Saves everything, the storage once, in the folder ``path``."""
         self._init()
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
-        with self._capture_prefetch_state(clone_queue=False):
+        with self._capture_prefetch_state(clone_queue=False), self._in_step():
             super().dumps(path)
             self._actor_sampler.dumps(path / _ACTOR_SAMPLER)
 
@@ -229,6 +309,7 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             with self._replay_lock, self._keeping_actor_sampler():
                 self._actor_sampler.loads(path / _ACTOR_SAMPLER)
                 super().loads(path)
+                self._foreign_writes.skip(self._writer)
 
     @contextmanager
     def _keeping_actor_sampler(self) -> Iterator[None]:

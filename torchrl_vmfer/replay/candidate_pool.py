@@ -125,7 +125,7 @@ class CandidatePool:
         self, batch_size: int, keys: Sequence[NestedKey] | None
     ) -> TensorDictBase:
         buffer = self.buffer
-        with buffer._replay_lock, buffer._write_lock:
+        with buffer._in_step():
             candidates = self._candidates()
             sampler = buffer.actor_sampler
             sampler._follow(buffer._storage)
@@ -145,7 +145,7 @@ class CandidatePool:
         scored_keys = keys
         if keys is not None:
             scored_keys = list(dict.fromkeys([*keys, *getattr(score, "in_keys", ())]))
-        with buffer._replay_lock, buffer._write_lock:
+        with buffer._in_step():
             read = self._read(self._candidates(), scored_keys)
         candidates = self._finish(*read, scored_keys)
         factors = score(candidates.copy())

@@ -169,7 +169,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         # TorchRL leaves the lock before it applies the transforms, and with it any chance to
         # relabel consistent data that no transform has seen yet.
-        with self._replay_lock, self._write_lock:
+        with self._in_step():
             index, info = self._sampler.sample(self._storage, batch_size)
             info["index"] = index
             if self._writer.tracks_generations:
@@ -279,7 +279,9 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
 
     def _check_entries(self) -> None:
         row = super()._read(torch.zeros(1, dtype=torch.int64), None)
-        names = ("goal_key", "achieved_goal_key", "reward_key", "done_key")
+        names = ["goal_key", "achieved_goal_key", "reward_key", "done_key"]
+        if self.shared:  # and written by processes that take turns within episodes
+            names.append("trajectory_key")
         entries = {name: row.get(getattr(self, name), None) for name in names}
         missing = [name for name, entry in entries.items() if entry is None]
         if missing:

@@ -1,0 +1,205 @@
+"""Collecting with Ray: the replay buffer is an actor, and so is each worker that writes into it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.collectors import Collector
+from torchrl.collectors.distributed import RayCollector
+
+from torchrl_vmfer import ActorCriticReplayBuffer
+from training.collection import KEPT
+from training.environments import make_environment
+from training.errors import UserError, first_line
+from training.options import Config
+from training.replay import CheckpointedReplay
+
+__all__ = ["RayWorkers", "RemoteReplay"]
+
+
+def _ray_options(cfg: Config) -> dict[str, Any]:
+    """A cluster on this machine, unless the environment names another (RAY_ADDRESS)."""
+    return {
+        "num_cpus": None if "RAY_ADDRESS" in os.environ else cfg.collector.num_workers + 1,
+        "include_dashboard": False,
+        "log_to_driver": False,
+        "logging_level": "error",
+        # Actors import what this process can.
+        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+    }
+
+
+class _ReplayActor(ActorCriticReplayBuffer):
+    """What runs in the actor."""
+
+    def __init__(self, *, seed: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs, generator=torch.Generator().manual_seed(seed))
+        self._transform = None
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        return CheckpointedReplay(self).state_dict()
+
+    def load_checkpoint_state(self, state: dict[str, Any]) -> None:
+        CheckpointedReplay(self).load_state_dict(state)
+
+
+class RemoteReplay:
+    """The buffer as the learner sees it: its methods are those of the buffer in the actor.
+
+    Args:
+        cfg: the configuration of the run.
+        **parts: functions that make storage, writer and samplers.
+    """
+
+    def __init__(self, cfg: Config, **parts: Callable[[], Any]) -> None:
+        try:
+            self.actor = _ReplayActor(
+                seed=cfg.seed,
+                batch_size=cfg.batch_size,
+                **parts,
+                service_backend="ray",
+                service_backend_options={
+                    "ray_init_config": _ray_options(cfg),
+                    "remote_config": {"num_cpus": 0},
+                },
+            )
+        except Exception as error:  # Ray has no class for it
+            raise UserError(
+                f"Ray could not be started ({first_line(error)}): try again on a quieter machine, "
+                "or use collector=multi_async."
+            ) from error
+        self._client = self.actor.client()
+
+    @property
+    def write_count(self) -> int:
+        """How many transitions were written so far."""
+        return self._client.write_count
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except RayError as error:
+                raise UserError(
+                    f"The replay buffer of collector=ray failed in {name} ({first_line(error)}): "
+                    "start again, which goes on from the last checkpoint."
+                ) from error
+
+        return call
+
+
+class RayWorkers:
+    """Ray actors that act in environments of their own.
+
+    They get the newest weights before each batch of frames, and are at most a batch each ahead
+    of the learner.
+
+    Args:
+        policy: the exploring policy.
+        buffer: gets every transition.
+        cfg: the configuration of the run.
+    """
+
+    def __init__(self, policy: TensorDictModuleBase, buffer: RemoteReplay, cfg: Config) -> None:
+        self._policy = policy
+        self._buffer = buffer
+        self._cfg = cfg
+        self._steps = self._frames = 0
+        self._workers: Any = None  # TorchRL's collector, once it has started
+
+    def collect(self) -> None:
+        """Waits for the workers where it must."""
+        self._steps += 1
+        try:
+            if self._workers is None:
+                self._start()
+            while self._frames < self._steps:
+                self._send_weights()
+                next(self._iterator)
+                self._frames = self._buffer.write_count
+        except RayError as error:
+            raise UserError(
+                f"A worker of collector=ray has died ({first_line(error)}): start again, which "
+                "goes on from the last checkpoint."
+            ) from error
+        if self._steps == self._cfg.total_frames:
+            self._close()
+
+    def _start(self) -> None:
+        cfg = self._cfg.collector
+        seeds = torch.randint(2**31, (cfg.num_workers,)).tolist()  # others when it goes on
+        self._workers = RayCollector(
+            [partial(make_environment, self._cfg.env.name, seed) for seed in seeds],
+            self._policy,
+            collector_class=_RayWorker,
+            collector_kwargs=[{"seed": seed, "postproc": _kept} for seed in seeds],
+            frames_per_batch=cfg.frames_per_batch,
+            replay_buffer=self._buffer.actor,
+            ray_init_config=_ray_options(self._cfg),
+            remote_configs={"num_cpus": 1},
+            weight_sync_schemes={},  # they would not find the weights of a short-cut policy
+        )
+        self._close = weakref.finalize(self, _close, self._workers, self._buffer.actor)
+        self._frames = self._buffer.write_count
+        self._iterator = iter(self._workers)
+
+    def _send_weights(self) -> None:
+        is_random = self._frames < self._cfg.init_random_frames
+        weights = ray.put([weight.detach() for weight in _weights(self._policy)])
+        for worker in self._workers.remote_collectors:
+            worker.take.remote(weights, is_random)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps. What the workers are doing cannot be saved."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on counting."""
+        self._steps = state["steps"]
+
+
+def _close(workers: RayCollector, buffer: Any) -> None:
+    workers.shutdown()
+    buffer.shutdown()
+    ray.shutdown()
+
+
+def _weights(policy: Any) -> list[Tensor]:
+    steps = policy.module.network._steps
+    return [weight for step in steps if isinstance(step, tuple) for weight in step]
+
+
+def _kept(transitions: TensorDictBase) -> TensorDictBase:
+    return transitions.select(*KEPT, strict=False)
+
+
+class _RayWorker(Collector):
+    """What runs in the actors: TorchRL's collector, which is told when to act at random."""
+
+    def __init__(self, *args: Any, seed: int, **kwargs: Any) -> None:
+        torch.manual_seed(seed)
+        self._is_random = True
+        super().__init__(*args, **kwargs, auto_register_policy_transforms=False)
+
+    def take(self, weights: list[Tensor], is_random: bool) -> None:
+        """Acts by other weights from now on."""
+        self._is_random = is_random
+        for weight, value in zip(_weights(self.policy), weights, strict=True):
+            weight.data.copy_(value)
+
+    def _should_use_random_frames(self) -> bool:
+        # TorchRL would ask the buffer, at every frame.
+        return self._is_random

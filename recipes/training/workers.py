@@ -1,0 +1,167 @@
+"""Collecting in several processes, which write into the replay buffer themselves."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import weakref
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torchrl import torchrl_logger
+from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+
+from torchrl_vmfer import ActorCriticReplayBuffer
+from training.collection import KEPT, DirectCollector
+from training.environments import make_environment
+from training.errors import UserError, first_line
+from training.options import Config
+
+__all__ = ["Workers"]
+
+_FOREVER = 2**62
+
+
+class Workers:
+    """Processes that act in environments of their own.
+
+    A step of the run is a frame, whoever collected it: the learner waits where there are fewer
+    frames than steps. The weights of the policy are in memory that all processes share, so that
+    they act by the newest ones.
+
+    Args:
+        policy: the exploring policy.
+        buffer: gets every transition.
+        cfg: the configuration of the run.
+    """
+
+    def __init__(
+        self, policy: TensorDictModuleBase, buffer: ActorCriticReplayBuffer, cfg: Config
+    ) -> None:
+        self._policy = policy
+        self._buffer = buffer
+        self._cfg = cfg
+        self._steps = 0
+        self._workers: Any = None  # TorchRL's collector, once it has started
+
+    def collect(self) -> None:
+        """Waits for the workers where it must."""
+        if self._workers is None:
+            self._start()
+        self._steps += 1
+        try:
+            self._await_frames()
+        except (RuntimeError, OSError, ValueError) as error:  # TorchRL trips over it in many ways
+            self._close()
+            raise UserError(
+                f"A worker of collector={self._cfg.collector.kind} has died "
+                f"({first_line(error)}): start again, which goes on from the last checkpoint."
+            ) from error
+        if self._steps == self._cfg.total_frames:
+            self._close()
+
+    def _await_frames(self) -> None:
+        buffer, is_sync = self._buffer, self._cfg.collector.kind == "multi_sync"
+        if not is_sync:
+            lead = self._cfg.collector.max_lead
+            buffer.limit.value = min(self._steps + lead, self._cfg.total_frames)
+        self._check_alive()
+        while buffer.write_count < self._steps:
+            if is_sync:
+                next(self._iterator)
+            else:
+                time.sleep(1e-4)
+                self._check_alive()
+
+    def _check_alive(self) -> None:
+        for number, process in enumerate(self._workers.procs):
+            if not process.is_alive():
+                raise RuntimeError(f"worker {number}, exit code {process.exitcode}")
+
+    def _start(self) -> None:
+        """Starts the processes: not before a checkpoint is loaded, which they share as well."""
+        cfg, buffer = self._cfg, self._buffer
+        make = partial(make_environment, cfg.env.name, goals=False)
+        if not buffer.storage.initialized:
+            example = make(seed=0).fake_tensordict().select(*KEPT, strict=False)
+            buffer.extend(example.unsqueeze(0))
+            buffer.empty()
+        buffer.share()
+        is_sync = cfg.collector.kind == "multi_sync"
+        # How many frames there may be in all: workers wait where there are as many.
+        buffer.limit = multiprocessing.Value("q", _FOREVER if is_sync else 0)
+        count = cfg.collector.num_workers
+        try:
+            self._workers = (MultiSyncCollector if is_sync else MultiAsyncCollector)(
+                [partial(make, seed=number) for number in range(count)],
+                self._policy,
+                frames_per_batch=count if is_sync else 1,  # each of them, one
+                total_frames=-1,
+                init_random_frames=cfg.init_random_frames,
+                replay_buffer=buffer,
+                collector_class=_DirectWorker if cfg.fast else _Worker,
+                postproc=None if cfg.fast else _kept,
+                init_fn=partial(_set_up, cfg.fast),
+                num_threads=cfg.threads,
+                num_sub_threads=1,
+                auto_register_policy_transforms=False,
+            )
+        except RuntimeError as error:
+            raise UserError(
+                f"The {count} workers of collector={cfg.collector.kind} could not be started "
+                f"({first_line(error)}): make room in memory and /dev/shm, or use collector=single."
+            ) from error
+        self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
+        # Drawn, lest a run that goes on should repeat its first episodes.
+        self._workers.set_seed(int(torch.randint(2**31, ())))
+        if is_sync:
+            self._iterator = iter(self._workers)
+        else:
+            self._workers.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps. What the workers are doing cannot be saved."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on counting."""
+        self._steps = state["steps"]
+
+
+def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, threads: int) -> None:
+    limit.value = _FOREVER  # those that wait shall hear of it
+    workers.shutdown(raise_on_error=False)
+    torch.set_num_threads(threads)
+
+
+# --- In the worker processes.
+
+
+def _set_up(fast: bool) -> None:
+    torchrl_logger.setLevel("WARNING")
+    torch.set_flush_denormal(fast)
+
+
+def _kept(transition: TensorDictBase) -> TensorDictBase:
+    return transition.select(*KEPT, strict=False)
+
+
+class _Worker(Collector):
+    """TorchRL's collector, which waits where it is too far ahead of the learner."""
+
+    def rollout(self) -> TensorDictBase:
+        """Acts once."""
+        buffer: Any = self.replay_buffer
+        while buffer.write_count >= buffer.limit.value:
+            time.sleep(1e-3)
+            learner = multiprocessing.parent_process()
+            if learner is None or not learner.is_alive():
+                raise EOFError("The learner has ended.")  # as TorchRL says it
+        return super().rollout()
+
+
+class _DirectWorker(_Worker, DirectCollector):
+    pass

@@ -1,0 +1,235 @@
+"""Runs whose transitions are collected by several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_vmfer import ActorCriticReplayBuffer
+from training.errors import UserError
+from training.options import check
+from training.workers import Workers
+
+KINDS = ("multi_sync", "multi_async")
+CAPACITY = 100
+TINY = (
+    "env=Hopper-v4",  # three actions, so that factors are of many sizes
+    "batch_size=16",
+    "total_frames=150",
+    "checkpoint_interval=50",
+    f"replay.buffer_size={CAPACITY}",  # the workers go around in it
+)
+
+
+@pytest.fixture
+def _quick_starts():
+    """Workers that start from a process which has imported everything, once for all tests.
+
+    They get what they get as those of TorchRL's ``spawn`` do, which the slow tests use.
+    """
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("forkserver", force=True)
+    multiprocessing.set_forkserver_preload(["training.workers", "td3"])
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.fixture
+def collectors(monkeypatch) -> list[Workers]:
+    """The collectors of the runs in this test."""
+    made: list[Workers] = []
+    init = Workers.__init__
+    monkeypatch.setattr(
+        Workers, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1]
+    )
+    return made
+
+
+@pytest.fixture
+def updates(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, int, int]]:
+    """What the learner tells the actor's sampler, and how much had been written by then."""
+    told = []
+    sample, update = (
+        getattr(ActorCriticReplayBuffer, name) for name in ("sample_actor", "update_actor_priority")
+    )
+
+    def noting_sample(self, *args, **kwargs):
+        with self._in_step():
+            self.written_at_sample = self.write_count
+            return sample(self, *args, **kwargs)
+
+    def noting_update(self, index, factor, generation):
+        with self._in_step():
+            told.append((index, factor.clone(), self.written_at_sample, self.write_count))
+            update(self, index, factor, generation)
+
+    monkeypatch.setattr(ActorCriticReplayBuffer, "sample_actor", noting_sample)
+    monkeypatch.setattr(ActorCriticReplayBuffer, "update_actor_priority", noting_update)
+    return told
+
+
+def factors_by_hand(updates, written: int) -> torch.Tensor:
+    """The factors after a run: frame number n lies in slot n % CAPACITY."""
+    factors = torch.ones(CAPACITY)
+    seen = 0
+    for index, factor, sampled_at, updated_at in updates:
+        for frame in range(seen, updated_at):
+            factors[frame % CAPACITY] = 1
+        overwritten = {frame % CAPACITY for frame in range(sampled_at, updated_at)}
+        for slot, value in zip(index.tolist(), factor.tolist(), strict=True):
+            if slot not in overwritten:
+                factors[slot] = value
+        seen = updated_at
+    for frame in range(seen, written):
+        factors[frame % CAPACITY] = 1
+    return factors
+
+
+@pytest.mark.usefixtures("_quick_starts")
+@pytest.mark.parametrize(
+    ("algorithm", "kind", "overrides"),
+    [
+        ("td3", "multi_async", ("sampler=vmf_rank", "replay=per_rank")),
+        pytest.param("td3", "multi_sync", ("sampler=vmf_uncertainty",), marks=pytest.mark.slow),
+        pytest.param("sac", "multi_sync", ("sampler=vmf_rank",), marks=pytest.mark.slow),
+        pytest.param("td3", "multi_async", ("fast=false",), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_lengths_factors_and_probabilities_are_right_whoever_writes(
+    algorithm, kind, overrides, train, table, checkpoint, collectors, updates, tmp_path
+):
+    run_dir = train(algorithm, tmp_path / "run", *TINY, f"collector={kind}", *overrides)
+    assert (run_dir / "finished").exists()
+    assert table(run_dir / "eval.csv")[-1]["step"] == "150"
+    assert checkpoint(run_dir)["step"] == 100
+    assert not multiprocessing.active_children()
+
+    buffer = collectors[0]._buffer
+    assert 150 <= buffer.write_count <= 151  # a frame for each step; two workers may end at once
+    assert len(buffer) == CAPACITY
+    assert buffer.writer._cursor == buffer.write_count % CAPACITY
+    buffer.sample_actor()
+    factors = factors_by_hand(updates, buffer.write_count)
+    assert (factors == 1).any()
+    assert (factors > 1).any()
+    torch.testing.assert_close(torch.from_numpy(buffer.actor_sampler._keys.array), factors)
+    if "sampler=vmf_rank" in overrides:
+        order = factors.double().sort(descending=True).values
+        mass = 1 / torch.arange(1, CAPACITY + 1, dtype=torch.float64)
+        expected = torch.stack([mass[order == factor].mean() for factor in factors.double()])
+    else:
+        expected = factors.double()
+    torch.testing.assert_close(buffer.actor_sampler.probabilities(), expected / expected.sum())
+    # Both workers wrote, and each its own episodes.
+    assert len(buffer[:]["observation"].unique(dim=0)) == CAPACITY
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quick_starts")
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_worker_ends_the_run_with_a_line_and_the_run_goes_on_later(
+    kind, train, collectors, checkpoint, monkeypatch, tmp_path
+):
+    run_dir, collect = tmp_path / "run", Workers.collect
+
+    def kill_at_120(self):
+        if self._steps == 120:
+            os.kill(self._workers.procs[1].pid, signal.SIGKILL)
+        collect(self)
+
+    overrides = (*TINY, f"collector={kind}", "total_frames=1000")
+    with monkeypatch.context() as patch:
+        patch.setattr(Workers, "collect", kill_at_120)
+        with pytest.raises(UserError, match=f"A worker of collector={kind} has died"):
+            train("td3", run_dir, *overrides)
+    assert not multiprocessing.active_children()
+    saved = checkpoint(run_dir)
+    assert saved["step"] >= 100
+    assert len(saved["parts"]["replay"]["rows"]["action"]) == CAPACITY
+    monkeypatch.setattr(Workers, "collect", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train("td3", run_dir, *overrides)
+    assert collectors[1]._steps == saved["step"]
+    buffer = collectors[1]._buffer
+    assert buffer.write_count == saved["parts"]["replay"]["writer"]["_write_count"]
+    keys = saved["parts"]["replay"]["actor_sampler"]["keys"]
+    assert torch.equal(torch.from_numpy(buffer.actor_sampler._keys.array), keys)
+
+
+def processes_of(run_dir: Path) -> list[int]:
+    """The processes of a command that names a directory, and those they have started."""
+    parents, ours = {}, set()
+    for folder in Path("/proc").iterdir():
+        try:
+            pid = int(folder.name)
+            parents[pid] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if str(run_dir) in (folder / "cmdline").read_text():
+                ours.add(pid)
+        except (ValueError, OSError):
+            continue
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in ours} - ours
+        if not more:
+            return sorted(ours)
+        ours |= more
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_process_outlives_a_run_that_was_terminated(kind, command, tmp_path):
+    run_dir = tmp_path / "run"
+    overrides = (*TINY, f"collector={kind}", "total_frames=1000000")
+    with subprocess.Popen(
+        command("td3", run_dir, *overrides), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        end = time.monotonic() + 300
+        while not list((run_dir / "checkpoint").glob("step_*.pt")):
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        family = processes_of(run_dir)
+        assert len(family) >= 3
+        process.terminate()
+        process.wait(60)
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in family):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("collector=multi_sync", "replay=her", "env=FetchReach-v4"), "replay=her needs whole"),
+        (("collector=multi_async", "replay=per"), "use replay=per_rank"),
+        (("collector=ray", "sampler=vmf_pool"), "sampler=vmf_pool draws from a buffer"),
+        (("collector=multi_sync", "device=meta"), "device=meta"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused(overrides, message, configuration, tmp_path):
+    with pytest.raises(UserError, match=message):
+        check(configuration("td3", tmp_path, *overrides))
+
+
+@pytest.mark.slow
+def test_ray_trains_to_the_end_with_the_buffer_in_an_actor(train, table, checkpoint, tmp_path):
+    pytest.importorskip("ray")
+    overrides = (*TINY, "collector=ray", "collector.frames_per_batch=10", "sampler=vmf_rank")
+    run_dir = train("td3", tmp_path / "run", *overrides)
+    assert (run_dir / "finished").exists()
+    assert table(run_dir / "eval.csv")[-1]["step"] == "150"
+    replay = checkpoint(run_dir)["parts"]["replay"]
+    assert len(replay["rows"]["action"]) == CAPACITY
+    factors = replay["actor_sampler"]["keys"]
+    assert len(factors) == CAPACITY
+    assert (factors == 1).any()  # new ones
+    assert (factors > 1).any()

@@ -1,0 +1,68 @@
+"""What a buffer must know of processes that write into its storage as well."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
+
+__all__ = ["ForeignWrites", "WriteLock"]
+
+
+class ForeignWrites:
+    """Tells which slots were written since it was last asked, by whatever process.
+
+    A process marks the slots it writes in its own samplers only. But writers share their
+    counters with each other, and round-robin ones write in order.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._cursor = 0
+
+    def skip(self, writer: Writer) -> None:
+        """Takes all that is written for known."""
+        if isinstance(writer, RoundRobinWriter):
+            self._count, self._cursor = writer._write_count, writer._cursor
+
+    def slots(self, writer: Writer, storage: Storage) -> Tensor | None:
+        """The slots along the first dimension, or ``None`` if there are none."""
+        if not isinstance(writer, RoundRobinWriter):
+            return None
+        before, written = self._cursor, writer._write_count - self._count
+        if written == 0:
+            return None
+        self.skip(writer)
+        capacity = storage._max_size_along_dim0()
+        in_order = (before + written - self._cursor) % capacity == 0
+        if in_order and 0 < written < capacity:
+            return (self._cursor - written + torch.arange(written)) % capacity
+        # Once around, or at places of the writer's own choice.
+        return torch.arange(len(storage) if storage.ndim == 1 else storage.shape[0])
+
+
+class WriteLock:
+    """A lock between processes that a process may take twice, and that a dead one cannot keep.
+
+    Attributes:
+        timeout: after so many seconds an error is raised. What is done with a lock takes
+            microseconds, or as long as it takes to copy the storage.
+    """
+
+    timeout = 60.0
+
+    def __init__(self) -> None:
+        self._lock = multiprocessing.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=self.timeout):
+            raise RuntimeError(
+                f"The replay buffer was locked for {self.timeout:g} s: a process that was writing "
+                "into it has died or was stopped. Start again from a checkpoint."
+            )
+
+    def __exit__(self, *exception: Any) -> None:
+        self._lock.release()
