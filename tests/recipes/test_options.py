@@ -47,9 +47,9 @@ def watch(train, tmp_path, monkeypatch):
             seen.buffer = make(env, cfg)
             update = seen.buffer.update_priority
 
-            def spy_priority(index, priority):
+            def spy_priority(index, priority, generation):
                 seen.priorities.append((index, priority))
-                return update(index, priority)
+                return update(index, priority, generation)
 
             seen.buffer.update_priority = spy_priority
             return seen.buffer
