@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 import weakref
 from functools import partial
@@ -143,6 +144,7 @@ def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, thread
 def _set_up(fast: bool) -> None:
     torchrl_logger.setLevel("WARNING")
     torch.set_flush_denormal(fast)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the learner saves, and then ends them
 
 
 def _kept(transition: TensorDictBase) -> TensorDictBase:
