@@ -147,6 +147,7 @@ class RayWorkers:
             collector_class=_RayWorker,
             collector_kwargs=[{"seed": seed, "postproc": _kept} for seed in seeds],
             frames_per_batch=cfg.frames_per_batch,
+            total_frames=2**62,  # without end
             replay_buffer=self._buffer.actor,
             ray_init_config=_ray_options(self._cfg),
             remote_configs={"num_cpus": 1},

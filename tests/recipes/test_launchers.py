@@ -45,7 +45,9 @@ def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
     )
     assert sweep.returncode == 2, sweep.stderr
     last = sweep.stderr.splitlines()[-1]
-    assert last.startswith("error: runs/seed-1 failed (seed must be a whole number"), last
+    assert last.startswith("error:"), last
+    assert "seed=-1" in last
+    assert "failed (seed must be a whole number" in last
     assert "Traceback" not in sweep.stderr
     assert (_times(finished), _times(unfinished / "checkpoint")) == before
     assert (unfinished / "finished").exists()

@@ -272,7 +272,8 @@ def test_mistake_in_a_sweep_is_told_with_its_run(sweep, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         sweep("init_random_frames=99")
     assert stop.value.code == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "total_frames=90 leaves nothing to learn" in error
-    assert "This run ends the sweep: " in error
-    assert "seed=0" in error
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error:")
+    assert "total_frames=90 leaves nothing to learn" in lines[0]
+    assert lines[-1].startswith("error:")
+    assert "seed=0" in lines[-1]
