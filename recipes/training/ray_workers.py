@@ -92,7 +92,7 @@ class RemoteReplay:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return method(*args, **kwargs)
-            except RayError as error:
+            except Exception as error:  # Ray has no class of its own for a lost actor
                 raise UserError(
                     f"The replay buffer of collector=ray failed in {name} ({first_line(error)}): "
                     "start again, which goes on from the last checkpoint."
@@ -135,8 +135,6 @@ class RayWorkers:
                 f"A worker of collector=ray has died ({first_line(error)}): start again, which "
                 "goes on from the last checkpoint."
             ) from error
-        if self._steps == self._cfg.total_frames:
-            self._close()
 
     def _start(self) -> None:
         cfg = self._cfg.collector
@@ -153,7 +151,8 @@ class RayWorkers:
             remote_configs={"num_cpus": 1},
             weight_sync_schemes={},  # they would not find the weights of a short-cut policy
         )
-        self._close = weakref.finalize(self, _close, self._workers, self._buffer.actor)
+        self._workers._weight_sync_initialized = True  # we do it ourselves
+        weakref.finalize(self, _close, self._workers, self._buffer.actor)
         self._frames = self._buffer.write_count
         self._iterator = iter(self._workers)
 
@@ -173,9 +172,10 @@ class RayWorkers:
 
 
 def _close(workers: RayCollector, buffer: Any) -> None:
-    workers.shutdown()
-    buffer.shutdown()
-    ray.shutdown()
+    if ray.is_initialized():  # which it is no longer at the end of the process
+        workers.shutdown()
+        buffer.shutdown()
+        ray.shutdown()
 
 
 def _weights(policy: Any) -> list[Tensor]:
