@@ -133,6 +133,8 @@ class Workers:
 
 
 def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, threads: int) -> None:
+    for scheme in (workers._weight_sync_schemes or {}).values():
+        scheme.shutdown()  # TorchRL leaves it to the end of the process, where it hangs
     limit.value = _FOREVER  # those that wait shall hear of it
     workers.shutdown(raise_on_error=False)
     torch.set_num_threads(threads)
