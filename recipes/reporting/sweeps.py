@@ -52,13 +52,15 @@ def _grid(noted: DictConfig) -> list[DictConfig]:
     config.pop("hydra")
     sweep = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
     choices: dict[str, list[str]] = {}
+    # As it was written: what refers to other keys is different for each run.
+    given: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     # The command line comes last and replaces what the experiment says.
-    for override in OverridesParser.create().parse_overrides([*sweep, *hydra.overrides.task]):
+    for override in OverridesParser.create().parse_overrides([*sweep, *given]):
         key = override.get_key_element().lstrip("+")
         if override.is_sweep_override():
             choices[key] = list(override.sweep_string_iterator())
         elif key != "experiment":
-            choices[key] = [override.get_value_element_as_str()]
+            choices[key] = [(override.input_line or "").partition("=")[2]]
     # Groups first: a choice brings keys that others may then set.
     keys = sorted(choices, key=lambda key: not (_CONFIGS / key).is_dir())
     return [
@@ -85,4 +87,5 @@ def _choice(group: str, name: str) -> Any:
 
 @functools.cache
 def _parsed(value: str) -> Any:
-    return OmegaConf.create(f"value: {value}").value
+    parsed: Any = OmegaConf.to_container(OmegaConf.create(f"value: {value}"), resolve=False)
+    return parsed["value"]
