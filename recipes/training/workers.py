@@ -56,11 +56,7 @@ class Workers:
         try:
             self._await_frames()
         except (RuntimeError, OSError, ValueError) as error:  # TorchRL trips over it in many ways
-            self._close()
-            raise UserError(
-                f"A worker of collector={self._cfg.collector.kind} has died "
-                f"({first_line(error)}): start again, which goes on from the last checkpoint."
-            ) from error
+            raise self._death(first_line(error)) from error
         if self._steps == self._cfg.total_frames:
             self._close()
 
@@ -80,7 +76,14 @@ class Workers:
     def _check_alive(self) -> None:
         for number, process in enumerate(self._workers.procs):
             if not process.is_alive():
-                raise RuntimeError(f"worker {number}, exit code {process.exitcode}")
+                raise self._death(f"worker {number}, exit code {process.exitcode}")
+
+    def _death(self, sign: str) -> UserError:
+        self._close()
+        return UserError(
+            f"A worker of collector={self._cfg.collector.kind} has died ({sign}): start again, "
+            "which goes on from the last checkpoint."
+        )
 
     def _start(self) -> None:
         """Starts the processes: not before a checkpoint is loaded, which they share as well."""
@@ -116,6 +119,8 @@ class Workers:
                 f"({first_line(error)}): make room in memory and /dev/shm, or use collector=single."
             ) from error
         self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
+        # One that died while it was writing keeps the lock.
+        buffer._write_lock.while_waiting = self._check_alive
         # Drawn, lest a run that goes on should repeat its first episodes.
         self._workers.set_seed(int(torch.randint(2**31, ())))
         if is_sync:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,19 +51,25 @@ class WriteLock:
     Attributes:
         timeout: after so many seconds an error is raised. What is done with a lock takes
             microseconds, or as long as it takes to copy the storage.
+        while_waiting: is called every second, and may raise an error that knows more.
     """
 
-    timeout = 60.0
+    timeout = 60
 
     def __init__(self) -> None:
         self._lock = multiprocessing.RLock()
+        self.while_waiting: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(timeout=self.timeout):
-            raise RuntimeError(
-                f"The replay buffer was locked for {self.timeout:g} s: a process that was writing "
-                "into it has died or was stopped. Start again from a checkpoint."
-            )
+        for _ in range(self.timeout):
+            if self._lock.acquire(timeout=1):
+                return
+            if self.while_waiting is not None:
+                self.while_waiting()
+        raise RuntimeError(
+            f"The replay buffer was locked for {self.timeout} s: a process that was writing into "
+            "it has died or was stopped. Start again from a checkpoint."
+        )
 
     def __exit__(self, *exception: Any) -> None:
         self._lock.release()
