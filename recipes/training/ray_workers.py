@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -152,7 +151,6 @@ class RayWorkers:
             weight_sync_schemes={},  # they would not find the weights of a short-cut policy
         )
         self._workers._weight_sync_initialized = True  # we do it ourselves
-        weakref.finalize(self, _close, self._workers, self._buffer.actor)
         self._frames = self._buffer.write_count
         self._iterator = iter(self._workers)
 
@@ -162,6 +160,13 @@ class RayWorkers:
         for worker in self._workers.remote_collectors:
             worker.take.remote(weights, is_random)
 
+    def close(self) -> None:
+        """Ends the actors, and Ray."""
+        if self._workers is not None:
+            self._workers.shutdown()
+        self._buffer.actor.shutdown()
+        ray.shutdown()
+
     def state_dict(self) -> dict[str, Any]:
         """The number of steps. What the workers are doing cannot be saved."""
         return {"steps": self._steps}
@@ -169,13 +174,6 @@ class RayWorkers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on counting."""
         self._steps = state["steps"]
-
-
-def _close(workers: RayCollector, buffer: Any) -> None:
-    if ray.is_initialized():  # which it is no longer at the end of the process
-        workers.shutdown()
-        buffer.shutdown()
-        ray.shutdown()
 
 
 def _weights(policy: Any) -> list[Tensor]:

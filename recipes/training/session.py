@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,7 +139,7 @@ class Session:
         Args:
             policy: the policy to evaluate and to save in the end.
             **components: all that a checkpoint must hold for the run to go on as if it had
-                never been stopped.
+                never been stopped. What has a method ``close`` is closed in the end.
         """
         parts: dict[str, Stateful] = {
             **components,
@@ -151,7 +151,10 @@ class Session:
         }
         with self._writing():
             held = lock(self.run_dir)
-        with held, Interruption() as interruption:
+        with held, Interruption() as interruption, ExitStack() as ends:
+            for part in components.values():
+                if hasattr(part, "close"):
+                    ends.callback(part.close)
             if self._is_finished():  # by whoever held the lock until now
                 return
             start = self._begin(parts)

@@ -57,7 +57,10 @@ class Workers:
             self._await_frames()
         except (RuntimeError, OSError, ValueError) as error:  # TorchRL trips over it in many ways
             raise self._death(first_line(error)) from error
-        if self._steps == self._cfg.total_frames:
+
+    def close(self) -> None:
+        """Ends the processes."""
+        if self._workers is not None:
             self._close()
 
     def _await_frames(self) -> None:
