@@ -152,7 +152,7 @@ def _check_workers(cfg: DictConfig, choice: str) -> None:
             "has not: use another collector or another sampler."
         )
     if is_ray and importlib.util.find_spec("ray") is None:
-        raise UserError("collector=ray needs the package ray: pip install 'torchrl_vmfer[ray]'.")
+        raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
 
 
 def _check_device(name: str) -> None:
