@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
@@ -19,6 +20,16 @@ from torchrl.objectives import SACLoss, TD3Loss
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 
 OBSERVATION, ACTION, GAMMA = 5, 3, 0.9
+
+# The same examples in every run, however loaded the machine is.
+settings.register_profile(
+    "repeatable",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("repeatable")
 
 
 def _deterministic_actor(cells, observation, action):

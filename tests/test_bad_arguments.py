@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
@@ -50,16 +50,6 @@ JUNK = st.one_of(
     st.sampled_from(["", "1.5", "rank", "first", "é", b"1", [], {}, (), [1], [NAN], object(), int]),
     tensors(),
 )
-
-
-def randomly(examples):
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 def attempt(call, *args, **kwargs):
@@ -123,7 +113,7 @@ SAMPLER_ARGUMENTS = [
 ]
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(st.sampled_from(SAMPLER_ARGUMENTS), JUNK)
 @example((VMFSampler, "initial_factor"), "1.5")
 @example((RankPrioritizedSampler, "beta"), "0.5")
@@ -140,7 +130,7 @@ def test_a_sampler_is_made_of_numbers_or_not_at_all(argument, value):
     assert buffer.sample()["index"].shape == (2,)
 
 
-@randomly(60)
+@settings(max_examples=60)
 @given(
     st.booleans(), st.booleans(), JUNK | st.integers(-2, 9).map(lambda i: torch.tensor([i])), JUNK
 )
@@ -154,7 +144,7 @@ def test_priorities_are_taken_whole_or_not_at_all(hindsight, for_actor, index, p
     assert_sound(buffer)
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(st.booleans(), st.sampled_from(["sample", "sample_actor", "pool"]), JUNK, JUNK)
 @example(False, "sample_actor", -1, None)
 @example(False, "sample", -1, None)
@@ -171,7 +161,7 @@ def test_a_batch_has_the_size_asked_for_or_is_refused(hindsight, way, size, keys
     assert_sound(buffer)
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(JUNK, JUNK, JUNK)
 def test_a_pool_is_usable_or_not_made(size, mode, score):
     pool = attempt(CandidatePool, make_buffer(), size, mode, score)
@@ -179,7 +169,7 @@ def test_a_pool_is_usable_or_not_made(size, mode, score):
         assert attempt(pool.sample) is not None or callable(score)
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(st.sampled_from(["uncertainty", "rank"]), JUNK | tensors(st.tuples(st.integers(1, 4))))
 @example("rank", torch.ones(2, 2))
 def test_a_pool_has_probabilities_or_refuses_the_factors(mode, factors):
@@ -200,7 +190,7 @@ HINDSIGHT_ARGUMENTS = (
 )
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(st.sampled_from(HINDSIGHT_ARGUMENTS), JUNK)
 def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
     arguments = {"reward_fn": reward, "storage": LazyTensorStorage(8), "batch_size": 4}
@@ -212,7 +202,7 @@ def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
         assert buffer.actor_sampler.probabilities().sum().item() == pytest.approx(1)
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(st.sampled_from(["keys", "max_priority", "beta", "sampler"]), st.booleans(), JUNK)
 @example("max_priority", False, 1e300)
 def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
@@ -230,7 +220,7 @@ def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
 GRADIENTS = JUNK | tensors(st.lists(st.integers(1, 3), min_size=2, max_size=3))
 
 
-@randomly(80)
+@settings(max_examples=80)
 @given(GRADIENTS, JUNK | st.just(0))
 @example(torch.ones(2, 3), -1)
 @example(torch.ones(0, 3), 0)
@@ -249,7 +239,7 @@ def test_directions_give_numbers_in_their_ranges_or_are_refused(gradients, used)
             assert isinstance(used, torch.Tensor) or used >= 0
 
 
-@randomly(40)
+@settings(max_examples=40)
 @given(st.sampled_from(["concentration", "log_normalizer"]), JUNK)
 @example("concentration", 0)
 def test_a_dimension_is_a_number_of_at_least_one(function, dim):
@@ -262,7 +252,7 @@ def test_a_dimension_is_a_number_of_at_least_one(function, dim):
 LOSS_ARGUMENTS = st.sampled_from(["num_target_critics", "actor_noise", "actor_noise_clip"])
 
 
-@randomly(20)
+@settings(max_examples=20)
 @given(LOSS_ARGUMENTS, JUNK)
 @example("actor_noise", INF)
 def test_a_loss_computes_or_is_not_made(td3, make_batch, name, value):
@@ -272,7 +262,7 @@ def test_a_loss_computes_or_is_not_made(td3, make_batch, name, value):
         assert ((factor > 0.36) & (factor < 2.72)).all()
 
 
-@randomly(20)
+@settings(max_examples=20)
 @given(JUNK, JUNK)
 def test_an_uncertainty_needs_a_loss(td3, loss, used):
     assert attempt(VMFUncertainty, loss) is None
@@ -280,7 +270,7 @@ def test_an_uncertainty_needs_a_loss(td3, loss, used):
     assert uncertainty is None or uncertainty.used in ("first", "min")
 
 
-@randomly(10)
+@settings(max_examples=10)
 @given(
     fast=st.booleans(),
     key=st.sampled_from(["observation", "action", ("next", "reward"), ("next", "observation")]),

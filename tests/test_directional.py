@@ -346,7 +346,7 @@ def any_gradients(draw):
     return torch.from_numpy(gradients), draw(st.integers(0, critics - 1))
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(any_gradients())
 def test_the_factor_lies_above_1_over_e_and_never_above_e(case):
     gradients, used = case
@@ -355,7 +355,7 @@ def test_the_factor_lies_above_1_over_e_and_never_above_e(case):
     assert factor <= directional.MAX_FACTOR
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400)
 @given(any_gradients())
 def test_length_direction_and_concentration_stay_in_their_ranges(case):
     gradients, _ = case
@@ -367,7 +367,7 @@ def test_length_direction_and_concentration_stay_in_their_ranges(case):
     assert 0 <= concentration.item() < math.inf
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(st.integers(3, 20), st.sampled_from(DTYPES), st.integers(0, 10**6))
 def test_the_factor_of_a_critic_against_all_others_is_the_lowest(critics, dtype, seed):
     direction = random_gradients(1, 5, dtype=dtype, seed=seed).expand(critics, -1).clone()

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -46,16 +46,6 @@ VALUE = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=2),
     max_leaves=4,
 )  # fmt: skip
-
-
-def thoroughly(examples):
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +120,7 @@ def assert_accepted_or_refused_by_name(name, argument):
     assert [text for text in said if text in errors], errors
 
 
-@thoroughly(15)
+@settings(max_examples=15)
 @given(st.sampled_from(RECIPES), ARGUMENT)
 @example("td3", f"seed={HUGE}")
 @example("td3", "seed={}")
@@ -145,7 +135,7 @@ def test_an_argument_is_good_or_refused_by_name(name, argument):
 
 
 @pytest.mark.slow
-@thoroughly(1000)
+@settings(max_examples=1000)
 @given(st.sampled_from(RECIPES), ARGUMENT)
 def test_a_thousand_arguments_are_good_or_refused_by_name(name, argument):
     assert_accepted_or_refused_by_name(name, argument)
@@ -164,7 +154,7 @@ def composed(configuration, tmp_path_factory):
     return {name: configuration(name, run_dir) for name in RECIPES}
 
 
-@thoroughly(150)
+@settings(max_examples=150)
 @given(st.sampled_from(RECIPES), st.sampled_from(KEYS), VALUE)
 @example("td3", "device", "meta")
 @example("td3", "resume", 1)

@@ -109,7 +109,7 @@ def assert_follows(draws, probabilities):
 
 
 @each_mode
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([0.3, 1.0, 1.5, 2.0, 2.5, 2.71]), min_size=1, max_size=30))
 def test_probabilities_are_exact(mode, factors):
     pool = CandidatePool(plain(), 4, mode)

@@ -67,7 +67,7 @@ def writes(draw):
     return capacity, draw(st.lists(chunks, max_size=12))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(writes())
 def test_episodes_and_draws_are_those_of_an_enumeration(plan):
     capacity, chunks = plan
@@ -77,7 +77,7 @@ def test_episodes_and_draws_are_those_of_an_enumeration(plan):
         assert_right(ring.index, ring.episodes())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(writes())
 def test_a_loaded_state_goes_on_like_the_original(plan):
     capacity, chunks = plan

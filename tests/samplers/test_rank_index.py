@@ -213,7 +213,7 @@ def histories(draw):
 
 
 @index_types
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(histories())
 def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
     start, steps = history

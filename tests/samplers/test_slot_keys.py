@@ -180,7 +180,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(operations)
 def test_any_order_of_resizes_and_writes_is_that_of_a_list(history):
     keys, model = SlotKeys(), []
