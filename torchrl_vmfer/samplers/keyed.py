@@ -105,7 +105,8 @@ class KeyedSampler(Sampler):
                 f"Got {keys.size} values of shape {list(given.shape)} for {slots.size} indices. "
                 "Pass one value for all, or one value for each index."
             )
-        keys = np.broadcast_to(keys, slots.shape)
+        if keys.size != slots.size:
+            keys = np.full(slots.size, keys[0])
         outside = (slots < -1) | (slots >= len(self._keys))
         if outside.any():
             raise IndexError(

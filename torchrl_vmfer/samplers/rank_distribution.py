@@ -31,8 +31,8 @@ class RankDistribution:
     def mark(self, slots: np.ndarray) -> None:
         """Notes that the keys of some slots have changed. They are read at the next draw."""
         self._num_changed += len(slots)
-        # Past some share of the slots, sorting them all is faster than updating the index.
-        if self._num_changed > max(1024, len(self._index) // 8):
+        # Few slots, or a large share of many, are faster sorted anew than updated.
+        if len(self._index) < 8192 or self._num_changed > len(self._index) // 8:
             self.mark_all()
         elif self._changed is not None:
             self._changed.append(slots)
@@ -59,9 +59,9 @@ class RankDistribution:
             2, count, dtype=torch.float64, generator=generator, device="cpu"
         ).numpy()
         # Binary searches for sorted values touch less memory.
-        order = np.argsort(random[0])
+        order = random[0].argsort()
         mass = self._mass[0] + random[0, order] * self._total(len(keys))
-        ranks = np.searchsorted(self._mass[1 : len(keys)], mass, side="right")
+        ranks = self._mass[1 : len(keys)].searchsorted(mass, side="right")
         first, end = self._index.ties_at(np.append(ranks, len(keys) - 1))
         share = self._share(first, end)
         first, end = first[:-1], end[:-1]
@@ -91,8 +91,8 @@ class RankDistribution:
             self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
         if self._changed is None or len(keys) < len(self._index):
             self._index.rebuild(keys)
-        elif self._changed:
+        elif self._num_changed:
             slots = np.sort(np.concatenate(self._changed))
-            slots = slots[(np.diff(slots, prepend=-1) > 0) & (slots < len(keys))]
+            slots = slots[np.append(slots[1:] != slots[:-1], True) & (slots < len(keys))]
             self._index.update(slots, keys[slots])
         self._changed, self._num_changed = [], 0

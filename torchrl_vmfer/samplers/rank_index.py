@@ -91,25 +91,25 @@ class RankIndex:
             self._bits = grown
 
     def _withdraw(self, codes: np.ndarray) -> None:
-        at = np.searchsorted(self._added, codes)
+        at = self._added.searchsorted(codes)
         is_added = np.zeros(len(codes), bool)
         if len(self._added):
             is_added = self._added[np.minimum(at, len(self._added) - 1)] == codes
         keep = np.ones(len(self._added), bool)
         keep[at[is_added]] = False
         self._added, self._added_at = self._added[keep], self._added_at[keep]
-        dead = np.searchsorted(self._run, codes[~is_added])
+        dead = self._run.searchsorted(codes[~is_added])
         # Each new dead position counts no more for the added codes behind it.
-        behind = np.searchsorted(self._added_at, dead, side="right")
+        behind = self._added_at.searchsorted(dead, side="right")
         newly_dead = np.bincount(behind, minlength=len(keep) + 1).cumsum()
         self._live_before_added = self._live_before_added[keep] - newly_dead[: len(self._added)]
-        (self._dead,) = _insert(np.searchsorted(self._dead, dead), (self._dead, dead))
+        (self._dead,) = _insert(self._dead.searchsorted(dead), (self._dead, dead))
 
     def _add(self, codes: np.ndarray) -> None:
-        at = np.searchsorted(self._run, codes)
-        live = at - np.searchsorted(self._dead, at)
+        at = self._run.searchsorted(codes)
+        live = at - self._dead.searchsorted(at)
         self._added, self._added_at, self._live_before_added = _insert(
-            np.searchsorted(self._added, codes),
+            self._added.searchsorted(codes),
             (self._added, codes),
             (self._added_at, at),
             (self._live_before_added, live),
@@ -126,11 +126,11 @@ class RankIndex:
         return merged
 
     def _codes_at(self, ranks: np.ndarray) -> np.ndarray:
-        added_before = np.searchsorted(self._added_rank, ranks)
+        added_before = self._added_rank.searchsorted(ranks)
         # Skip the dead: the i-th live position lies behind as many dead ones as have at most
         # i live positions before them.
         live_rank = ranks - added_before
-        at = live_rank + np.searchsorted(self._live_before_dead, live_rank, side="right")
+        at = live_rank + self._live_before_dead.searchsorted(live_rank, side="right")
         if len(self._added) == 0:
             return self._run[at]
         candidate = np.minimum(added_before, len(self._added) - 1)
@@ -141,8 +141,8 @@ class RankIndex:
 
     def _rank_of(self, codes: np.ndarray) -> np.ndarray:
         """How many codes of the union are smaller."""
-        at = np.searchsorted(self._run, codes)
-        return at - np.searchsorted(self._dead, at) + np.searchsorted(self._added, codes)
+        at = self._run.searchsorted(codes)
+        return at - self._dead.searchsorted(at) + self._added.searchsorted(codes)
 
 
 def _insert(

@@ -113,7 +113,7 @@ class VMFSampler(KeyedSampler):
 
     def _draw_by_inversion(self, factors: np.ndarray, count: int) -> np.ndarray:
         mass = np.cumsum(factors, dtype=np.float64)
-        return np.searchsorted(mass[:-1], self._uniform(count) * mass[-1], side="right")
+        return mass[:-1].searchsorted(self._uniform(count) * mass[-1], side="right")
 
     def _uniform(self, count: int) -> np.ndarray:
         # torch.randint favours low numbers by up to n/2³², and single precision would round
