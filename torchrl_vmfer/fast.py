@@ -394,6 +394,32 @@ class FastTD3(_FastPath):
         return actor_loss, {"state_action_value_actor": values} | metadata
 
 
+class _Squashed(torch.autograd.Function):
+    """The action a = tanh(u), u = mean + deviation · noise, and its log-density."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Takes tensors ``[B, A]``, and returns the actions and their log-densities ``[B]``."""
+        before = torch.addcmul(mean, deviation, noise)
+        action = before.tanh()
+        # log(1 - a²) = 2 (log 2 - u - softplus(-2u)) does not cancel.
+        correction = functional.softplus(before.mul_(-2)).mul_(2).sub_(before)
+        density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
+        ctx.save_for_backward(action, deviation, noise)
+        constant = math.log(4) + 0.5 * math.log(2 * math.pi)
+        return action, density.sum(-1) - mean.shape[-1] * constant
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_action: Tensor, of_density: Tensor) -> tuple[Tensor, Tensor, None]:
+        """With ∂a/∂u = 1 - a² and ∂log π/∂u = 2a."""
+        action, deviation, noise = ctx.saved_tensors
+        of_density = of_density.unsqueeze(-1)
+        slope = torch.addcmul(of_action, of_action, action.square(), value=-1)
+        slope.addcmul_(of_density, action, value=2)
+        return slope, slope * noise - of_density / deviation, None
+
+
 class FastSAC(_FastPath):
     """The losses of actor and critics of :class:`~torchrl_vmfer.VMFSACLoss`."""
 
@@ -408,12 +434,7 @@ class FastSAC(_FastPath):
     def _act(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """An action drawn from the policy, and its log-density."""
         mean, deviation = self._actor(observation)
-        noise = torch.randn_like(mean)
-        before = mean + deviation * noise
-        log_density = -0.5 * noise.square() - deviation.log() - 0.5 * math.log(2 * math.pi)
-        # log(1 - tanh²) in the form that does not cancel.
-        log_slope = 2 * (math.log(2) - before - functional.softplus(-2 * before))
-        return before.tanh(), (log_density - log_slope).sum(-1)
+        return _Squashed.apply(mean, deviation, torch.randn_like(mean))
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         return self._act(observation)[0]
