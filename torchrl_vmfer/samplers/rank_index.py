@@ -18,7 +18,7 @@ class RankIndex:
     codes stand in a long sorted run; changes since the run was made are a short sorted list of
     codes to add and a short sorted list of positions of the run that no longer count. The rank
     of each added code in the union of both is kept, so that the code of a rank is found by two
-    binary searches in the short lists. When these grow past a few √n they are merged into the
+    binary searches in the short lists. When these grow past some √n they are merged into the
     run: an update of b slots costs O(b log n + √n) on average.
 
     Nothing that can be asked of the index depends on the history of merges.
@@ -45,7 +45,7 @@ class RankIndex:
         self._added_at = nothing  # where in the run each would stand
         self._live_before_added = nothing  # how many positions before that count
         self._added_rank = nothing  # its rank in the union
-        self._merge_size = max(512, 8 * int(np.sqrt(len(run))))
+        self._merge_size = max(512, 16 * int(np.sqrt(len(run))))
 
     def __len__(self) -> int:
         return len(self._run) - len(self._dead) + len(self._added)
