@@ -20,6 +20,7 @@ from training.replay import (
     generation,
     make_actor_batches,
     make_replay_buffer,
+    prioritize,
     stores_factors,
 )
 from training.session import Session
@@ -80,7 +81,7 @@ def main(cfg: Config) -> None:
             descend(critic_optimizer, critic_loss)
             session.metrics.add(critic_loss=critic_loss)
             if cfg.replay.kind in ("per", "per_rank"):
-                buffer.update_priority(batch["index"], info["td_error"], generation(batch))
+                prioritize(buffer, batch, info["td_error"])
 
         batch = actor_batch(batch)
         actor_loss, info = loss.actor_loss(batch)

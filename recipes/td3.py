@@ -20,6 +20,7 @@ from training.replay import (
     generation,
     make_actor_batches,
     make_replay_buffer,
+    prioritize,
     stores_factors,
 )
 from training.session import Session
@@ -80,7 +81,7 @@ def main(cfg: Config) -> None:
             session.metrics.add(critic_loss=critic_loss)
             if cfg.replay.kind in ("per", "per_rank"):
                 td_error = info["td_error"].detach().amax(0).sqrt()
-                buffer.update_priority(batch["index"], td_error, generation(batch))
+                prioritize(buffer, batch, td_error)
 
         if step % cfg.policy_delay == 0:
             batch = actor_batch(batch)

@@ -26,6 +26,7 @@ from torchrl_vmfer import (
     VMFSampler,
     VMFUncertainty,
 )
+from training.errors import diverged
 from training.options import Config
 from training.perception import Perception
 from training.storage import RowStorage, RowWriter
@@ -35,6 +36,7 @@ __all__ = [
     "generation",
     "make_actor_batches",
     "make_replay_buffer",
+    "prioritize",
     "stores_factors",
 ]
 
@@ -100,6 +102,16 @@ def stores_factors(cfg: Config) -> bool:
 def generation(batch: TensorDictBase) -> Tensor | None:
     """How often the slots of a batch had been written, where several processes write."""
     return batch.get("index_generation", None)
+
+
+def prioritize(buffer: ActorCriticReplayBuffer, batch: TensorDictBase, td_error: Tensor) -> None:
+    """Tells the critics' sampler by how much they were wrong about a batch."""
+    try:
+        buffer.update_priority(batch["index"], td_error, generation(batch))
+    except ValueError as error:
+        if td_error.isfinite().all():
+            raise
+        raise diverged("a TD error is not finite") from error
 
 
 def make_actor_batches(

@@ -113,8 +113,9 @@ def test_environment_that_breaks_in_an_evaluation_is_named_with_the_step(breakin
         (("log_interval=1",), "critic_loss is (inf|nan) at step 62", [31]),
         (("log_interval=100",), "critic_loss is (inf|nan) at step 62", [31]),
         (("log_interval=100", "checkpoint_interval=25"), "Pendulum-v1 got an action", [25, 50]),
+        (("log_interval=100", "replay=per_rank"), "a TD error is not finite", [31]),
     ],
-    ids=["log", "checkpoint", "action"],
+    ids=["log", "checkpoint", "action", "priority"],
 )
 def test_diverged_training_ends_before_it_is_saved(overrides, sign, saved, train, tmp_path):
     options = ("env.name=Pendulum-v1", "critic_lr=1e30", "checkpoint_interval=31")
