@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption"]
+__all__ = ["Interruption", "waiting_for_workers"]
 
 
 class Interruption:
@@ -19,7 +21,10 @@ class Interruption:
 
     Attributes:
         signal: the signal that came, or ``None``.
+        came: whether a signal has ended a run of this process.
     """
+
+    came = False
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -41,5 +46,26 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal = signal.Signals(number)
+            Interruption.came = True
             # Not `print`: the signal may have come in the middle of one.
             os.write(2, f"\n{self.signal.name}: the run stops after this step.\n".encode())
+
+
+@contextmanager
+def waiting_for_workers() -> Iterator[None]:
+    """Lets a sweep end after Ctrl-C, which its workers get as well, when they have saved."""
+    is_interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.write(2, b"\nSIGINT: the sweep ends when its runs have. Ctrl-C again ends it at once.\n")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if is_interrupted:
+        sys.exit(128 + signal.SIGINT)

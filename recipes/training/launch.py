@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
 from training.errors import UserError, first_line, nearest
+from training.interruption import Interruption, waiting_for_workers
 from training.lock import LockedError
 from training.options import RULES, Config, check, plain
 from training.rules import Rules
@@ -54,6 +56,9 @@ def recipe(
         def checked(cfg: DictConfig) -> None:
             nonlocal started
             job = HydraConfig.get()
+            of_joblib = "joblib" in job.launcher._target_ and job.mode == RunMode.MULTIRUN
+            if of_joblib and Interruption.came:
+                return
             os.chdir(job.runtime.cwd)  # where a worker of a cluster need not have been started
             try:
                 rules.check(cfg)
@@ -71,6 +76,9 @@ def recipe(
                     fail(str(error))  # here, lest Hydra should add lines of its own
                 else:
                     raise
+            except SystemExit:
+                if not of_joblib:  # which would kill the other workers while they save
+                    raise
 
         launch = hydra.main(config_path=str(_CONFIGS), config_name=name, version_base="1.3")
 
@@ -85,8 +93,10 @@ def recipe(
             for argument in sys.argv[1:]:
                 if argument.startswith("~"):
                     raise UserError(f"{argument} takes away what is needed: leave it out.")
+            has_workers = "hydra/launcher=joblib" in sys.argv
             try:
-                launch(checked)()
+                with waiting_for_workers() if has_workers else nullcontext():
+                    launch(checked)()
             except MissingConfigException as error:
                 fail(_missing_choice(error))
             except HydraException as error:

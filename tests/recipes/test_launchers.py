@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,24 @@ def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
     planned, complaints = planned_runs(tmp_path)
     assert {run_dir.name for run_dir in planned} == {"seed0", "seed1", "seed-1", "seed2"}
     assert not complaints
+
+
+@pytest.mark.slow
+def test_ctrl_c_lets_all_workers_of_a_sweep_save(command, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    frames = ("total_frames=1000000", "checkpoint_interval=1000000")
+    workers = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    single = command("td3", Path("runs/${seed}"), *SHORT, *frames, "seed=0,1,2", *workers)
+    with subprocess.Popen(
+        [*single, "-m"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as sweep:
+        while not all((tmp_path / f"runs/{seed}/eval.csv").exists() for seed in (0, 1)):
+            assert sweep.poll() is None, sweep.stderr.read()
+            time.sleep(0.1)
+        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal sends it
+        _, error = sweep.communicate(timeout=300)
+    assert sweep.returncode == 130, error
+    assert "SIGINT: the sweep ends when its runs have." in error
+    assert all(f"Stopped runs/{seed} at step" in error for seed in (0, 1)), error
+    assert all(list((tmp_path / f"runs/{seed}/checkpoint").iterdir()) for seed in (0, 1))
+    assert not (tmp_path / "runs/2").exists()
