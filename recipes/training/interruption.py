@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption", "waiting_for_workers"]
+__all__ = ["Interruption", "StoppedError", "leaving_ctrl_c_to_the_runs"]
 
 
 class Interruption:
@@ -51,21 +51,18 @@ class Interruption:
             os.write(2, f"\n{self.signal.name}: the run stops after this step.\n".encode())
 
 
+class StoppedError(Exception):
+    """A run of a worker has stopped. Unlike ``SystemExit`` it leaves the other workers alone."""
+
+
 @contextmanager
-def waiting_for_workers() -> Iterator[None]:
-    """Lets a sweep end after Ctrl-C, which its workers get as well, when they have saved."""
-    is_interrupted = False
+def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
+    """Within it, processes are started that heed Ctrl-C only while they are at work on a run.
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal is_interrupted
-        is_interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"\nSIGINT: the sweep ends when its runs have. Ctrl-C again ends it at once.\n")
-
-    before = signal.signal(signal.SIGINT, note)
+    Otherwise one that dies of it, be it idle, makes joblib kill those that save.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if is_interrupted:
-        sys.exit(128 + signal.SIGINT)

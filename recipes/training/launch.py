@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
 from training.errors import UserError, first_line, nearest
-from training.interruption import Interruption, waiting_for_workers
+from training.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
 from training.lock import LockedError
 from training.options import RULES, Config, check, plain
 from training.rules import Rules
@@ -58,7 +58,7 @@ def recipe(
             job = HydraConfig.get()
             of_joblib = "joblib" in job.launcher._target_ and job.mode == RunMode.MULTIRUN
             if of_joblib and Interruption.came:
-                return
+                raise StoppedError
             os.chdir(job.runtime.cwd)  # where a worker of a cluster need not have been started
             try:
                 rules.check(cfg)
@@ -77,8 +77,9 @@ def recipe(
                 else:
                     raise
             except SystemExit:
-                if not of_joblib:  # which would kill the other workers while they save
-                    raise
+                if of_joblib:
+                    raise StoppedError from None
+                raise
 
         launch = hydra.main(config_path=str(_CONFIGS), config_name=name, version_base="1.3")
 
@@ -93,10 +94,14 @@ def recipe(
             for argument in sys.argv[1:]:
                 if argument.startswith("~"):
                     raise UserError(f"{argument} takes away what is needed: leave it out.")
-            has_workers = "hydra/launcher=joblib" in sys.argv
+            is_sweep = bool({"-m", "--multirun"} & {*sys.argv})
+            has_workers = is_sweep and "hydra/launcher=joblib" in sys.argv
             try:
-                with waiting_for_workers() if has_workers else nullcontext():
+                with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():
                     launch(checked)()
+            except StoppedError:
+                print("The sweep was stopped. The same command goes on.", file=sys.stderr)
+                sys.exit(130)
             except MissingConfigException as error:
                 fail(_missing_choice(error))
             except HydraException as error:
