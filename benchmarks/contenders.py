@@ -131,6 +131,7 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
     networks = importlib.import_module("training.networks")
+    descend = importlib.import_module("training.updates").descend
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
     env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
     spec = env.action_spec_unbatched
@@ -159,11 +160,6 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     rows = next(iter(Collector(env, policy, frames_per_batch=1000, total_frames=1000)))
     buffer.extend(rows.reshape(-1)[torch.arange(filled) % 1000])
     updates = 0
-
-    def descend(optimizer: torch.optim.Optimizer, value: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
 
     def update() -> None:
         nonlocal updates
@@ -232,13 +228,15 @@ class _Session:
         if isinstance(buffer.actor_sampler, VMFSampler):
             factors = 1 + torch.rand(self._filled) * (math.e - 1) * 0.999
             buffer.update_actor_priority(torch.arange(self._filled), factors)
+        optimizers = {
+            "critic_optimizer": "critic",
+            "actor_optimizer": "actor",
+            "alpha_optimizer": "actor",
+        }
         for owner, name, part in (
-            (parts["collector"], "next", "collect"),
-            (buffer, "extend", "collect"),
+            (parts["collector"], "collect", "collect"),
             (buffer, "sample", "sample"),
-            (parts["critic_optimizer"], "step", "critic"),
-            (parts["actor_optimizer"], "step", "actor"),
-            *((part, "step", "actor") for name, part in parts.items() if name == "alpha_optimizer"),
+            *((parts[key], "step", part) for key, part in optimizers.items() if key in parts),
             (buffer, "update_actor_priority", "priority"),
         ):
             setattr(owner, name, self._watched(getattr(owner, name), part))

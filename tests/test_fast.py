@@ -13,7 +13,8 @@ from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
 from torchrl.objectives import SoftUpdate, ValueEstimators
 
 from torchrl_vmfer import VMFUncertainty
-from torchrl_vmfer.fast import FastSoftUpdate, NotPlainError, PlainNetwork
+from torchrl_vmfer.fast import FastSoftUpdate
+from torchrl_vmfer.plain_network import NotPlainError, PlainNetwork
 
 SEED = 5
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}

@@ -13,8 +13,9 @@ from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SACLoss, TD3Loss
 from torchrl.objectives.utils import _vmap_func
 
 from torchrl_vmfer.directional import directions, factor_and_length
-from torchrl_vmfer.fast import FastSAC, FastTD3, NotPlainError
+from torchrl_vmfer.fast import FastSAC, FastTD3
 from torchrl_vmfer.gradients import linearized_values
+from torchrl_vmfer.plain_network import NotPlainError
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 
@@ -179,7 +180,7 @@ class VMFTD3Loss(_GradientTap, TD3Loss):
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         fast: computes the same, up to rounding, as batched matrix products where actor and
             critics are plain stacks of linear layers and activations; other networks go by
-            TorchRL's path. (Without ``measure``, TD3's actor then asks only the first critic, and
+            TorchRL's path. (Without ``measure``, the actor then asks only the first critic, and
             ``"state_action_value_actor"`` of the metadata has one row.)
         actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
             of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
@@ -273,8 +274,7 @@ class VMFSACLoss(_GradientTap, SACLoss):
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         fast: computes the same, up to rounding, as batched matrix products where actor and
             critics are plain stacks of linear layers and activations; other networks go by
-            TorchRL's path. (Without ``measure``, TD3's actor then asks only the first critic, and
-            ``"state_action_value_actor"`` of the metadata has one row.)
+            TorchRL's path.
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.

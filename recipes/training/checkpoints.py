@@ -8,7 +8,6 @@ capacity.)
 
 from __future__ import annotations
 
-import os
 import sys
 import zipfile
 from pathlib import Path
@@ -17,21 +16,9 @@ from typing import Any
 import torch
 
 from training.errors import UserError, first_line
+from training.files import replacing
 
-__all__ = ["Checkpoints", "save_atomically"]
-
-
-def save_atomically(content: Any, path: Path) -> None:
-    """Writes a file so that at any moment either the old or the whole new one is there."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+__all__ = ["Checkpoints"]
 
 
 class Checkpoints:
@@ -54,12 +41,13 @@ class Checkpoints:
         file = self._folder / f"step_{step:012d}.pt"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            save_atomically(state, file)
+            with replacing(file, "wb") as stream:
+                torch.save(state, stream)
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
             print(
-                f"Could not save the checkpoint of step {step} ({error}): make room on the disk. "
-                + (f"{kept[0].name} is intact." if kept else "There is no older one."),
+                f"Could not save the checkpoint of step {step} ({first_line(error)}): make room on "
+                "the disk. " + (f"{kept[0].name} is intact." if kept else "There is no older one."),
                 file=sys.stderr,
             )
             return False

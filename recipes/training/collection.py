@@ -20,15 +20,20 @@ from training.errors import UserError
 from training.options import Config
 from training.perception import Perception
 
-__all__ = ["KEPT", "DirectCollector", "TransitionCollector", "make_collector"]
+__all__ = ["DirectCollector", "StepCount", "TransitionCollector", "kept", "make_collector"]
 
 # What is kept of a transition. A time limit sets `done` but not `terminated`, and losses
 # bootstrap unless `terminated`. Goals are there if the environment has some.
-KEPT = (
+_KEPT = (
     *("observation", "desired_goal", "action"),
     *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
     *(("next", "done"), ("next", "terminated")),
 )
+
+
+def kept(transitions: TensorDictBase) -> TensorDictBase:
+    """What is stored of transitions."""
+    return transitions.select(*_KEPT, strict=False)
 
 
 class AnyCollector(Protocol):
@@ -58,6 +63,20 @@ def make_collector(
     from training.workers import Workers
 
     return Workers(policy, buffer, cfg)
+
+
+class StepCount:
+    """The state of collectors with workers: what these are doing cannot be saved."""
+
+    _steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on counting."""
+        self._steps = state["steps"]
 
 
 class TransitionCollector:
@@ -107,7 +126,7 @@ class TransitionCollector:
             transition = next(self._iterator)
         except UserError as error:
             raise UserError(f"At step {self._collector._frames + 1}: {error}") from error
-        return transition if self._is_direct else transition.select(*KEPT, strict=False)
+        return transition if self._is_direct else kept(transition)
 
     def state_dict(self) -> dict[str, Any]:
         """The environment in the middle of its episode, and the collector's counters."""
@@ -161,7 +180,7 @@ class DirectCollector(Collector):
     @cached_property
     def _transition(self) -> TensorDict:
         """The transition that every step fills anew."""
-        return self.env.fake_tensordict().select(*KEPT, strict=False).unsqueeze(0).contiguous()
+        return kept(self.env.fake_tensordict()).unsqueeze(0).contiguous()
 
     @cached_property
     def _columns(self) -> dict[str, dict[str, np.ndarray]]:

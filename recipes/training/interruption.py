@@ -21,7 +21,7 @@ class Interruption:
 
     Attributes:
         signal: the signal that came, or ``None``.
-        came: whether a signal has ended a run of this process.
+        came: whether one came in the last context of this process.
     """
 
     came = False
@@ -31,6 +31,7 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
+        Interruption.came = False
         # Python allows it there only; a run in another thread goes without.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):

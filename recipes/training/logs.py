@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torchrl.record.loggers import Logger, get_logger
 
 from training.errors import UserError
+from training.files import replacing
 from training.options import Config
 
 __all__ = ["Averages", "Table", "check_logger", "make_logger"]
@@ -38,6 +40,8 @@ class Table:
         if rows and columns == list(rows[0]):
             with self._path.open("a") as file:
                 csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
+                file.flush()
+                os.fsync(file.fileno())  # a checkpoint may count it
         else:
             self._rewrite([*rows, row], columns)
 
@@ -48,12 +52,10 @@ class Table:
             return list(csv.DictReader(file))
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]], columns: list[str]) -> None:
-        unfinished = self._path.with_suffix(".unfinished")
-        with unfinished.open("w") as file:
+        with replacing(self._path) as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        unfinished.replace(self._path)
 
     def state_dict(self) -> dict[str, int]:
         """The present number of rows."""

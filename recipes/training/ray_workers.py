@@ -11,14 +11,13 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import RayError
-from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.collectors import Collector
 from torchrl.collectors.distributed import RayCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from training.collection import KEPT
+from training.collection import StepCount, kept
 from training.environments import make_environment
 from training.errors import UserError, first_line
 from training.options import Config
@@ -100,7 +99,7 @@ class RemoteReplay:
         return call
 
 
-class RayWorkers:
+class RayWorkers(StepCount):
     """Ray actors that act in environments of their own.
 
     They get the newest weights before each batch of frames, and are at most a batch each ahead
@@ -116,7 +115,7 @@ class RayWorkers:
         self._policy = policy
         self._buffer = buffer
         self._cfg = cfg
-        self._steps = self._frames = 0
+        self._frames = 0
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
@@ -142,7 +141,7 @@ class RayWorkers:
             [partial(make_environment, self._cfg.env.name, seed) for seed in seeds],
             self._policy,
             collector_class=_RayWorker,
-            collector_kwargs=[{"seed": seed, "postproc": _kept} for seed in seeds],
+            collector_kwargs=[{"seed": seed, "postproc": kept} for seed in seeds],
             frames_per_batch=cfg.frames_per_batch,
             total_frames=2**62,  # without end
             replay_buffer=self._buffer.actor,
@@ -167,22 +166,10 @@ class RayWorkers:
         self._buffer.actor.shutdown()
         ray.shutdown()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The number of steps. What the workers are doing cannot be saved."""
-        return {"steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on counting."""
-        self._steps = state["steps"]
-
 
 def _weights(policy: Any) -> list[Tensor]:
     steps = policy.module.network._steps
     return [weight for step in steps if isinstance(step, tuple) for weight in step]
-
-
-def _kept(transitions: TensorDictBase) -> TensorDictBase:
-    return transitions.select(*KEPT, strict=False)
 
 
 class _RayWorker(Collector):

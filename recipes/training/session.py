@@ -18,11 +18,12 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 from tqdm import tqdm
 
-from training.checkpoints import Checkpoints, save_atomically
+from training.checkpoints import Checkpoints
 from training.curve import draw_learning_curve
 from training.environments import make_environment
 from training.errors import UserError, diverged, first_line
 from training.evaluation import Evaluation, evaluate
+from training.files import replacing
 from training.interruption import Interruption
 from training.lock import lock
 from training.logs import Averages, Table, check_logger, make_logger
@@ -76,7 +77,6 @@ class Session:
         self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
         self._evaluations = Table(self.run_dir / "eval.csv")
         self._training = Table(self.run_dir / "train.csv")
-        self._last: Evaluation | None = None
 
     def _check_config(self) -> None:
         """Refuses a directory that holds a run of another configuration."""
@@ -113,10 +113,8 @@ class Session:
         return True
 
     def _write_config(self) -> None:
-        file = self.run_dir / "config.yaml"
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(OmegaConf.to_yaml(self._config))
-        unfinished.replace(file)
+        with replacing(self.run_dir / "config.yaml") as file:
+            file.write(OmegaConf.to_yaml(self._config))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -158,6 +156,7 @@ class Session:
             if self._is_finished():  # by whoever held the lock until now
                 return
             start = self._begin(parts)
+            ends.callback(self._close_logger)
             with tqdm(
                 total=self.cfg.total_frames,
                 initial=start,
@@ -178,7 +177,7 @@ class Session:
                         clock, since = time.perf_counter(), step
                     if step % self.cfg.eval_interval == 0 or is_last:
                         paused = time.perf_counter()
-                        self._evaluate(step, policy, bar)
+                        result = self._evaluate(step, policy, bar)
                         clock += time.perf_counter() - paused
                     if is_last:
                         break
@@ -186,7 +185,7 @@ class Session:
                         return self._stop(step, parts)
                     if step % self.cfg.checkpoint_interval == 0:
                         self._save(step, parts)
-            self._finish(policy)
+            self._finish(policy, result)
 
     def _begin(self, parts: dict[str, Stateful]) -> int:
         """Makes the directory ready. Returns the step at which the run goes on."""
@@ -205,7 +204,6 @@ class Session:
 
     def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
         is_saved = self._save(step, parts)
-        self._close_logger()
         print(
             f"Stopped {self.run_dir} at step {step}. The same command goes on from "
             f"{'there' if is_saved else 'the last checkpoint'}.",
@@ -229,7 +227,7 @@ class Session:
         print(f"Resuming {self.run_dir} at step {state['step']}.", file=sys.stderr)
         return state["step"]
 
-    def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> None:
+    def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> Evaluation:
         try:
             result = evaluate(
                 policy,
@@ -239,7 +237,6 @@ class Session:
             )
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
-        self._last = result
         with self._writing():
             self._evaluations.write({"step": step, **result._asdict()})
         shown = {"return": f"{result.return_mean:.1f}"}
@@ -247,6 +244,7 @@ class Session:
             shown["success"] = f"{result.success_rate:.2f}"
         bar.set_postfix(shown)
         self._mirror("eval", {k: v for k, v in result._asdict().items() if v is not None}, step)
+        return result
 
     def _log(self, step: int, speed: float) -> None:
         means = self.metrics.pop()
@@ -266,16 +264,15 @@ class Session:
             experiment = self._logger.experiment
             (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
 
-    def _finish(self, policy: TensorDictModuleBase) -> None:
+    def _finish(self, policy: TensorDictModuleBase, trained: Evaluation) -> None:
         with self._writing():
-            save_atomically(policy.state_dict(), self.run_dir / "policy.pt")
+            with replacing(self.run_dir / "policy.pt", "wb") as file:
+                torch.save(policy.state_dict(), file)
             picture = draw_learning_curve(self.run_dir)
             (self.run_dir / "finished").touch()
-        self._close_logger()
         at_random = evaluate(
             None, self._environment, self.cfg.num_eval_episodes, _EVALUATION_SEED + self.cfg.seed
         )
-        trained = self._last or at_random
         print(
             f"{_summary(trained)} over {self.cfg.num_eval_episodes} episodes; the random policy "
             f"gets {_summary(at_random).removeprefix('Return ')}."

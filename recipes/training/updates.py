@@ -106,8 +106,7 @@ def agreement(
     return statistics
 
 
-def compiled(loss: LossModule, *names: str) -> LossModule:
+def compiled(loss: LossModule, *names: str) -> None:
     """Compiles methods of a loss, which pays on GPUs."""
     for name in names:
         setattr(loss, name, torch.compile(getattr(loss, name)))
-    return loss

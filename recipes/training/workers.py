@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import sys
 import time
 import weakref
 from functools import partial
@@ -16,9 +18,10 @@ from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from training.collection import KEPT, DirectCollector
+from training.collection import DirectCollector, StepCount, kept
 from training.environments import make_environment
 from training.errors import UserError, first_line
+from training.interruption import Interruption
 from training.options import Config
 
 __all__ = ["Workers"]
@@ -26,7 +29,7 @@ __all__ = ["Workers"]
 _FOREVER = 2**62
 
 
-class Workers:
+class Workers(StepCount):
     """Processes that act in environments of their own.
 
     A step of the run is a frame, whoever collected it: the learner waits where there are fewer
@@ -45,7 +48,6 @@ class Workers:
         self._policy = policy
         self._buffer = buffer
         self._cfg = cfg
-        self._steps = 0
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
@@ -55,8 +57,12 @@ class Workers:
         self._steps += 1
         try:
             self._await_frames()
-        except (RuntimeError, OSError, ValueError) as error:  # TorchRL trips over it in many ways
-            raise self._death(first_line(error)) from error
+        except (UserError, RuntimeError, OSError, ValueError) as error:
+            if Interruption.came:  # to the workers as well: the run is about to save and stop
+                return
+            if isinstance(error, UserError):
+                raise
+            raise self._death(first_line(error)) from error  # TorchRL trips over it in many ways
 
     def close(self) -> None:
         """Ends the processes."""
@@ -93,7 +99,7 @@ class Workers:
         cfg, buffer = self._cfg, self._buffer
         make = partial(make_environment, cfg.env.name, goals=False)
         if not buffer.storage.initialized:
-            example = make(seed=0).fake_tensordict().select(*KEPT, strict=False)
+            example = kept(make(seed=0).fake_tensordict())
             buffer.extend(example.unsqueeze(0))
             buffer.empty()
         buffer.share()
@@ -110,7 +116,7 @@ class Workers:
                 init_random_frames=cfg.init_random_frames,
                 replay_buffer=buffer,
                 collector_class=_DirectWorker if cfg.fast else _Worker,
-                postproc=None if cfg.fast else _kept,
+                postproc=None if cfg.fast else kept,
                 init_fn=partial(_set_up, cfg.fast),
                 num_threads=cfg.threads,
                 num_sub_threads=1,
@@ -131,14 +137,6 @@ class Workers:
         else:
             self._workers.start()
 
-    def state_dict(self) -> dict[str, Any]:
-        """The number of steps. What the workers are doing cannot be saved."""
-        return {"steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on counting."""
-        self._steps = state["steps"]
-
 
 def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, threads: int) -> None:
     for scheme in (workers._weight_sync_schemes or {}).values():
@@ -157,10 +155,6 @@ def _set_up(fast: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the learner saves, and then ends them
 
 
-def _kept(transition: TensorDictBase) -> TensorDictBase:
-    return transition.select(*KEPT, strict=False)
-
-
 class _Worker(Collector):
     """TorchRL's collector, which waits where it is too far ahead of the learner."""
 
@@ -172,7 +166,11 @@ class _Worker(Collector):
             learner = multiprocessing.parent_process()
             if learner is None or not learner.is_alive():
                 raise EOFError("The learner has ended.")  # as TorchRL says it
-        return super().rollout()
+        try:
+            return super().rollout()
+        except UserError as error:  # the learner hears of an exit code only
+            print(f"error: At step {buffer.write_count + 1}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 class _DirectWorker(_Worker, DirectCollector):

@@ -14,8 +14,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from training.checkpoints import Checkpoints, save_atomically
+from training.checkpoints import Checkpoints
 from training.errors import UserError
+from training.files import replacing
 from training.options import plain
 from training.replay import CheckpointedReplay, make_replay_buffer
 
@@ -121,9 +122,14 @@ def test_run_goes_on_over_a_full_disk_and_the_older_checkpoint_stays(
 
 def test_full_disk_leaves_the_old_file_and_no_rubbish(tmp_path):
     file = tmp_path / "policy.pt"
-    save_atomically({"weight": torch.ones(3)}, file)
-    with largest_file(50_000), pytest.raises((OSError, RuntimeError)):
-        save_atomically({"weight": torch.zeros(100_000)}, file)
+    with replacing(file, "wb") as stream:
+        torch.save({"weight": torch.ones(3)}, stream)
+    with (
+        largest_file(50_000),
+        pytest.raises((OSError, RuntimeError)),
+        replacing(file, "wb") as stream,
+    ):
+        torch.save({"weight": torch.zeros(100_000)}, stream)
     assert names(tmp_path) == ["policy.pt"]
     assert torch.load(file, weights_only=True)["weight"].equal(torch.ones(3))
 

@@ -19,7 +19,7 @@ from training.launch import recipe
 from training.options import RULES, Config, check
 
 RECIPES = ("td3", "sac")
-GROUPS = ("env", "sampler", "replay", "logger")
+GROUPS = ("env", "sampler", "replay", "collector", "logger")
 HUGE = "1" + "0" * 400
 # Each as one argument of a command line, so without a zero byte.
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)

@@ -46,7 +46,9 @@ class ForeignWrites:
 
 
 class WriteLock:
-    """A lock between processes that a process may take twice, and that a dead one cannot keep.
+    """A lock between processes that a process may take twice.
+
+    One that dies keeps it; those that wait then get an error and do not hang.
 
     Attributes:
         timeout: after so many seconds an error is raised. What is done with a lock takes
