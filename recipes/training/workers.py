@@ -9,6 +9,7 @@ import sys
 import time
 import weakref
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ class Workers(StepCount):
         try:
             self._await_frames()
         except (UserError, RuntimeError, OSError, ValueError) as error:
-            if Interruption.came:  # to the workers as well: the run is about to save and stop
+            time.sleep(0.1)  # a signal to all of them may not have been heard here yet
+            if Interruption.came:  # the run is about to save and stop
                 return
             if isinstance(error, UserError):
                 raise
@@ -156,10 +158,26 @@ def _set_up(fast: bool) -> None:
 
 
 class _Worker(Collector):
-    """TorchRL's collector, which waits where it is too far ahead of the learner."""
+    """TorchRL's collector, which waits where it is too far ahead of the learner.
+
+    SIGTERM does not end it in the middle of a row, which the learner may be about to save.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._is_told_to_end = False
+        signal.signal(signal.SIGTERM, self._end)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        if self.replay_buffer._write_lock.is_mine():
+            self._is_told_to_end = True
+        else:
+            os._exit(128 + number)
 
     def rollout(self) -> TensorDictBase:
         """Acts once."""
+        if self._is_told_to_end:
+            os._exit(128 + signal.SIGTERM)
         buffer: Any = self.replay_buffer
         while buffer.write_count >= buffer.limit.value:
             time.sleep(1e-3)

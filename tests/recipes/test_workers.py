@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import time
@@ -204,6 +205,65 @@ def test_no_process_outlives_a_run_that_was_terminated(kind, command, tmp_path):
     while any(Path(f"/proc/{pid}").exists() for pid in family):
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+# Python reads it at the start of every process, so workers know the environment as well.
+BROKEN = """
+import gymnasium, numpy
+
+class Broken(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), numpy.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), numpy.float32)
+    steps = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.zeros(3, numpy.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        seen = numpy.full(3, numpy.nan if self.steps > 100 else 0, numpy.float32)
+        return seen, 0.0, False, self.steps % 20 == 0, {}
+
+gymnasium.register("Broken-v0", Broken)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_worker_names_the_fault_of_its_environment(kind, run_command, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    overrides = ("env.name=Broken-v0", f"collector={kind}", "total_frames=300", *TINY[3:])
+    run = run_command(
+        "td3", tmp_path / "run", *overrides, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
+    assert run.returncode == 2, run.stderr
+    assert re.search(
+        r"At step \d+: Broken-v0 returned NaN or infinity in 'observation'", run.stderr
+    )
+    assert f"error: A worker of collector={kind} has died" in run.stderr
+    assert list((tmp_path / "run/checkpoint").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_signal_to_learner_and_workers_saves(kind, command, tmp_path):
+    run_dir = tmp_path / "run"
+    overrides = (f"collector={kind}", "total_frames=1000000", "checkpoint_interval=1000000")
+    with subprocess.Popen(
+        command("td3", run_dir, *overrides),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        while not (run_dir / "train.csv").exists():
+            assert run.poll() is None
+            time.sleep(0.1)
+        os.killpg(run.pid, signal.SIGTERM)  # as Slurm sends it
+        _, error = run.communicate(timeout=300)
+    assert run.returncode == 143, error
+    assert f"Stopped {run_dir} at step" in error
+    assert list((run_dir / "checkpoint").iterdir())
 
 
 @pytest.mark.parametrize(

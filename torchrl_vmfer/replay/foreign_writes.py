@@ -75,3 +75,7 @@ class WriteLock:
 
     def __exit__(self, *exception: Any) -> None:
         self._lock.release()
+
+    def is_mine(self) -> bool:
+        """Whether this process holds it."""
+        return self._lock._semlock._is_mine()  # type: ignore[attr-defined]
