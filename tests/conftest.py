@@ -19,6 +19,9 @@ from torchrl.objectives import SACLoss, TD3Loss
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 
+# A failed assertion in there is to show its values, as one in a test does.
+pytest.register_assert_rewrite("helpers")
+
 OBSERVATION, ACTION, GAMMA = 5, 3, 0.9
 
 # The same examples in every run, however loaded the machine is.

@@ -2,7 +2,6 @@
 
 import time
 from copy import deepcopy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -18,17 +17,6 @@ from torchrl.data import (
 )
 
 from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
-
-MAKERS = {
-    "uncertainty": partial(VMFSampler, "uncertainty"),
-    "rank": partial(VMFSampler, "rank"),
-    "rank_prioritized": partial(RankPrioritizedSampler, 0.7, 0.5),
-}
-
-
-@pytest.fixture(params=MAKERS)
-def make_sampler(request):
-    return MAKERS[request.param]
 
 
 def rows(count):

@@ -1,0 +1,173 @@
+"""Buffers beside a plain record of their writes, and chi-square tests against that record.
+
+Every statistical check has a fixed seed and a false-alarm rate of ``ALARM``, so that all of
+them together would fail a correct sampler less than once in a thousand choices of seeds.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+
+DRAWS = 1_000_000
+ALARM = 1e-6
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A sampler, and what it should do, computed without the package.
+
+    ``exponent`` is that of the rank, ``None`` where P is proportional to the key.
+    """
+
+    name: str
+    sampler_type: type
+    arguments: dict[str, Any]
+    exponent: float | None
+
+    def make_sampler(self):
+        return self.sampler_type(**self.arguments)
+
+    def random_keys(self, rng, count):
+        if self.sampler_type is VMFSampler:
+            return rng.uniform(1, math.e, count).astype(np.float32)
+        return rng.exponential(size=count).astype(np.float32)
+
+    def default_key(self, largest_seen):
+        if self.sampler_type is VMFSampler or largest_seen is None:
+            return 1.0
+        return largest_seen
+
+    def probabilities(self, keys):
+        keys = np.asarray(keys, np.float64)
+        if self.exponent is None:
+            return keys / keys.sum()
+        weight = np.empty(len(keys))
+        weight[np.argsort(-keys)] = np.arange(1, len(keys) + 1) ** -float(self.exponent)
+        _, tie = np.unique(keys, return_inverse=True)
+        weight = (np.bincount(tie, weights=weight) / np.bincount(tie))[tie]
+        return weight / weight.sum()
+
+
+UNCERTAINTY = Kind("uncertainty", VMFSampler, {"mode": "uncertainty"}, None)
+RANK = Kind("rank", VMFSampler, {"mode": "rank"}, 1.0)
+PRIORITIZED = [
+    Kind(f"rank_prioritized_{alpha}", RankPrioritizedSampler, {"alpha": alpha, "beta": 0.5}, alpha)
+    for alpha in (0.7, 0.0, 1.0, 1.5)
+]
+KINDS = [UNCERTAINTY, RANK, *PRIORITIZED]
+
+
+def each(kinds):
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
+
+
+def rows(count):
+    return TensorDict({"observation": torch.zeros(count)}, [count])
+
+
+class RecordedBuffer:
+    """A real replay buffer beside a plain array of what its slots should hold."""
+
+    def __init__(self, kind, capacity, seed=0, sampler=None):
+        self.kind = kind
+        self.capacity = capacity
+        self.sampler = kind.make_sampler() if sampler is None else sampler
+        self.buffer = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(capacity),
+            sampler=self.sampler,
+            batch_size=8,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._held = np.full(capacity, np.nan, np.float32)
+        self._writes = 0
+        self._largest_seen = None
+
+    def extend(self, count):
+        self.buffer.extend(rows(count))
+        slots = np.arange(self._writes, self._writes + count) % self.capacity
+        self._held[slots] = self.kind.default_key(self._largest_seen)
+        self._writes += count
+
+    def update(self, slots, keys):
+        """Sets keys; a dictionary tells which of several for one slot is the last."""
+        self.buffer.update_priority(torch.as_tensor(slots), torch.as_tensor(keys))
+        slots = np.atleast_1d(slots)
+        keys = np.broadcast_to(np.float32(keys), slots.shape)
+        last = dict(zip(slots.tolist(), keys.tolist(), strict=True))
+        self._held[list(last)] = list(last.values())
+        self._largest_seen = max(keys.max(initial=0), self._largest_seen or 0)
+
+    def draw(self, count=DRAWS):
+        index, _ = self.sampler.sample(self.buffer.storage, count)
+        assert index.dtype == torch.int64
+        return index.numpy()
+
+    def __len__(self):
+        return min(self._writes, self.capacity)
+
+    @property
+    def keys(self):
+        return self._held[: len(self)]
+
+    @property
+    def probabilities(self):
+        return self.kind.probabilities(self.keys)
+
+
+def full(recorded, size, rng):
+    recorded.extend(size)
+    recorded.update(np.arange(size), recorded.kind.random_keys(rng, size))
+
+
+def wrapped(recorded, size, rng):
+    total = math.ceil(3.27 * size)
+    chunk = max(1, total // 9)
+    for start in range(0, total, chunk):
+        if len(recorded):
+            slots = rng.permutation(len(recorded))[: size // 4 + 1]
+            recorded.update(slots, recorded.kind.random_keys(rng, len(slots)))
+        recorded.extend(min(chunk, total - start))
+
+
+def mostly_equal(recorded, size, rng):
+    recorded.extend(size)
+    few = rng.permutation(size)[: size // 10]
+    recorded.update(few, recorded.kind.random_keys(rng, len(few)))
+    recorded.update(few[: len(few) // 2], 1.25)
+
+
+def pooled(expected, observed, least):
+    """Adjoins cells, the most likely first, until each expects ``least`` draws."""
+    order = np.argsort(-expected, kind="stable")
+    starts, gathered = [], least
+    for at, value in enumerate(expected[order].tolist()):
+        if gathered >= least:
+            starts.append(at)
+            gathered = 0.0
+        gathered += value
+    if gathered < least and len(starts) > 1:
+        starts.pop()
+    return tuple(np.add.reduceat(values[order], starts) for values in (expected, observed))
+
+
+def assert_drawn_from(slots, probabilities, alarm=ALARM):
+    probabilities = np.asarray(probabilities)
+    assert slots.min() >= 0
+    assert slots.max() < len(probabilities)
+    assert abs(probabilities.sum() - 1) < 1e-9
+    observed = np.bincount(slots, minlength=len(probabilities)).astype(float)
+    expected = probabilities / probabilities.sum() * len(slots)
+    # Many small cells find single slots that are wrong; few large ones find a general slope.
+    for least in (20, len(slots) / 50):
+        expected, observed = pooled(expected, observed, least)
+        if len(expected) > 1:
+            assert stats.chisquare(observed, expected).pvalue > alarm

@@ -1,0 +1,67 @@
+"""Small buffers for each sampler, and the exact probabilities of their slots."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+
+ALPHA, BETA = 0.7, 0.5
+MAKERS = {
+    "uncertainty": partial(VMFSampler, "uncertainty"),
+    "rank": partial(VMFSampler, "rank"),
+    "rank_prioritized": partial(RankPrioritizedSampler, ALPHA, BETA),
+}
+
+
+def exact_probabilities(sampler, keys):
+    """P of every slot by its definition, one slot at a time."""
+    keys = np.asarray(keys, np.float32)
+    if isinstance(sampler, VMFSampler) and sampler.mode == "uncertainty":
+        weights = keys.astype(np.float64)
+    else:
+        alpha = getattr(sampler, "alpha", 1.0)
+        weights = np.empty(len(keys))
+        for slot, key in enumerate(keys):
+            higher, equal = (keys > key).sum(), (keys == key).sum()
+            weights[slot] = np.mean(np.arange(higher + 1, higher + equal + 1) ** -alpha)
+    return weights / weights.sum()
+
+
+def assert_keys(sampler, keys, storage=None):
+    expected = exact_probabilities(sampler, keys)
+    actual = sampler.probabilities(storage).numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+def rows(first, count):
+    return TensorDict({"row": torch.arange(first, first + count)}, [count])
+
+
+def filled_buffer(sampler, count=10, capacity=10, **kwargs):
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler, **kwargs)
+    buffer.extend(rows(0, count))
+    return buffer
+
+
+def grid(first, *shape):
+    count = torch.Size(shape).numel()
+    return TensorDict({"row": torch.arange(first, first + count).reshape(shape)}, shape)
+
+
+def grid_buffer(sampler, num_rows, *shape, buffer_class=TensorDictReplayBuffer, **kwargs):
+    capacity = num_rows * torch.Size(shape).numel()
+    storage = LazyTensorStorage(capacity, ndim=1 + len(shape))
+    return buffer_class(storage=storage, sampler=sampler, **{"dim_extend": 0} | kwargs)
+
+
+def distinct_keys(count):
+    """Keys in (1, 2.5], none twice, neither rising nor falling."""
+    return torch.linspace(2.5, 1.1, count)[torch.randperm(count, generator=seeded(0))]
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,134 @@
+"""The actor's batch holds the entries that were asked for, from any storage, and little else."""
+
+from functools import partial
+
+import pytest
+import torch
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    TensorDictRoundRobinWriter,
+)
+from torchrl.envs.transforms import CatTensors, RewardScaling
+
+from helpers.actor_critic import BATCH, CAPACITY, make, rows
+
+# Tests draw more than a batch where they look at a distribution.
+pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
+
+
+def store_one_dimension(storage):
+    buffer = make("rank_per", storage=storage)
+    for start in range(0, 50, 10):
+        buffer.extend(rows(start, 10))
+    # 50 rows wrote 32 slots: the last 18 of them went to the front again.
+    return buffer, torch.cat([torch.arange(32, 50), torch.arange(18, 32)])
+
+
+def store_two_dimensions():
+    buffer = make(storage=partial(LazyTensorStorage, ndim=2))
+    buffer.extend(rows(0, 24).reshape(4, 6))
+    return buffer, torch.arange(24).reshape(4, 6).T
+
+
+STORES = {
+    "tensor": partial(store_one_dimension, LazyTensorStorage),
+    "memmap": partial(store_one_dimension, LazyMemmapStorage),
+    "list": partial(store_one_dimension, ListStorage),
+    "two_dimensions": store_two_dimensions,
+}
+each_store = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+
+
+@each_store
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["observation"],
+        [("next", "reward")],
+        ["action", ("next", "observation")],
+        ["next", "number"],
+        None,
+    ],
+    ids=str,
+)
+def test_the_actor_receives_the_keys_asked_for_and_the_index(store, keys):
+    buffer, number_at = store()
+    batch = buffer.sample_actor(200, keys=keys)
+    index = batch["index"]
+    slots = tuple(index.unbind(-1)) if number_at.ndim > 1 else index
+    wanted = torch.stack([rows(int(number), 1)[0] for number in number_at[slots]])
+    stored = wanted if keys is None else wanted.select(*keys)
+    expected_keys = {*stored.keys(True, True), "index"}
+    assert set(batch.keys(True, True)) == expected_keys
+    assert batch.batch_size == (200,)
+    for key in stored.keys(True, True):
+        assert torch.equal(batch[key], stored[key]), key
+
+
+@each_store
+@pytest.mark.parametrize("missing", ["reward", ("next", "obs")], ids=str)
+def test_a_key_that_is_not_stored_is_named_in_a_key_error(store, missing):
+    buffer, _ = store()
+    with pytest.raises(KeyError, match=missing if isinstance(missing, str) else missing[-1]):
+        buffer.sample_actor(keys=["observation", missing])
+
+
+@each_store
+def test_a_batch_for_the_actor_is_a_copy(store):
+    buffer, _ = store()
+    for keys in (None, ["observation"]):
+        batch = buffer.sample_actor(keys=keys)
+        batch["observation"].fill_(-77.0)
+        batch["extra"] = torch.zeros(BATCH)
+    assert (buffer.sample(200)["observation"] != -77).all()
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_keys_are_taken_from_what_the_transform_makes(storage):
+    buffer = make(storage=storage)
+    buffer.append_transform(
+        CatTensors(["observation", "action"], "state_action", del_keys=False),
+    )
+    buffer.append_transform(RewardScaling(loc=1.0, scale=2.0, in_keys=[("next", "reward")]))
+    buffer.extend(rows(0, 20))
+    batch = buffer.sample_actor(keys=["state_action", ("next", "reward")])
+    assert set(batch.keys(True, True)) == {"state_action", ("next", "reward"), "index"}
+    number = batch["index"].float()[:, None]
+    # CatTensors joins its inputs in the order of their names.
+    assert torch.equal(batch["state_action"], torch.cat([-number, number.repeat(1, 3)], -1))
+    # The inverse of the scaling is not applied at writing: the reward stored is number / 2.
+    assert torch.equal(batch["next", "reward"], number / 2 * 2 + 1)
+
+
+def test_the_importance_weights_of_an_actors_sampler_come_along():
+    buffer = make(actor="per")
+    buffer.extend(rows(0, 20))
+    assert set(buffer.sample_actor(keys=["action"]).keys()) >= {
+        "action",
+        "index",
+        "priority_weight",
+    }
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_the_generation_of_a_slot_comes_along_where_the_writer_counts_it(ndim):
+    buffer = make(
+        storage=partial(LazyTensorStorage, ndim=ndim),
+        writer=TensorDictRoundRobinWriter(track_generations=True),
+    )
+    if ndim == 1:
+        buffer.extend(rows(0, CAPACITY))
+        buffer.extend(rows(0, 10))
+    else:
+        buffer.extend(rows(0, CAPACITY).reshape(2, -1))
+        buffer.extend(rows(0, 20).reshape(2, -1))
+    batch = buffer.sample_actor(200, keys=["observation"])
+    assert set(batch.keys()) == {"observation", "index", "index_generation"}
+    slot = batch["index"] if ndim == 1 else batch["index"][:, 0]
+    written_twice = slot < 10
+    assert 0 < written_twice.sum() < 200
+    generation = batch["index_generation"]
+    assert (generation[written_twice] == generation[~written_twice].unique() + 1).all()
+    assert torch.equal(generation, buffer.writer.generations_of(batch["index"]))

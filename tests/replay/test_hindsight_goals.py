@@ -1,0 +1,126 @@
+"""The goals that transitions get in hindsight, and how often, against an enumeration."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torchrl.data import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage
+
+from helpers.actor_critic import generator
+from helpers.hindsight import (
+    BATCH,
+    CAPACITY,
+    ORIGINAL,
+    World,
+    assert_equal,
+    assert_goals_are_those_enumerated,
+    each_strategy,
+    make,
+    pairs,
+    unexpected,
+)
+from torchrl_vmfer import ActorCriticReplayBuffer
+
+# Tests draw more than a batch where they look at a distribution.
+pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
+
+WRITES = {
+    "one_by_one": [0] * 70,
+    "part_of_the_buffer": [5, 9],
+    "exactly_full": [32],
+    "up_to_the_wrap_and_over": [20, 20, 3, 20],
+    "rows": [1] * 50,
+    "all_sizes": [3, 0, 11, 0, 0, 31, 7, 32, 1, 5],
+    "more_than_the_buffer": [40, 2, 75, 0],
+}
+
+
+@each_strategy
+@pytest.mark.parametrize("environments", [1, 3])
+@pytest.mark.parametrize("writes", WRITES.values(), ids=WRITES)
+def test_goals_are_those_of_an_enumeration(writes, environments, strategy):
+    world = World(environments)
+    buffer = make(strategy=strategy)
+    for number, count in enumerate(writes):
+        if count == 0:
+            buffer.add(world.steps(1)[0])
+        else:
+            buffer.extend(world.steps(count))
+        if number % 3 == 0:
+            buffer.sample()  # the index is brought up to date at arbitrary times
+        if number % 17 == 0:
+            assert_goals_are_those_enumerated(buffer, world, strategy)
+    assert_goals_are_those_enumerated(buffer, world, strategy)
+
+
+@each_strategy
+def test_without_trajectory_numbers_episodes_end_where_they_are_done(strategy):
+    world = World(trajectories=False)
+    buffer = make(strategy=strategy)
+    for count in (10, 30, 5, 50, 1):
+        buffer.extend(world.steps(count))
+        assert_goals_are_those_enumerated(buffer, world, strategy)
+
+
+@pytest.mark.parametrize("storage", [LazyMemmapStorage, ListStorage, LazyStackStorage])
+def test_any_storage_of_one_dimension_serves_and_keeps_the_original_goals(storage):
+    world = World(2)
+    buffer = make(storage)
+    buffer.extend(world.steps(20))
+    buffer.sample()
+    buffer.extend(world.steps(30))
+    assert_goals_are_those_enumerated(buffer, world, "future")
+    buffer.sample_actor(100)
+    stored = buffer[:]
+    assert (stored["desired_goal"] == ORIGINAL).all()
+    assert (stored["next", "desired_goal"] == ORIGINAL).all()
+    assert (stored["next", "reward"] == 0.25).all()
+
+
+@each_strategy
+def test_goals_are_drawn_uniformly(strategy):
+    # Chi-square at 1e-4: a right buffer fails one seed in 10,000, and the seed is fixed.
+    world = World(2, seed=3)
+    buffer = make(strategy=strategy, seed=1)
+    buffer.extend(world.steps(20))
+    buffer.extend(world.steps(27))
+    allowed = world.goals(strategy)
+    expected = {
+        (number, goal): 1 / CAPACITY / len(goals)
+        for number, goals in allowed.items()
+        for goal in goals
+    }
+    draws = 100_000
+    counts = dict.fromkeys(expected, 0)
+    for pair in zip(*pairs(buffer.sample(draws)), strict=True):
+        counts[pair] += 1
+    frequencies = np.array(list(expected.values())) * draws
+    assert stats.chisquare(list(counts.values()), frequencies).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("side", ["sample", "sample_actor"])
+def test_each_row_gets_a_goal_with_the_same_probability(ratio, side):
+    buffer = make(her_ratio=ratio)
+    buffer.extend(World().steps(30))
+    relabelled = torch.stack(
+        [getattr(buffer, side)()["desired_goal"][:, 0] != ORIGINAL for _ in range(100)]
+    )
+    # Binomial tests at 1e-5 for each of 16 rows and the total: one wrong alarm in 5,000 seeds.
+    for hits, total in [(int(relabelled.sum()), 100 * BATCH)] + [
+        (int(column.sum()), 100) for column in relabelled.T
+    ]:
+        assert stats.binomtest(hits, total, ratio).pvalue > 1e-5
+
+
+def test_without_relabelling_samples_are_those_of_a_plain_buffer():
+    rows = World().steps(30)
+    buffer = make(her_ratio=0.0, reward_fn=unexpected)
+    plain = ActorCriticReplayBuffer(
+        storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, generator=generator()
+    )
+    for one in (buffer, plain):
+        one.extend(rows.clone())
+    for _ in range(3):
+        assert_equal(buffer.sample(), plain.sample())
+        assert_equal(buffer.sample_actor(), plain.sample_actor())

@@ -1,0 +1,110 @@
+"""Goals in hindsight keep up with the storage, whoever writes into it or empties it."""
+
+import pytest
+import torch
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
+
+from helpers.actor_critic import generator
+from helpers.hindsight import (
+    BATCH,
+    CAPACITY,
+    World,
+    assert_goals_are_those_enumerated,
+    make,
+    pairs,
+    transitions,
+)
+from torchrl_vmfer import HindsightReplayBuffer, RankPrioritizedSampler
+
+# Tests draw more than a batch where they look at a distribution.
+pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
+
+
+def rebuilds(monkeypatch):
+    done = []
+    rebuild = HindsightReplayBuffer._rebuild
+    monkeypatch.setattr(
+        HindsightReplayBuffer, "_rebuild", lambda self: done.append(1) or rebuild(self)
+    )
+    return done
+
+
+def test_the_storage_is_scanned_once_and_then_followed(monkeypatch):
+    done = rebuilds(monkeypatch)
+    world, buffer = World(2), make()
+    for _ in range(100):
+        buffer.extend(world.steps(3))
+        buffer.sample()
+    assert len(done) == 1
+    assert_goals_are_those_enumerated(buffer, world, "future")
+
+
+@pytest.mark.parametrize("count", [20, 32])
+def test_a_storage_that_was_filled_before_is_scanned_once(count, monkeypatch):
+    done = rebuilds(monkeypatch)
+    world, storage = World(2), LazyTensorStorage(CAPACITY)
+    TensorDictReplayBuffer(storage=storage).extend(world.steps(count))
+    buffer = make(lambda _: storage)
+    for _ in range(3):
+        assert_goals_are_those_enumerated(buffer, world, "future")
+    assert len(done) == 1
+
+
+@pytest.mark.parametrize("empty_write_count", [False, True])
+def test_an_emptied_buffer_starts_afresh(empty_write_count):
+    buffer = make()
+    buffer.extend(World().steps(40))
+    buffer.sample()
+    buffer.empty(empty_write_count=empty_write_count)
+    with pytest.raises(RuntimeError, match="empty storage"):
+        buffer.sample()
+    world = World(2, seed=5)
+    for count in (8, 40):
+        buffer.extend(world.steps(count))
+        assert_goals_are_those_enumerated(buffer, world, "future")
+
+
+def test_writes_through_another_buffer_are_seen():
+    world = World(2)
+    buffer = make()
+    other = TensorDictReplayBuffer(storage=buffer.storage, writer=buffer.writer)
+    buffer.set_rng(generator())
+    for count in (10, 25, 40):
+        other.extend(world.steps(count))
+        assert_goals_are_those_enumerated(buffer, world, "future")
+
+
+def test_a_slot_that_is_rewritten_in_place_is_noticed():
+    world = World(2)
+    buffer = make()
+    buffer.extend(world.steps(20))
+    buffer.sample()
+    buffer.writer.write_at(torch.tensor([4]), transitions([4], [True], [1000]))
+    world.history[4] = 1000
+    assert_goals_are_those_enumerated(buffer, world, "future")
+
+
+def test_prefetched_batches_are_relabelled():
+    world, buffer = World(2), make(prefetch=2)
+    buffer.extend(world.steps(50))
+    for _ in range(20):
+        allowed = world.goals("future")
+        numbers, goals = pairs(buffer.sample())
+        assert all(goal in allowed[number] for number, goal in zip(numbers, goals, strict=True))
+    buffer.shutdown()
+
+
+def test_critic_priorities_generations_and_delayed_construction_go_together():
+    world = World(2)
+    buffer = make(
+        critic_sampler=RankPrioritizedSampler(),
+        writer=TensorDictRoundRobinWriter(track_generations=True),
+        delayed_init=True,
+    )
+    buffer.extend(world.steps(50))
+    batch = buffer.sample()
+    buffer.update_priority(batch["index"], torch.rand(BATCH))
+    expected = buffer.writer.generations_of(batch["index"])
+    assert torch.equal(batch["index_generation"], expected)
+    assert batch["priority_weight"].shape == (BATCH,)
+    assert_goals_are_those_enumerated(buffer, world, "future", draws=20_000)

@@ -1,0 +1,10 @@
+"""Every sampler in turn."""
+
+import pytest
+
+from helpers.sampler_buffers import MAKERS
+
+
+@pytest.fixture(params=MAKERS)
+def make_sampler(request):
+    return MAKERS[request.param]

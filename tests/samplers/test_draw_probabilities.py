@@ -1,0 +1,241 @@
+"""What the samplers draw, against probabilities computed from a plain record of the writes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
+
+from helpers.recorded_buffer import (
+    ALARM,
+    DRAWS,
+    KINDS,
+    PRIORITIZED,
+    RANK,
+    UNCERTAINTY,
+    RecordedBuffer,
+    assert_drawn_from,
+    each,
+    full,
+    mostly_equal,
+    rows,
+    wrapped,
+)
+from torchrl_vmfer import VMFSampler
+
+SIZES = [1, 7, 100, 1024, 100_000]
+
+
+def partly_filled(recorded, size, rng):
+    recorded.extend(size)
+    recorded.update(np.arange(size), recorded.kind.random_keys(rng, size))
+
+
+def updated_with_duplicates(recorded, size, rng):
+    recorded.extend(size)
+    for step in range(200):
+        slots = rng.integers(size, size=rng.integers(1, 65))
+        keys = recorded.kind.random_keys(rng, len(slots))
+        if step % 5 == 3:
+            recorded.update(slots, float(keys[0]))
+        elif step % 5 == 4:
+            recorded.update(int(slots[0]), float(keys[0]))
+        else:
+            recorded.update(np.concatenate((slots, slots[:3])), np.concatenate((keys, keys[-3:])))
+        if step % 3 == 0:
+            recorded.draw(8)  # the order of the keys is brought up to date between the updates
+
+
+SITUATIONS = [partly_filled, full, wrapped, updated_with_duplicates, mostly_equal]
+CASES = [
+    (kind, situation) for kind in (UNCERTAINTY, RANK, PRIORITIZED[0]) for situation in SITUATIONS
+]
+CASES += [(kind, situation) for kind in PRIORITIZED[1:] for situation in (wrapped, mostly_equal)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("kind", "situation"), CASES, ids=[f"{kind.name}-{case.__name__}" for kind, case in CASES]
+)
+def test_draws_follow_the_record_of_writes_and_updates(kind, size, situation):
+    capacity = 2 * size if situation is partly_filled else size
+    recorded = RecordedBuffer(kind, capacity, seed=size)
+    situation(recorded, size, np.random.default_rng(size))
+    assert len(recorded) == len(recorded.buffer) == size
+    reported = recorded.sampler.probabilities()
+    assert reported.dtype == torch.float64
+    np.testing.assert_allclose(reported, recorded.probabilities, rtol=1e-7)
+    slots = recorded.draw()
+    assert_drawn_from(slots, recorded.probabilities)
+    assert_drawn_from(slots, reported)
+
+
+def test_the_chi_square_detects_a_small_error():
+    rng = np.random.default_rng(0)
+    probabilities = RANK.probabilities(rng.uniform(1, 2, 1000))
+    wrong = probabilities.copy()
+    wrong[np.argmax(wrong)] *= 1.03
+    slots = rng.choice(1000, size=DRAWS, p=wrong / wrong.sum())
+    with pytest.raises(AssertionError):
+        assert_drawn_from(slots, probabilities)
+
+
+@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@pytest.mark.parametrize("size", SIZES)
+def test_first_and_last_slot_are_reachable_whatever_stands_between(kind, size):
+    """Of 10^6 draws, an end slot at the highest key expects at least 10."""
+    recorded = RecordedBuffer(kind, 2 * size, seed=3)
+    recorded.extend(size)
+    recorded.update(np.array([0, size - 1]), 2.5)
+    slots = recorded.draw()
+    assert slots.min() == 0
+    assert slots.max() == size - 1
+
+
+@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+def test_every_slot_of_equal_keys_is_reachable(kind):
+    recorded = RecordedBuffer(kind, 1024, seed=4)
+    recorded.extend(1024)
+    assert np.unique(recorded.draw()).tolist() == list(range(1024))
+
+
+@each([RANK, *PRIORITIZED])
+@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "tied"])
+def test_the_first_twenty_ranks_one_by_one(kind, tied):
+    rng = np.random.default_rng(5)
+    recorded = RecordedBuffer(kind, 100_000, seed=5)
+    recorded.extend(100_000)
+    recorded.update(np.arange(100_000), kind.random_keys(rng, 100_000))
+    recorded.draw(8)
+    for _ in range(40):  # moves the head about in the order, past several merges
+        head = np.argsort(-recorded.keys)[:100]
+        slots = np.concatenate((head, rng.integers(100_000, size=400)))
+        recorded.update(slots, kind.random_keys(rng, len(slots)))
+        recorded.draw(8)
+    if tied:
+        recorded.update(np.argsort(-recorded.keys)[4:9], float(np.sort(recorded.keys)[-7]))
+    head = np.argsort(-recorded.keys, kind="stable")[:20]
+    probabilities = recorded.probabilities[head]
+    if not tied:
+        ratio = np.arange(1, 21) ** -float(kind.exponent)
+        np.testing.assert_allclose(probabilities / probabilities[0], ratio, rtol=1e-9)
+    slots = recorded.draw()
+    observed = np.array([(slots == slot).sum() for slot in head])
+    expected = DRAWS * probabilities
+    if kind.exponent:
+        assert expected.min() > 20
+        within_head = stats.chisquare(observed, expected * observed.sum() / expected.sum())
+        assert within_head.pvalue > ALARM
+    rest = [DRAWS - observed.sum(), DRAWS - expected.sum()]
+    whole = stats.chisquare([observed.sum(), rest[0]], [expected.sum(), rest[1]])
+    assert whole.pvalue > ALARM
+    # Exact binomial tails: at alpha = 0 a rank expects ten draws, too few for a normal bound.
+    for count, probability in zip(observed, probabilities, strict=True):
+        alarm = stats.binomtest(int(count), DRAWS, probability).pvalue
+        assert alarm > ALARM / len(head)  # Bonferroni
+
+
+@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@pytest.mark.parametrize("size", [7, 1024, 100_000])
+def test_equal_keys_favour_no_slot_by_its_number(kind, size):
+    recorded = RecordedBuffer(kind, size, seed=6)
+    recorded.extend(size)
+    np.testing.assert_allclose(recorded.sampler.probabilities(), 1 / size, rtol=1e-9)
+    slots = recorded.draw()
+    lower = size // 2
+    assert stats.binomtest(int((slots < lower).sum()), DRAWS, lower / size).pvalue > ALARM
+    # The mean slot number is normal with the variance of a uniform one: a slope would move it.
+    z = (slots.mean() - (size - 1) / 2) / math.sqrt((size**2 - 1) / 12 / DRAWS)
+    assert abs(z) < stats.norm.isf(ALARM / 2)
+
+
+@each([RANK, *PRIORITIZED])
+def test_a_tie_in_the_middle_favours_no_slot_by_its_number(kind):
+    recorded = RecordedBuffer(kind, 1000, seed=7)
+    recorded.extend(1000)
+    rng = np.random.default_rng(7)
+    recorded.draw(8)
+    recorded.update(np.arange(1000), np.float32(1.5))
+    recorded.update(np.arange(0, 1000, 5), kind.random_keys(rng, 200))
+    slots = recorded.draw()
+    tied = slots[slots % 5 != 0]
+    lower = int((tied < 500).sum())
+    assert stats.binomtest(lower, len(tied), 0.5).pvalue > ALARM
+
+
+@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+def test_every_place_in_a_batch_follows_the_same_law_independently(kind):
+    recorded = RecordedBuffer(kind, 7, seed=8)
+    recorded.extend(7)
+    recorded.update(np.arange(7), np.array([1, 2.7, 1.3, 2, 1, 2.2, 1.1], np.float32))
+    batches = np.stack([recorded.draw(4) for _ in range(5000)])
+    for place in range(4):
+        assert_drawn_from(batches[:, place], recorded.probabilities)
+    for first, second in ((0, 1), (0, 3), (2, 3)):
+        pairs = 7 * batches[:, first] + batches[:, second]
+        assert_drawn_from(pairs, np.outer(recorded.probabilities, recorded.probabilities).ravel())
+
+
+@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@pytest.mark.parametrize("batch_size", [1, 256])
+def test_small_batches_follow_the_same_law_as_large_ones(kind, batch_size):
+    recorded = RecordedBuffer(kind, 100, seed=9)
+    recorded.extend(100)
+    recorded.update(np.arange(100), kind.random_keys(np.random.default_rng(9), 100))
+    slots = np.concatenate([recorded.draw(batch_size) for _ in range(2000)])
+    assert len(slots) == 2000 * batch_size
+    assert_drawn_from(slots, recorded.probabilities)
+
+
+TINY = {
+    "all at 1e-6": lambda rng: np.full(500, 1e-6),
+    "around 1e-6": lambda rng: rng.uniform(1e-6, 1e-5, 500),
+    "one of 1e-6 to e": lambda rng: np.geomspace(1e-6, math.e, 500),
+    "one high": lambda rng: np.append(np.full(499, 1e-6), 1e-3),
+    # Rejection delivers about half of these draws, inversion the rest.
+    "around 0.1": lambda rng: rng.uniform(0.02, 0.15, 500),
+}
+
+
+@pytest.mark.parametrize("factors", TINY)
+@pytest.mark.parametrize("batch_size", [64, 300_000])
+def test_factors_far_below_one_are_drawn_exactly(factors, batch_size):
+    recorded = RecordedBuffer(UNCERTAINTY, 500, seed=10, sampler=VMFSampler(initial_factor=1e-6))
+    recorded.extend(500)
+    np.testing.assert_allclose(recorded.sampler.state_dict()["keys"], 1e-6, rtol=1e-7)
+    keys = TINY[factors](np.random.default_rng(10)).astype(np.float32)
+    recorded.update(np.arange(500), keys)
+    batches = 300 if batch_size == 64 else 1
+    slots = np.concatenate([recorded.draw(batch_size) for _ in range(batches)])
+    np.testing.assert_allclose(recorded.sampler.probabilities(), recorded.probabilities, rtol=1e-9)
+    assert_drawn_from(slots, recorded.probabilities)
+
+
+def test_fresh_slots_at_a_tiny_initial_factor_beside_high_ones():
+    recorded = RecordedBuffer(UNCERTAINTY, 20, seed=11, sampler=VMFSampler(initial_factor=1e-6))
+    recorded.extend(20)
+    slots = recorded.draw()
+    assert_drawn_from(slots, np.full(20, 1 / 20))
+    recorded.buffer.update_priority(torch.tensor([3, 19]), torch.tensor([1.0, math.e]))
+    factors = np.full(20, np.float32(1e-6), np.float64)
+    factors[[3, 19]] = 1.0, np.float32(math.e)
+    assert_drawn_from(recorded.draw(), factors / factors.sum())
+
+
+@each(KINDS)
+def test_a_storage_that_another_buffer_emptied_and_refilled(kind):
+    """TorchRL tells a second buffer on the same storage of writes, but not of empty()."""
+    storage, writer = LazyTensorStorage(200), TensorDictRoundRobinWriter()
+    generator = torch.Generator().manual_seed(19)
+    shared = {"storage": storage, "writer": writer, "batch_size": 8, "generator": generator}
+    other = TensorDictReplayBuffer(**shared)
+    buffer = TensorDictReplayBuffer(sampler=kind.make_sampler(), **shared)
+    other.extend(rows(40))
+    buffer.sample()
+    other.extend(rows(60))
+    other.empty()
+    other.extend(rows(50))
+    index, _ = buffer.sampler.sample(storage, DRAWS)
+    assert_drawn_from(index.numpy(), np.full(50, 1 / 50))

@@ -1,0 +1,107 @@
+"""What the losses cost: passes through the critics, multiplications, and one compiled graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from torchrl.modules import MLP
+
+from helpers.losses import seeded
+
+
+class CountedIdentity(torch.autograd.Function):
+    """Counts how often a backward pass runs through it."""
+
+    generate_vmap_rule = True
+    backwards = 0
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        CountedIdentity.backwards += 1
+        return gradient.clone()
+
+
+class CountedNetwork(nn.Module):
+    """A critic's network that counts its forward calls; vmap makes one for all critics."""
+
+    forwards = 0
+
+    def __init__(self):
+        super().__init__()
+        self.network = MLP(in_features=8, out_features=1, num_cells=[16])
+
+    def forward(self, *inputs):
+        CountedNetwork.forwards += 1
+        return self.network(CountedIdentity.apply(torch.cat(inputs, -1)))
+
+
+class TestCost:
+    @pytest.mark.parametrize("critics", [2, 5])
+    @pytest.mark.parametrize("options", [{}, {"deactivate_vmap": True}], ids=["vmap", "loop"])
+    def test_the_critics_run_forward_and_backward_once_as_in_torchrl(
+        self, algorithm, make_batch, critics, options
+    ):
+        counts = []
+        for loss_class in (algorithm.stock_class, algorithm.vmf_class):
+            critic = algorithm.critic(network=CountedNetwork())
+            loss = algorithm.build(loss_class, critic=critic, num_qvalue_nets=critics, **options)
+            CountedNetwork.forwards = CountedIdentity.backwards = 0
+            value, _ = loss.actor_loss(make_batch(6))
+            value.backward()
+            counts.append((CountedNetwork.forwards, CountedIdentity.backwards))
+        calls = critics if options else 1
+        assert counts[0] == (calls, calls)
+        assert counts[1] == counts[0]
+
+    def test_an_actor_update_multiplies_no_more_numbers_than_torchrls(self, algorithm, make_batch):
+        operations = []
+        for loss in algorithm.pair(num_qvalue_nets=5, num_target_critics=5):
+            with FlopCounterMode(display=False) as counter:
+                value, _ = loss.actor_loss(make_batch(32))
+                value.backward()
+            operations.append(counter.get_total_flops())
+        assert 0 < operations[1] <= operations[0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("aot_eager", {"num_qvalue_nets": 5, "actor_noise": 0.2}),
+        # Needs a C++ compiler and half a minute; the one graph is found by the case above too.
+        pytest.param("inductor", {}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_actor_loss_of_td3_compiles_into_one_graph(
+    td3, make_batch, gradients_of, backend, options
+):
+    torch.compiler.reset()
+    eager, compiled = td3.build(**options), td3.build(**options)
+    compiled_loss = torch.compile(compiled.actor_loss, fullgraph=True, backend=backend)
+    for seed in range(2):
+        batch = make_batch(16, seed=seed)
+        expected, metadata = seeded(eager.actor_loss, batch.clone())
+        value, compiled_metadata = seeded(compiled_loss, batch.clone())
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            compiled_metadata["vmf_factor"], metadata["vmf_factor"], rtol=0, atol=1e-5
+        )
+        value.backward()
+        expected.backward()
+    for gradient, reference in zip(
+        gradients_of(compiled.actor_network_params),
+        gradients_of(eager.actor_network_params),
+        strict=True,
+    ):
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-6)
+    torch.compiler.reset()
