@@ -87,7 +87,7 @@ def main(cfg: Config) -> None:
         actor_loss, info = loss.actor_loss(batch)
         descend(actor_optimizer, actor_loss)
         # The temperature is learned on the batch of the actor, as in the paper.
-        alpha_loss = loss.alpha_loss(info["log_prob"].mean())
+        alpha_loss = loss.alpha_loss(info["log_prob"]).mean()
         descend(alpha_optimizer, alpha_loss)
         session.metrics.add(actor_loss=actor_loss, alpha=loss.log_alpha.exp())
         if stores_factors(cfg.sampler):
