@@ -12,6 +12,7 @@ import numpy as np
 from reporting.runs import read_columns, read_config
 from reporting.sweeps import planned_runs
 from training.errors import first_line
+from training.lock import holder_is_gone
 
 __all__ = ["Progress", "read_progress"]
 
@@ -89,7 +90,8 @@ def _progress(run_dir: Path, recent: float) -> Progress:
     for file in (run_dir / "config.yaml", *run_dir.glob("*.csv"), *checkpoints):
         silence = min(silence, max(0.0, time.time() - file.stat().st_mtime))
     done = (run_dir / "finished").exists()
-    state = "done" if done else "running" if silence <= recent else "stopped"
+    is_running = silence <= recent and not holder_is_gone(run_dir)
+    state = "done" if done else "running" if is_running else "stopped"
     speed = float(np.nanmedian(speeds[-10:])) if speeds else math.nan
     step = total if done else max(steps)
     return Progress(run_dir, config["algorithm"], state, step, start, total, speed, silence)

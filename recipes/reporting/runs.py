@@ -156,6 +156,8 @@ def _read(run_dir: Path, path: str) -> Run:
         raise ValueError("not evaluated yet: eval.csv has no rows")
     if not (np.isfinite(steps).all() and (np.diff(steps) > 0).all() and steps[0] >= 0):
         raise ValueError("the steps in eval.csv do not increase")
+    if steps[0] > 0:  # every run is evaluated before it learns
+        raise ValueError(f"eval.csv has lost its rows before step {steps[0]:.0f}")
     if not np.isfinite(returns).all():
         raise ValueError(f"eval.csv has no finite return at step {_first_bad(steps, returns):.0f}")
     success = table.get("success_rate")

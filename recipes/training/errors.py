@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 from collections.abc import Iterable
 
 __all__ = ["UserError", "diverged", "first_line", "nearest"]
@@ -30,4 +31,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def first_line(error: Exception) -> str:
     """What an error says, in one line."""
+    if isinstance(error, pickle.UnpicklingError):  # PyTorch would advise to execute it
+        return "it holds more than plain tensors and numbers, and is not executed"
     return (str(error).splitlines() or [type(error).__name__])[0]

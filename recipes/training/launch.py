@@ -30,6 +30,7 @@ __all__ = ["program", "recipe"]
 
 _RECIPES = Path(__file__).parents[1]
 _CONFIGS = _RECIPES.parent / "configs"
+_MULTIRUN = ("-m", "--multirun")
 # The extra that brings a choice of `hydra/launcher=`.
 _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
 
@@ -94,7 +95,9 @@ def recipe(
             for argument in sys.argv[1:]:
                 if argument.startswith("~"):
                     raise UserError(f"{argument} takes away what is needed: leave it out.")
-            is_sweep = bool({"-m", "--multirun"} & {*sys.argv})
+            # Hydra wants it before or behind all others.
+            sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)
+            is_sweep = sys.argv[1:2] != [] and sys.argv[1] in _MULTIRUN
             has_workers = is_sweep and "hydra/launcher=joblib" in sys.argv
             try:
                 with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():

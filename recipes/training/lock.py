@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from training.errors import UserError
 
-__all__ = ["LockedError", "lock"]
+__all__ = ["LockedError", "holder_is_gone", "lock"]
 
 
 class LockedError(UserError):
@@ -56,3 +56,16 @@ def lock(run_dir: Path) -> FileIO:
         raise
     _locks.add(file)
     return file
+
+
+def holder_is_gone(run_dir: Path) -> bool:
+    """Whether the last process that locked a run directory is known to have ended."""
+    try:
+        process, _, machine = (run_dir / "lock").read_text().partition(" on ")
+        if machine == platform.node():
+            os.kill(int(process), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):  # no lock, one being written, or a process of another user
+        pass
+    return False

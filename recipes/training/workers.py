@@ -127,7 +127,8 @@ class Workers(StepCount):
         except RuntimeError as error:
             raise UserError(
                 f"The {count} workers of collector={cfg.collector.kind} could not be started "
-                f"({first_line(error)}): make room in memory and /dev/shm, or use collector=single."
+                f"({first_line(error)}): start again. If memory or /dev/shm is full, make room or "
+                "use collector=single."
             ) from error
         self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
         # One that died while it was writing keeps the lock.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,11 @@ class KeyedSampler(Sampler):
         try:
             state = torch.load(file, weights_only=True)
         except Exception as error:
+            # For a pickle PyTorch would advise to execute it.
+            is_pickle = isinstance(error, pickle.UnpicklingError)
+            reason = "it holds more than plain tensors" if is_pickle else error
             raise RuntimeError(
-                f"The sampler state in {file} cannot be read ({error}). Load an older checkpoint, "
+                f"The sampler state in {file} cannot be read ({reason}). Load an older checkpoint, "
                 "or delete the file to start with default keys."
             ) from error
         self.load_state_dict(state)
