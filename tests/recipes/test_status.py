@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -70,6 +72,23 @@ def test_states_and_remaining_steps(runs):
         "d": ("stopped", 1000),
     }
     assert not complaints
+
+
+def test_a_run_whose_process_has_ended_is_stopped(runs):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    (runs / "b" / "lock").write_text(f"{process.pid} on {platform.node()}")
+    _write_run(runs / "e", step=700)
+    (runs / "e" / "lock").write_text(f"{process.pid} on another machine")
+    _write_run(runs / "f", step=700)
+    (runs / "f" / "lock").write_text(f"{os.getpid()} on {platform.node()}")
+    progress, _ = read_progress(runs, recent=300)
+    states = {run.run_dir.name: run.state for run in progress}
+    assert {name: states[name] for name in "bef"} == {
+        "b": "stopped",
+        "e": "running",
+        "f": "running",
+    }
 
 
 def test_the_grid_of_a_sweep_is_what_hydra_would_run(tmp_path):

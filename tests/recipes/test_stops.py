@@ -241,8 +241,8 @@ def sweep(command, tmp_path, monkeypatch):
     def launch(*overrides: str) -> None:
         monkeypatch.chdir(tmp_path)
         options = ("total_frames=90", "seed=0,1", *overrides)
-        arguments = [*command("td3", tmp_path / "${seed}", *options)[1:], "-m"]
-        monkeypatch.setattr(sys, "argv", arguments)
+        program, first, *others = command("td3", tmp_path / "${seed}", *options)[1:]
+        monkeypatch.setattr(sys, "argv", [program, first, "-m", *others])
         td3.main()
 
     return launch

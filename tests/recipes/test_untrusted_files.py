@@ -103,7 +103,8 @@ def test_a_policy_is_not_executed(write_run, marker, monkeypatch, capsys):
     replace_pickle(run_dir / "policy.pt", Bomb(marker))
     code, _, errors = run_program(evaluate, monkeypatch, capsys, run_dir)
     assert code == 2
-    assert errors.startswith(f"error: {run_dir / 'policy.pt'} cannot be read")
+    assert errors.startswith(f"error: {run_dir / 'policy.pt'} cannot be read (it holds more than")
+    assert "weights_only" not in errors  # no advice to execute it
     assert errors.count("\n") == 1
 
 
@@ -172,8 +173,9 @@ def test_the_note_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, cap
         b"step,return_mean\n0,\x00\n",
         b"step,return_mean\n0," + b"9" * 200_000 + b"\n",
         b"step,return_mean\n0,__import__('os')\n",
+        b"step,return_mean\n500,1.0\n1000,2.0\n",
     ],
-    ids=["formula", "bytes", "zero", "long", "code"],
+    ids=["formula", "bytes", "zero", "long", "code", "first rows lost"],
 )
 def test_an_odd_table_is_left_out_by_name(write_run, tmp_path, content):
     from reporting.runs import read_runs
