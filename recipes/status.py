@@ -40,8 +40,8 @@ def main() -> None:
     print(_summary(runs, speeds))
     print(
         f"A run counts as running if one of its files changed in the last {_time(recent)} "
-        "(recent=seconds). What is left comes from the notes of sweeps (multirun.yaml). Time left "
-        "is without evaluations."
+        "(recent=seconds) and its process has not ended here. What is left comes from the notes "
+        "of sweeps (multirun.yaml). Time left is without evaluations."
     )
 
 
@@ -93,12 +93,15 @@ def _summary(runs: list[Progress], speeds: dict[str, float]) -> str:
     seconds = [_seconds_left(run, speeds) for run in runs]
     known = sum(second for second in seconds if math.isfinite(second))
     text = ", ".join(f"{count[state]} {state}" for state in ("done", "running", "stopped", "left"))
-    text += f"; {done:,} of {total:,} steps ({done / total:.0%}); {_time(known)} of work left"
-    if count["running"] > 1:
-        text += f", {_time(known / count['running'])} with {count['running']} at a time"
+    text += f"; {done:,} of {total:,} steps ({done / total:.0%})"
     unknown = sum(not math.isfinite(second) for second in seconds)
     if unknown:
-        text += f", and {unknown} runs whose speed is not known yet"
+        text += f"; the speed of {unknown} runs is not known yet"
+    if known or not unknown:
+        text += f"; {_time(known)} of work left"
+        text += " in the others" if unknown else ""
+        if count["running"] > 1:
+            text += f", {_time(known / count['running'])} with {count['running']} at a time"
     return text + "."
 
 
