@@ -97,7 +97,7 @@ def recipe(
                     raise UserError(f"{argument} takes away what is needed: leave it out.")
             # Hydra wants it before or behind all others.
             sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _MULTIRUN)
-            is_sweep = sys.argv[1:2] != [] and sys.argv[1] in _MULTIRUN
+            is_sweep = any(word in _MULTIRUN for word in sys.argv[1:])
             has_workers = is_sweep and "hydra/launcher=joblib" in sys.argv
             try:
                 with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():
