@@ -35,17 +35,18 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
-def _deterministic_actor(cells, observation, action):
-    network = nn.Sequential(
-        MLP(in_features=OBSERVATION, out_features=ACTION, num_cells=cells), nn.Tanh()
-    )
+def _mlp(inputs, outputs, cells, activation):
+    return MLP(inputs, outputs, num_cells=list(cells), activation_class=activation)
+
+
+def _deterministic_actor(cells, activation, observation, action):
+    network = nn.Sequential(_mlp(OBSERVATION, ACTION, cells, activation), nn.Tanh())
     return TensorDictModule(network, [observation], [action])
 
 
-def _stochastic_actor(cells, observation, action):
+def _stochastic_actor(cells, activation, observation, action):
     network = nn.Sequential(
-        MLP(in_features=OBSERVATION, out_features=2 * ACTION, num_cells=cells),
-        NormalParamExtractor(),
+        _mlp(OBSERVATION, 2 * ACTION, cells, activation), NormalParamExtractor()
     )
     return ProbabilisticActor(
         TensorDictModule(network, [observation], ["loc", "scale"]),
@@ -66,9 +67,9 @@ class Algorithm:
     critic_loss_name: str
     defaults: dict[str, Any]
 
-    def actor(self, cells=(32, 32), observation="observation", action="action"):
+    def actor(self, cells=(32, 32), observation="observation", action="action", activation=nn.Tanh):
         make = _deterministic_actor if self.name == "td3" else _stochastic_actor
-        return make(list(cells), observation, action)
+        return make(cells, activation, observation, action)
 
     def critic(
         self,
@@ -78,10 +79,9 @@ class Algorithm:
         value="state_action_value",
         outputs=1,
         network=None,
+        activation=nn.Tanh,
     ):
-        network = network or MLP(
-            in_features=OBSERVATION + ACTION, out_features=outputs, num_cells=list(cells)
-        )
+        network = network or _mlp(OBSERVATION + ACTION, outputs, cells, activation)
         return ValueOperator(network, in_keys=[observation, action], out_keys=[value])
 
     def build(
@@ -94,12 +94,13 @@ class Algorithm:
         action="action",
         value="state_action_value",
         critic=None,
+        activation=nn.Tanh,
         **kwargs,
     ):
         torch.manual_seed(seed)
-        actor = self.actor(cells, observation, action)
+        actor = self.actor(cells, observation, action, activation)
         if critic is None:
-            critic = self.critic(cells, observation, action, value)
+            critic = self.critic(cells, observation, action, value, activation=activation)
         loss_class = loss_class or self.vmf_class
         loss = loss_class(actor, critic, **(self.defaults | kwargs))
         loss.set_keys(action=action, state_action_value=value)

@@ -1,16 +1,17 @@
 """The updates of TD3 and SAC on plain networks, as batched matrix products.
 
 TorchRL's losses run any network. Where actor and critics are stacks of linear layers, most of
-what that generality costs can be saved: the ensemble is one batched product per layer, and
-nothing passes through a TensorDict on the way. The classes here compute the same losses, equal up
-to rounding and with the same random numbers; ``VMFTD3Loss(fast=True)`` and
-``VMFSACLoss(fast=True)`` are the door to them, and fall back to TorchRL's path for any network
-that is not plain.
+what that generality costs can be saved: the ensemble is one batched product per layer, nothing
+passes through a TensorDict on the way, and the gradients are found along with the loss, without
+autograd. The classes here compute the same losses, equal up to rounding and with the same random
+numbers; ``VMFTD3Loss(fast=True)`` and ``VMFSACLoss(fast=True)`` are the door to them, and fall
+back to TorchRL's path for any network, option or batch that is not plain.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SoftUpdate
-from torchrl.objectives.utils import _reduce, distance_loss
 from torchrl.objectives.value import TD0Estimator
 
 from torchrl_vmfer.directional import directions, factor_and_length
@@ -29,8 +29,17 @@ from torchrl_vmfer.plain_network import NotPlainError, PlainNetwork
 if TYPE_CHECKING:
     from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
 
-__all__ = ["FastSAC", "FastSoftUpdate", "FastTD3"]
+__all__ = ["FastSAC", "FastSoftUpdate", "FastTD3", "backward"]
 
+# TorchRL's distances, as functions of the error, and their derivatives.
+_DISTANCES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "l2": (torch.square, lambda error: 2 * error),
+    "l1": (torch.abs, torch.sign),
+    "smooth_l1": (
+        lambda error: functional.smooth_l1_loss(error, torch.zeros_like(error), reduction="none"),
+        lambda error: error.clamp(-1, 1),
+    ),
+}
 # Between this and its inverse, squares neither over- nor underflow in single precision.
 _SAFE_NORM = 1e-15
 
@@ -72,13 +81,25 @@ class _FastPath:
         """Whether the parameters still lie in the memory that is referred to."""
         return all(network.shares_memory(derived) for network, derived in self._derived)
 
+    def suits(self, tensordict: TensorDictBase) -> bool:
+        """Whether a batch, with the loss as it is now, can go by the fast path."""
+        loss = self._loss
+        if loss.reduction == "none" or loss.loss_function not in _DISTANCES or not len(tensordict):
+            return False
+        observations = [tensordict.get(key, None) for key in self._observations]
+        action = tensordict.get(loss.tensor_keys.action, None)
+        # Nothing before the networks, such as an encoder, asks for gradients.
+        return all(seen is not None and not seen.requires_grad for seen in observations) and not (
+            action is not None and action.requires_grad
+        )
+
     @property
     def _num_actor_critics(self) -> int:
         """The number of critics that can move the actor."""
         return self._num_target_critics
 
     def _observation(self, tensordict: TensorDictBase, *prefix: str) -> Tensor:
-        entries = [tensordict.get((*prefix, key)) for key in self._observations]
+        entries = [tensordict.get((*prefix, key)).detach() for key in self._observations]
         return entries[0] if len(entries) == 1 else torch.cat(entries, -1)
 
     def _next_value(self, observation: Tensor, action: Tensor) -> Tensor:
@@ -92,25 +113,43 @@ class _FastPath:
     def _critic_loss(
         self, tensordict: TensorDictBase, next_value: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critics' loss, their values ``[N, B]`` and the values ``[B]`` they aim at."""
+        """The critics' loss, their values ``[N, B]``, the values ``[B]`` they aim at, the error."""
         loss, keys = self._loss, self._loss.tensor_keys
-        reward = tensordict.get(("next", keys.reward)).squeeze(-1)
+        reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
         done = tensordict.get(("next", keys.done))
         terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
         target = reward + self._gamma * next_value.masked_fill(terminated, 0)
         action = tensordict.get(keys.action)
         inputs = torch.cat([self._observation(tensordict), action], -1)
-        values = self._critics(inputs.expand(loss.num_qvalue_nets, *inputs.shape)).squeeze(-1)
-        distance = distance_loss(values, target.expand_as(values), loss.loss_function)
-        return self._reduced(distance.sum(0), tensordict), {
+        values, pull_back = self._all_critics.with_pull_back(
+            inputs.expand(loss.num_qvalue_nets, *inputs.shape)
+        )
+        values = values.squeeze(-1)
+        error = values - target
+        shares = self._shares(tensordict, values)
+        distance, slope = (function(error) for function in _DISTANCES[loss.loss_function])
+        critic_loss = _with_gradients(
+            (distance * shares).sum(), self._critics, pull_back, (slope * shares).unsqueeze(-1)
+        )
+        return critic_loss, {
+            "error": error,
             "next_state_value": next_value,
-            "pred_value": values.detach(),
+            "pred_value": values,
             "target_value": target,
         }
 
-    def _reduced(self, loss: Tensor, tensordict: TensorDictBase) -> Tensor:
+    def _shares(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
+        """What the loss of each transition counts in the loss of the batch, ``[B]`` or ``[]``."""
         weights = self._loss._maybe_get_priority_weight(tensordict)
-        return _reduce(loss, self._loss.reduction, weights=weights)
+        is_mean = self._loss.reduction == "mean"
+        if weights is None:
+            return like.new_tensor(1 / len(tensordict) if is_mean else 1.0)
+        if weights.shape != tensordict.shape:
+            raise ValueError(
+                f"Got weights of shape {list(weights.shape)} for a batch of "
+                f"{list(tensordict.shape)}: pass one weight for each transition."
+            )
+        return weights / weights.sum() if is_mean else weights
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         raise NotImplementedError
@@ -129,20 +168,64 @@ class _FastPath:
         """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
         count = self._loss.num_qvalue_nets if measure else self._num_actor_critics
         critics = self._all_critics if measure else self._actor_critics
-        inputs = torch.cat([observation, action.detach()], -1)
+        inputs = torch.cat([observation, action], -1)
         values, gradients = critics.with_gradients(
             inputs.expand(count, *inputs.shape), action.shape[-1]
         )
         return values.squeeze(-1), gradients
 
-    def _actor_loss(
-        self, tensordict: TensorDictBase, loss: Tensor, gradients: Tensor, used: int | Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = self._reduced(loss, tensordict)
+    def _agreement(self, gradients: Tensor, used: int | Tensor) -> dict[str, Tensor]:
+        """What the critics' gradients ``[N, B, A]`` tell of their agreement."""
         if not self._loss.measure:
-            return loss, {}
+            return {}
         factor, length = factor_and_length(_directions(gradients), used)
-        return loss, {"vmf_factor": factor, "vmf_resultant_length": length}
+        return {"vmf_factor": factor, "vmf_resultant_length": length}
+
+
+class _KnownGradients(torch.autograd.Function):
+    """A loss whose gradients were found along with it."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        """Takes the gradients of the parameters."""
+        ctx.gradients, ctx.parameters = gradients, parameters
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Hands them on."""
+        if ctx.gradients is None:
+            raise RuntimeError("This loss has already been passed to `backward`.")
+        return None, None, *(gradient * known for known in ctx.gradients)
+
+
+def _with_gradients(
+    loss: Tensor,
+    network: PlainNetwork,
+    pull_back: Callable[..., Sequence[Tensor]],
+    *slopes: Tensor,
+) -> Tensor:
+    """A loss with given slopes at the outputs of a network, for whose parameters it is."""
+    if not torch.is_grad_enabled():
+        return loss
+    slopes = tuple(slope.to(network.tensors[0].dtype) for slope in slopes)
+    return _KnownGradients.apply(loss, pull_back(*slopes), *network.tensors)
+
+
+def backward(loss: Tensor) -> None:
+    """``loss.backward()``, in fewer steps for a loss of the fast path, and once only."""
+    node: Any = loss.grad_fn
+    if getattr(node, "_forward_cls", None) is not _KnownGradients or any(
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        for parameter in node.parameters
+    ):
+        loss.backward()
+        return
+    for parameter, gradient in zip(node.parameters, node.gradients, strict=True):
+        if parameter.requires_grad:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    node.gradients = None  # they are the parameters' now
 
 
 def _directions(gradients: Tensor) -> Tensor:
@@ -155,11 +238,6 @@ def _directions(gradients: Tensor) -> Tensor:
     return directions(gradients)
 
 
-def _climb(action: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A critic's value, through which its gradient reaches the action: Q + (a - a₀)ᵀg."""
-    return value + ((action - action.detach()) * gradient).sum(-1)
-
-
 class FastTD3(_FastPath):
     """The two losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
 
@@ -169,64 +247,60 @@ class FastTD3(_FastPath):
     def __init__(self, loss: VMFTD3Loss) -> None:
         super().__init__(loss)
         self._actor = PlainNetwork(loss.actor_network, loss.actor_network_params)
+        self._policy = self._actor.detached()
         target_actor = PlainNetwork(loss.actor_network, loss.target_actor_network_params)
         self._target_actor = target_actor.detached()
-        self._derived.append((target_actor, self._target_actor))
+        self._derived += [(self._actor, self._policy), (target_actor, self._target_actor)]
 
     def _policy_action(self, observation: Tensor) -> Tensor:
-        return self._actor(observation)
+        return self._policy(observation)
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the critics, and what it was made of."""
         loss = self._loss
-        with torch.no_grad():
-            noise = torch.randn_like(tensordict.get(loss.tensor_keys.action)) * loss.policy_noise
-            observation = self._observation(tensordict, "next")
-            action = self._target_actor(observation) + noise.clamp_(
-                -loss.noise_clip, loss.noise_clip
-            )
-            action = action.clamp_(loss.min_action, loss.max_action)
-            next_value = self._next_value(observation, action)
+        noise = torch.randn_like(tensordict.get(loss.tensor_keys.action)) * loss.policy_noise
+        observation = self._observation(tensordict, "next")
+        action = self._target_actor(observation) + noise.clamp_(-loss.noise_clip, loss.noise_clip)
+        action = action.clamp_(loss.min_action, loss.max_action)
+        next_value = self._next_value(observation, action)
         critic_loss, metadata = self._critic_loss(tensordict, next_value)
-        error = metadata["pred_value"] - metadata["target_value"]
-        return critic_loss, {"td_error": error.square(), **metadata}
+        return critic_loss, {"td_error": metadata.pop("error").square(), **metadata}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the actor, and what the critics say of it."""
         observation = self._observation(tensordict)
-        action = self._actor(observation)
-        at = self._loss.perturbed(action.detach())
+        action, pull_back = self._policy.with_pull_back(observation)
+        at = self._loss.perturbed(action)
         values, gradients = self._ask_critics(observation, at, self._loss.measure)
-        actor_loss, metadata = self._actor_loss(
-            tensordict, -_climb(action, values[0], gradients[0]), gradients, used=0
+        shares = self._shares(tensordict, values)
+        actor_loss = _with_gradients(
+            -(values[0] * shares).sum(),
+            self._actor,
+            pull_back,
+            -shares.unsqueeze(-1) * gradients[0],
         )
+        metadata = self._agreement(gradients, used=0)
         return actor_loss, {"state_action_value_actor": values} | metadata
 
 
-class _Squashed(torch.autograd.Function):
-    """The action a = tanh(u), u = mean + deviation · noise, and its log-density."""
+def _squashed(mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The actions a = tanh(u), u = mean + deviation · noise, and their log-densities ``[B]``."""
+    before = torch.addcmul(mean, deviation, noise)
+    action = before.tanh()
+    # log(1 - a²) = 2 (log 2 - u - softplus(-2u)) does not cancel.
+    correction = functional.softplus(before.mul_(-2)).mul_(2).sub_(before)
+    density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
+    constant = math.log(4) + 0.5 * math.log(2 * math.pi)
+    return action, density.sum(-1) - mean.shape[-1] * constant
 
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Takes tensors ``[B, A]``, and returns the actions and their log-densities ``[B]``."""
-        before = torch.addcmul(mean, deviation, noise)
-        action = before.tanh()
-        # log(1 - a²) = 2 (log 2 - u - softplus(-2u)) does not cancel.
-        correction = functional.softplus(before.mul_(-2)).mul_(2).sub_(before)
-        density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
-        ctx.save_for_backward(action, deviation, noise)
-        constant = math.log(4) + 0.5 * math.log(2 * math.pi)
-        return action, density.sum(-1) - mean.shape[-1] * constant
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_action: Tensor, of_density: Tensor) -> tuple[Tensor, Tensor, None]:
-        """With ∂a/∂u = 1 - a² and ∂log π/∂u = 2a."""
-        action, deviation, noise = ctx.saved_tensors
-        of_density = of_density.unsqueeze(-1)
-        slope = torch.addcmul(of_action, of_action, action.square(), value=-1)
-        slope.addcmul_(of_density, action, value=2)
-        return slope, slope * noise - of_density / deviation, None
+def _squashed_slope(
+    of_action: Tensor, of_density: Tensor, action: Tensor, deviation: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of mean and deviation, with ∂a/∂u = 1 - a² and ∂log π/∂u = 2a."""
+    of_mean = torch.addcmul(of_action, of_action, action.square(), value=-1)
+    of_mean += 2 * of_density * action
+    return of_mean, of_mean * noise - of_density / deviation
 
 
 class FastSAC(_FastPath):
@@ -239,39 +313,42 @@ class FastSAC(_FastPath):
         if loss.entropy_gradient or loss.skip_done_states or loss._version != 2:
             raise NotPlainError("entropy_gradient, skip_done_states and SAC v1 have no fast path.")
         self._actor = PlainNetwork(*_gaussian(loss.actor_network, loss.actor_network_params))
+        self._policy = self._actor.detached()
+        self._derived.append((self._actor, self._policy))
 
     def _act(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """An action drawn from the policy, and its log-density."""
-        mean, deviation = self._actor(observation)
-        return _Squashed.apply(mean, deviation, torch.randn_like(mean))
+        mean, deviation = self._policy(observation)
+        return _squashed(mean, deviation, torch.randn_like(mean))
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         return self._act(observation)[0]
 
     def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the critics, and their TD errors."""
-        with torch.no_grad():
-            observation = self._observation(tensordict, "next")
-            action, log_prob = self._act(observation)
-            next_value = self._next_value(observation, action) - self._loss._alpha * log_prob
+        observation = self._observation(tensordict, "next")
+        action, log_prob = self._act(observation)
+        next_value = self._next_value(observation, action) - self._loss._alpha * log_prob
         critic_loss, metadata = self._critic_loss(tensordict, next_value)
-        error = metadata["pred_value"] - metadata["target_value"]
-        return critic_loss, {"td_error": error.abs().amax(0)}
+        return critic_loss, {"td_error": metadata["error"].abs().amax(0)}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of the actor, and what the critics say of it."""
         observation = self._observation(tensordict)
-        action, log_prob = self._act(observation)
+        (mean, deviation), pull_back = self._policy.with_pull_back(observation)
+        noise = torch.randn_like(mean)
+        action, log_prob = _squashed(mean, deviation, noise)
         values, gradients = self._ask_critics(observation, action, self._loss.measure)
         value, used = values[: self._num_actor_critics].min(0)
         gradient = gradients.gather(0, used[None, :, None].expand(1, *action.shape)).squeeze(0)
-        actor_loss, metadata = self._actor_loss(
-            tensordict,
-            self._loss._alpha * log_prob - _climb(action, value, gradient),
-            gradients,
-            used,
-        )
-        return actor_loss, {"log_prob": log_prob.detach()} | metadata
+        alpha, shares = self._loss._alpha, self._shares(tensordict, values)
+        of_rows = shares.unsqueeze(-1)
+        slopes = _squashed_slope(-of_rows * gradient, alpha * of_rows, action, deviation, noise)
+        actor_loss = ((alpha * log_prob - value) * shares).sum()
+        return _with_gradients(actor_loss, self._actor, pull_back, *slopes), {
+            "log_prob": log_prob,
+            **self._agreement(gradients, used),
+        }
 
 
 def _gaussian(actor: Any, params: TensorDictBase) -> tuple[nn.Module, TensorDictBase]:

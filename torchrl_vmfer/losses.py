@@ -22,6 +22,7 @@ __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 # Entries that TorchRL's losses take account of and the fast path does not: masks, and the number
 # of steps that a transition spans.
 _NOT_FAST = (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
+_NOT_FAST_ROOTS = {key if isinstance(key, str) else key[0] for key in _NOT_FAST}
 _Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 
 
@@ -85,21 +86,15 @@ class _GradientTap(_Loss):
 
     def _fast_updates(self, tensordict: TensorDictBase) -> Any:
         """The fast path for a batch, or ``None`` where there is none."""
-        if (
-            not self.fast
-            or self._why_not_fast
-            or tensordict.ndim != 1
-            or torch.is_autocast_enabled("cpu")
-            or torch.is_autocast_enabled("cuda")
-            or any(tensordict.get(key, None) is not None for key in _NOT_FAST)
-        ):
+        if not self.fast or self._why_not_fast or not _is_plain(tensordict):
             return None
         if self._fast is None or not self._fast.is_current():
             try:
                 self._fast = self._make_fast_updates()
             except NotPlainError as error:
                 self._why_not_fast = str(error)
-        return self._fast
+                return None
+        return self._fast if self._fast.suits(tensordict) else None
 
     def _forget_fast_updates(self) -> None:
         self._fast, self._why_not_fast = None, ""
@@ -162,6 +157,17 @@ class _GradientTap(_Loss):
     def _loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
         """The gradients g_i of the losses l_i with respect to the action."""
         return self._gradients
+
+
+def _is_plain(tensordict: TensorDictBase) -> bool:
+    """Whether a batch is one of single steps, all of which count, in full precision."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return False
+    if tensordict.ndim != 1:
+        return False
+    return _NOT_FAST_ROOTS.isdisjoint(tensordict.keys()) or all(
+        tensordict.get(key, None) is None for key in _NOT_FAST
+    )
 
 
 class VMFTD3Loss(_GradientTap, TD3Loss):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torchrl.modules import MLP, Actor, SafeModule, ValueOperator
 
@@ -60,12 +59,15 @@ class PlainNetwork:
         ]
         return network
 
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """All weights and biases."""
+        layers = (step for step in self._steps if isinstance(step, tuple))
+        return [tensor for layer in layers for tensor in layer if tensor is not None]
+
     def shares_memory(self, other: PlainNetwork) -> bool:
         """Whether the parameters of another network begin where those of this one do."""
-        return all(
-            isinstance(step, nn.Module) or step[0].data_ptr() == others[0].data_ptr()
-            for step, others in zip(self._steps, other._steps, strict=True)
-        )
+        return [t.data_ptr() for t in self.tensors] == [t.data_ptr() for t in other.tensors]
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Any]]:
@@ -82,16 +84,30 @@ class PlainNetwork:
     def __call__(self, inputs: Tensor) -> Any:
         """Applies one stack to ``[B, features]``, or ``N`` to ``[N, B, features]``."""
         layers, following = self._parts
-        if layers and torch.is_grad_enabled():
-            inputs = _ReLUStack.apply(inputs, *layers)
-        elif layers:
-            inputs = _hidden_units(inputs, layers)[-1]
-        for step in following:
-            inputs = step(inputs) if isinstance(step, nn.Module) else _linear(inputs, *step)
-        return inputs
+        return _applied(following, _hidden_units(inputs, layers)[-1])
+
+    def with_pull_back(self, inputs: Tensor) -> tuple[Any, Callable[..., Sequence[Tensor]]]:
+        """The outputs, and a function from their gradients to those of :attr:`tensors`.
+
+        For a network that is detached. In an update of some milliseconds, the time that autograd
+        takes for itself is felt, and so is every copy of the hidden units.
+        """
+        layers, following = self._parts
+        if not layers or any(isinstance(step, tuple) for step in following):
+            network = self.detached()
+            for tensor in network.tensors:
+                tensor.requires_grad_()
+            outputs = network(inputs)
+            return _detached(outputs), lambda *g: torch.autograd.grad(outputs, network.tensors, g)
+        *hidden, last = _hidden_units(inputs, layers)
+        outputs, slope = _with_slope(following, last)
+        return outputs, lambda *g: _parameter_gradients(slope(*g), hidden, layers[::2])
 
     def with_gradients(self, inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The one output, and its gradient with respect to the last ``size`` inputs."""
+        """The one output, and its gradient with respect to the last ``size`` inputs.
+
+        For a network that is detached.
+        """
         layers, following = self._parts
         if following:
             fixed, points = inputs.detach().split([inputs.shape[-1] - size, size], -1)
@@ -100,43 +116,48 @@ class PlainNetwork:
                 outputs = self(torch.cat([fixed, points], -1))
                 (gradients,) = torch.autograd.grad(outputs.sum(), points)
             return outputs.detach(), gradients
-        with torch.no_grad():
-            *hidden, outputs = _hidden_units(inputs, layers)
-            weights = layers[::2]
-            *_, gradient = _gradients(torch.ones_like(outputs), hidden, weights)
-            return outputs, gradient @ weights[0][..., -size:]
+        *hidden, outputs = _hidden_units(inputs, layers)
+        weights = layers[::2]
+        # One gradient for the whole batch, until the hidden units tell its rows apart.
+        *_, gradient = _gradients(torch.ones_like(outputs[..., :1, :]), hidden, weights)
+        # Products with few columns are faster if each lies in one piece.
+        gradient = gradient @ weights[0][..., -size:].mT.contiguous().mT
+        return outputs, gradient.expand(*outputs.shape[:-1], size)
 
 
-class _ReLUStack(torch.autograd.Function):
-    """Linear layers with ReLU between them, whose backward pass makes no copies.
+def _applied(steps: Sequence[Any], inputs: Any) -> Any:
+    for step in steps:
+        inputs = step(inputs) if isinstance(step, nn.Module) else _linear(inputs, *step)
+    return inputs
 
-    In a pass of some milliseconds every copy of the hidden units is felt.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, *params: Tensor) -> Tensor:
-        """Takes the inputs, then weight and bias of each layer."""
-        *hidden, outputs = _hidden_units(inputs, params)
-        ctx.save_for_backward(*hidden, *params[::2])
-        return outputs
+def _with_slope(steps: Sequence[nn.Module], inputs: Tensor) -> tuple[Any, Callable[..., Tensor]]:
+    """What the steps return, and a function from its gradients to those of the inputs."""
+    if not steps:
+        return inputs, lambda gradient: gradient
+    if [type(step) for step in steps] == [nn.Tanh]:
+        outputs = inputs.tanh()
+        return outputs, lambda gradient: torch.ops.aten.tanh_backward(gradient, outputs)
+    # A copy, which steps may change in place.
+    outputs = _applied(steps, inputs.requires_grad_().clone())
+    return _detached(outputs), lambda *g: torch.autograd.grad(outputs, inputs, g)[0]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of inputs, weights and biases, as far as they are asked for."""
-        depth = len(ctx.saved_tensors) // 2
-        hidden, weights = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
-        found: list[Tensor | None] = [None] * (1 + 2 * depth)
-        layers = reversed(range(depth))
-        backwards = _gradients(gradient, hidden, weights)
-        for layer, gradient in zip(layers, backwards, strict=True):
-            if ctx.needs_input_grad[1 + 2 * layer]:
-                found[1 + 2 * layer] = _weight_gradient(gradient, hidden[layer])
-            if ctx.needs_input_grad[2 + 2 * layer]:
-                found[2 + 2 * layer] = gradient.sum(-2)
-        if ctx.needs_input_grad[0]:
-            found[0] = gradient @ weights[0]
-        return tuple(found)
+
+def _detached(outputs: Any) -> Any:
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    return tuple(output.detach() for output in outputs)
+
+
+def _parameter_gradients(
+    gradient: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]
+) -> list[Tensor]:
+    """The gradients of all weights and biases, from that of the outputs."""
+    found: list[Tensor] = []
+    backwards = _gradients(gradient, hidden, weights)
+    for units, slope in zip(reversed(hidden), backwards, strict=True):
+        found += [slope.sum(-2), _weight_gradient(slope, units)]
+    return found[::-1]
 
 
 def _hidden_units(inputs: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
@@ -158,9 +179,11 @@ def _gradients(
         weight = weights[layer]
         # With one output, as critics have, a product of numbers.
         gradient = gradient * weight if weight.shape[-2] == 1 else gradient @ weight
-        torch.ops.aten.threshold_backward.grad_input(
-            gradient, hidden[layer], 0, grad_input=gradient
-        )
+        units = hidden[layer]
+        if gradient.shape == units.shape:
+            torch.ops.aten.threshold_backward.grad_input(gradient, units, 0, grad_input=gradient)
+        else:
+            gradient = torch.ops.aten.threshold_backward(gradient.expand_as(units), units, 0)
         yield gradient
 
 

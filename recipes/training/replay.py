@@ -50,10 +50,11 @@ def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
     storage, writer = RowStorage, RowWriter
     if not cfg.fast:
         storage, writer = LazyTensorStorage, TensorDictRoundRobinWriter
+    is_alone = cfg.collector.kind == "single"  # and counters need not be seen by other processes
     parts: dict[str, Callable[[], Any]] = {
-        "storage": partial(storage, cfg.replay.buffer_size),
+        "storage": partial(storage, cfg.replay.buffer_size, compilable=is_alone),
         # Workers may overwrite what the learner is about to score.
-        "writer": partial(writer, track_generations=cfg.collector.kind != "single"),
+        "writer": partial(writer, compilable=is_alone, track_generations=not is_alone),
         "critic_sampler": partial(_critic_sampler, cfg.replay),
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
@@ -16,7 +17,8 @@ class RowStorage(LazyTensorStorage):
     """TorchRL's :class:`~torchrl.data.LazyTensorStorage`, read and written column by column.
 
     It does the same, for what a recipe stores, in a third of the time: rows of one dimension
-    that all have the same entries, at the top or under ``"next"``.
+    that all have the same entries, at the top or under ``"next"``. It does not note where it was
+    written last, which samplers of trajectories and TorchRL's own files of a storage need.
     """
 
     _columns_of: Any = None
@@ -37,12 +39,10 @@ class RowStorage(LazyTensorStorage):
         if not (self.initialized and set_cursor and isinstance(cursor, Tensor)):
             super().set(cursor, data, set_cursor=set_cursor)
             return
-        self._set_last_cursor(cursor)
-        self._get_new_len(data, cursor)
+        self._len = min(len(self) + len(cursor), self.max_size)
         slots = cursor.numpy()
         for key, column in self._columns():
             column.numpy()[slots] = data.get(key).numpy()  # for few rows far faster than PyTorch
-        self._bump_mutation_revision()
 
     def get(self, index: Any) -> TensorDictBase:
         """Reads rows."""
@@ -55,8 +55,9 @@ class RowStorage(LazyTensorStorage):
                 rows[key] = column.index_select(0, index)
             else:
                 following[key[1]] = column.index_select(0, index)
-        rows["next"] = TensorDict(following, [len(index)])
-        return TensorDict(rows, [len(index)])
+        size = torch.Size([len(index)])  # which the columns are known to have
+        rows["next"] = TensorDict._new_unsafe(following, size)
+        return TensorDict._new_unsafe(rows, size)
 
 
 class RowWriter(TensorDictRoundRobinWriter):
@@ -66,7 +67,7 @@ class RowWriter(TensorDictRoundRobinWriter):
         """Writes rows, and returns their slots."""
         cursor: int = self._cursor  # type: ignore[has-type]
         count, size = len(data), self._storage.max_size
-        slots = torch.arange(cursor, cursor + count) % size
+        slots = torch.from_numpy(np.arange(cursor, cursor + count) % size)
         self._cursor = (cursor + count) % size
         self._write_count += count
         self._storage.set(slots, data)

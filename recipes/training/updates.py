@@ -11,6 +11,7 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_vmfer import VMFUncertainty
+from torchrl_vmfer.fast import backward
 
 __all__ = ["adam", "agreement", "compiled", "descend"]
 
@@ -79,7 +80,7 @@ def adam(parameters: TensorDictParams | list[Tensor], lr: float) -> Adam:
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     """One gradient step."""
     optimizer.zero_grad()
-    loss.backward()
+    backward(loss)
     optimizer.step()
 
 

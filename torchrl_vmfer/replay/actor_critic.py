@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
@@ -202,11 +202,14 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             state["_rng"] = None
         return state
 
-    @contextmanager
-    def _in_step(self) -> Iterator[None]:
+    def _in_step(self) -> AbstractContextManager[Any]:
         """Holds the locks, and tells the samplers first of what other processes have written."""
+        return self._in_shared_step() if self.shared else self._replay_lock
+
+    @contextmanager
+    def _in_shared_step(self) -> Iterator[None]:
         with self._replay_lock, self._write_lock:
-            slots = self._foreign_writes.slots(self._writer, self._storage) if self.shared else None
+            slots = self._foreign_writes.slots(self._writer, self._storage)
             if slots is not None:
                 if self._writer.tracks_generations:
                     self._writer._bump_generation(slots, None)
@@ -225,13 +228,12 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         storage = self._storage
         if keys is None or not isinstance(storage, TensorStorage):
             return self._collate_fn(storage.get(index))
+        rows = storage._storage
         if isinstance(index, tuple):
-            return self._collate_fn(storage._storage.select(*keys)[index])
+            return self._collate_fn(rows.select(*keys)[index])
         # Several times faster than indexing, for rows scattered over a large storage.
-        rows = TensorDict({}, [len(index)], device=storage._storage.device)
-        for key in keys:
-            rows.set(key, _rows_of(storage._storage[key], index))
-        return self._collate_fn(rows)
+        columns = {key: _rows_of(rows[key], index) for key in keys}
+        return self._collate_fn(TensorDict(columns, [len(index)], device=rows.device))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Tells the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""

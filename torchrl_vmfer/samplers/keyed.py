@@ -29,10 +29,12 @@ class KeyedSampler(Sampler):
     emptied or loaded. So the keys are brought in step with the storage's length at every use.
 
     Subclasses implement ``_draw``, ``_probabilities``, ``_check``, ``_update`` and
-    ``default_priority``; those whose probabilities depend on ranks also set ``_ranks``.
+    ``default_priority``, and set ``_usual``; those whose probabilities depend on ranks also set
+    ``_ranks``.
     """
 
     _ranks: RankDistribution | None = None
+    _usual: tuple[float, float]  # between which all keys are good
 
     def __init__(self) -> None:
         self._keys = SlotKeys()
@@ -77,10 +79,11 @@ class KeyedSampler(Sampler):
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Gives freshly written slots the default key. TorchRL calls it at every write."""
-        slots = flat_slots(index, storage)
-        slots = slots[slots >= 0]
+        slots = _stored(flat_slots(index, storage))
         if len(slots):
-            self._resize(max(len(self._keys), int(slots.max()) + 1))
+            length = int(slots.max()) + 1
+            if length > len(self._keys):
+                self._resize(length)
             self._write(slots, np.float32(self.default_priority))
 
     def update_priority(
@@ -100,7 +103,9 @@ class KeyedSampler(Sampler):
         if given.is_complex():
             raise TypeError(f"A key must be a real number, got {given.dtype}.")
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
-        keys = given.to(torch.float64).numpy().reshape(-1)
+        if given.dtype is not torch.float32:
+            given = given.to(torch.float64)
+        keys = given.numpy().reshape(-1)
         if keys.size not in (1, slots.size):
             raise ValueError(
                 f"Got {keys.size} values of shape {list(given.shape)} for {slots.size} indices. "
@@ -108,16 +113,23 @@ class KeyedSampler(Sampler):
             )
         if keys.size != slots.size:
             keys = np.full(slots.size, keys[0])
-        outside = (slots < -1) | (slots >= len(self._keys))
-        if outside.any():
-            raise IndexError(
-                f"Index {slots[outside][0]} is outside the {len(self._keys)} slots in use."
-            )
-        slots, keys = slots[slots >= 0], keys[slots >= 0]
+        if slots.size == 0:
+            return
+        if slots.min() < 0 or slots.max() >= len(self._keys):
+            outside = (slots < -1) | (slots >= len(self._keys))
+            if outside.any():
+                raise IndexError(
+                    f"Index {slots[outside][0]} is outside the {len(self._keys)} slots in use."
+                )
+            slots, keys = slots[slots >= 0], keys[slots >= 0]
         self._refuse_bad(slots, keys, epsilon)
-        self._update(slots, keys.astype(np.float32))
+        self._update(slots, keys.astype(np.float32, copy=False))
 
     def _refuse_bad(self, slots: np.ndarray, keys: np.ndarray, epsilon: float) -> None:
+        low, high = self._usual
+        if keys.size == 0 or (low <= keys.min() and keys.max() <= high):
+            return
+        keys = keys.astype(np.float64)
         good, rule = self._check(keys, epsilon)
         if not good.all():
             first = int(np.argmin(good))
@@ -197,3 +209,8 @@ class KeyedSampler(Sampler):
                 "or delete the file to start with default keys."
             ) from error
         self.load_state_dict(state)
+
+
+def _stored(slots: np.ndarray) -> np.ndarray:
+    """The slots without those that a writer did not store."""
+    return slots[slots >= 0] if len(slots) and slots.min() < 0 else slots

@@ -30,12 +30,15 @@ class RankDistribution:
 
     def mark(self, slots: np.ndarray) -> None:
         """Notes that the keys of some slots have changed. They are read at the next draw."""
+        if self._changed is None:
+            return
         self._num_changed += len(slots)
+        length = len(self._index)
         # Few slots, or a large share of many, are faster sorted anew than updated.
-        if len(self._index) < 8192 or self._num_changed > len(self._index) // 8:
+        if length < 8192 or self._num_changed > length // 8:
             self.mark_all()
-        elif self._changed is not None:
-            self._changed.append(slots)
+        else:
+            self._changed.append(slots.copy())
 
     def mark_all(self) -> None:
         """Notes that any key may have changed."""
@@ -43,7 +46,7 @@ class RankDistribution:
 
     def draw(
         self, keys: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draws slots with replacement.
 
         Args:
@@ -52,23 +55,36 @@ class RankDistribution:
             generator: the source of randomness; PyTorch's global one if ``None``.
 
         Returns:
-            the slots, and the lowest probability of any slot as a share of each one's own.
+            the slots, and for each the first of the ranks that it shares with equal keys, and
+            the one after the last.
         """
         self._refresh(keys)
         random = torch.rand(
             2, count, dtype=torch.float64, generator=generator, device="cpu"
         ).numpy()
-        # Binary searches for sorted values touch less memory.
-        order = random[0].argsort()
-        mass = self._mass[0] + random[0, order] * self._total(len(keys))
-        ranks = self._mass[1 : len(keys)].searchsorted(mass, side="right")
-        first, end = self._index.ties_at(np.append(ranks, len(keys) - 1))
-        share = self._share(first, end)
-        first, end = first[:-1], end[:-1]
-        slots, ratio = np.empty(count, np.int64), np.empty(count)
-        slots[order] = self._index.slots_at(first + (random[1] * (end - first)).astype(np.int64))
-        ratio[order] = share[-1] / share[:-1]
-        return slots, ratio
+        return self._index.draw_at(self._ranks_of(random[0], len(keys)), random[1])
+
+    def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """The lowest probability of any slot, as a share of those that :meth:`draw` tells of."""
+        lowest = self._share(*self._index.ties_at(np.array([len(self._index) - 1])))
+        return lowest / self._share(first, end)
+
+    def _ranks_of(self, random: np.ndarray, length: int) -> np.ndarray:
+        """The ranks, counted from 0, at some shares of the mass of all."""
+        mass = random * self._total(length) + self._mass[0]
+        # The sum of k^-a over k > r is nearly the integral from r + 1/2, which tells r: a search
+        # would wait for memory again and again.
+        last, power = len(self._mass) - 0.5, 1 - self.exponent
+        if power == 0:
+            guess = last * np.exp(mass) - 0.5
+        else:
+            with np.errstate(all="ignore"):
+                guess = (power * mass + last**power) ** (1 / power) - 0.5
+        ranks = np.fmin(np.fmax(guess, 0), length - 1).astype(np.int64)
+        (wrong,) = ((self._mass[ranks] > mass) | (self._mass[ranks + 1] <= mass)).nonzero()
+        if len(wrong):
+            ranks[wrong] = self._mass[1:length].searchsorted(mass[wrong], side="right")
+        return ranks
 
     def _share(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
@@ -93,6 +109,9 @@ class RankDistribution:
             self._index.rebuild(keys)
         elif self._num_changed:
             slots = np.sort(np.concatenate(self._changed))
-            slots = slots[np.append(slots[1:] != slots[:-1], True) & (slots < len(keys))]
+            is_last = np.empty(len(slots), bool)
+            is_last[:-1], is_last[-1] = slots[1:] != slots[:-1], True
+            slots = slots[is_last]
+            slots = slots[: slots.searchsorted(len(keys))]
             self._index.update(slots, keys[slots])
         self._changed, self._num_changed = [], 0

@@ -19,7 +19,7 @@ class RankIndex:
     codes to add and a short sorted list of positions of the run that no longer count. The rank
     of each added code in the union of both is kept, so that the code of a rank is found by two
     binary searches in the short lists. When these grow past some √n they are merged into the
-    run: an update of b slots costs O(b log n + √n) on average.
+    run: an update of b slots costs O(b log n + √n log n) on average.
 
     Nothing that can be asked of the index depends on the history of merges.
 
@@ -45,7 +45,7 @@ class RankIndex:
         self._added_at = nothing  # where in the run each would stand
         self._live_before_added = nothing  # how many positions before that count
         self._added_rank = nothing  # its rank in the union
-        self._merge_size = max(512, 16 * int(np.sqrt(len(run))))
+        self._merge_size = max(512, 8 * int(np.sqrt(len(run))))
 
     def __len__(self) -> int:
         return len(self._run) - len(self._dead) + len(self._added)
@@ -59,20 +59,23 @@ class RankIndex:
         """Gives new keys to some slots, which may be the next ones after the last.
 
         Args:
-            slots: distinct slot numbers.
+            slots: distinct slot numbers, rising.
             keys: their ``float32`` keys, not negative.
         """
-        self._reserve(int(slots.max(initial=-1)) + 1)
+        self._reserve(int(slots[-1]) + 1 if len(slots) else 0)
         new, old = _bits(keys), self._bits[slots]
         changed = old != new
         slots, old, new = slots[changed], old[changed], new[changed]
         self._bits[slots] = new
         known = old >= 0
-        self._withdraw(np.sort(_codes(old[known], slots[known])))
-        self._add(np.sort(_codes(new, slots)))
+        old_codes = np.sort(_codes(old[known], slots[known]))
+        new_codes = np.sort(_codes(new, slots))
+        at = self._run.searchsorted(np.concatenate([old_codes, new_codes]))
+        self._withdraw(old_codes, at[: len(old_codes)])
+        self._add(new_codes, at[len(old_codes) :])
         self._added_rank = np.arange(len(self._added)) + self._live_before_added
         self._live_before_dead = self._dead - np.arange(len(self._dead))
-        if len(self._added) > self._merge_size:
+        if len(self._added) > self._merge_size or len(self._run) == 0:
             self._start_run(self._merged())
 
     def slots_at(self, ranks: np.ndarray) -> np.ndarray:
@@ -84,13 +87,41 @@ class RankIndex:
         codes = self._codes_at(ranks)
         return self._rank_of(codes & ~_SLOT_MASK), self._rank_of(codes | _SLOT_MASK)
 
+    def draw_at(
+        self, ranks: np.ndarray, random: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each rank, a slot drawn evenly among those whose key is equal to the one there.
+
+        Args:
+            ranks: the ranks.
+            random: a number in [0, 1) for each.
+
+        Returns:
+            the slots, the first ranks of an equal key, and those after the last.
+        """
+        first, end = ranks.copy(), ranks + 1
+        # Equal keys are neighbours: only next to one is it worth while to search for more.
+        # (The first has another code of the run before it, the last itself behind it: should
+        # these be equal, the search finds out what there is.)
+        near = np.concatenate([ranks - 1, ranks, np.minimum(end, len(self) - 1)])
+        before, codes, after = self._codes_at(near).reshape(3, -1)
+        keys, slots = codes >> _SLOT_BITS, codes & _SLOT_MASK
+        (tied,) = ((keys == before >> _SLOT_BITS) | (keys == after >> _SLOT_BITS)).nonzero()
+        if len(tied):
+            codes = codes[tied]
+            bounds = np.concatenate([codes & ~_SLOT_MASK, codes | _SLOT_MASK])
+            low, high = self._rank_of(bounds).reshape(2, -1)
+            first[tied], end[tied] = low, high
+            slots[tied] = self.slots_at(low + (random[tied] * (high - low)).astype(np.int64))
+        return slots, first, end
+
     def _reserve(self, size: int) -> None:
         if size > len(self._bits):
             grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)
             grown[: len(self._bits)] = self._bits
             self._bits = grown
 
-    def _withdraw(self, codes: np.ndarray) -> None:
+    def _withdraw(self, codes: np.ndarray, at_run: np.ndarray) -> None:
         at = self._added.searchsorted(codes)
         is_added = np.zeros(len(codes), bool)
         if len(self._added):
@@ -98,15 +129,14 @@ class RankIndex:
         keep = np.ones(len(self._added), bool)
         keep[at[is_added]] = False
         self._added, self._added_at = self._added[keep], self._added_at[keep]
-        dead = self._run.searchsorted(codes[~is_added])
+        dead = at_run[~is_added]
         # Each new dead position counts no more for the added codes behind it.
         behind = self._added_at.searchsorted(dead, side="right")
         newly_dead = np.bincount(behind, minlength=len(keep) + 1).cumsum()
         self._live_before_added = self._live_before_added[keep] - newly_dead[: len(self._added)]
         (self._dead,) = _insert(self._dead.searchsorted(dead), (self._dead, dead))
 
-    def _add(self, codes: np.ndarray) -> None:
-        at = self._run.searchsorted(codes)
+    def _add(self, codes: np.ndarray, at: np.ndarray) -> None:
         live = at - self._dead.searchsorted(at)
         self._added, self._added_at, self._live_before_added = _insert(
             self._added.searchsorted(codes),
@@ -116,14 +146,13 @@ class RankIndex:
         )
 
     def _merged(self) -> np.ndarray:
-        merged = np.empty(len(self), np.int64)
-        from_run = np.ones(len(self), bool)
-        from_run[self._added_rank] = False
-        live = np.ones(len(self._run), bool)
-        live[self._dead] = False
-        merged[self._added_rank] = self._added
-        merged[from_run] = self._run[live]
-        return merged
+        # There are never more dead than added codes: whatever is withdrawn comes back.
+        run, freed = self._run, len(self._dead)
+        run[self._dead] = self._added[:freed]
+        if freed < len(self._added):
+            run = np.append(run, self._added[freed:])
+        run.sort(kind="stable")  # fast where most is in order
+        return run
 
     def _codes_at(self, ranks: np.ndarray) -> np.ndarray:
         added_before = self._added_rank.searchsorted(ranks)
@@ -135,9 +164,7 @@ class RankIndex:
             return self._run[at]
         candidate = np.minimum(added_before, len(self._added) - 1)
         is_added = self._added_rank[candidate] == ranks
-        codes = self._added[candidate]
-        codes[~is_added] = self._run[at[~is_added]]
-        return codes
+        return np.where(is_added, self._added[candidate], self._run.take(at, mode="wrap"))
 
     def _rank_of(self, codes: np.ndarray) -> np.ndarray:
         """How many codes of the union are smaller."""

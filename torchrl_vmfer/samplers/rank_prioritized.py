@@ -47,6 +47,7 @@ class RankPrioritizedSampler(KeyedSampler):
         torch.Size([8])
     """
 
+    _usual = (0.0, _LARGEST)
     reduction = "max"  # of several TD errors for one transition, where TorchRL asks for it
 
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
@@ -79,8 +80,8 @@ class RankPrioritizedSampler(KeyedSampler):
         return self._max_priority
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        slots, ratio = self._ranks.draw(self._keys.array, count, self._rng)
-        weight = (ratio**self.beta).astype(np.float32)
+        slots, *shared = self._ranks.draw(self._keys.array, count, self._rng)
+        weight = (self._ranks.ratios(*shared) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
 
     def _probabilities(self) -> np.ndarray:

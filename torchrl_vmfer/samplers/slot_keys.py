@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 __all__ = ["SlotKeys", "flat_slots"]
@@ -22,6 +23,8 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
     Returns:
         an integer array; rows that a writer did not store keep a negative number.
     """
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
+        return index.numpy()
     if index is None:
         return np.empty(0, np.int64)
     if isinstance(index, tuple):

@@ -59,6 +59,8 @@ class VMFSampler(KeyedSampler):
         torch.Size([8])
     """
 
+    _usual = (1e-30, MAX_FACTOR)
+
     def __init__(
         self,
         mode: Literal["uncertainty", "rank"] = "uncertainty",
@@ -92,7 +94,7 @@ class VMFSampler(KeyedSampler):
         if self._ranks is None:
             slots = self._draw_by_rejection(factors, count)
         else:
-            slots, _ = self._ranks.draw(factors, count, self._rng)
+            slots, *_ = self._ranks.draw(factors, count, self._rng)
         return torch.from_numpy(slots), {}
 
     def _draw_by_rejection(self, factors: np.ndarray, count: int) -> np.ndarray:

@@ -1,0 +1,57 @@
+"""The ranks that random numbers stand for, against a search through the sums of all masses."""
+
+import numpy as np
+import pytest
+import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+from torchrl_vmfer import VMFSampler
+from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+
+EXPONENTS = [0.0, 0.3, 0.7, 0.999, 1.0, 1.001, 1.5, 2.0, 10.0, 60.0, 800.0]
+
+
+@pytest.mark.parametrize("exponent", EXPONENTS)
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000, 65_535, 65_536, 300_000])
+def test_ranks_are_those_of_a_search(exponent, length):
+    rng = np.random.default_rng(length)
+    keys = rng.permutation(length).astype(np.float32)
+    ranks = RankDistribution(exponent)
+    ranks._refresh(keys)
+    random = np.concatenate([rng.random(2000), [0.0, 2.0**-53, 0.5, 1 - 2.0**-53]])
+    mass = random * (ranks._mass[length] - ranks._mass[0]) + ranks._mass[0]
+    expected = np.searchsorted(ranks._mass[1:length], mass, side="right")
+    np.testing.assert_array_equal(ranks._ranks_of(random, length), expected)
+
+
+@pytest.mark.parametrize("exponent", [0.7, 1.0, 1.5])
+def test_the_first_guess_is_mostly_right(exponent, monkeypatch):
+    """Or else a draw would take the time of the search that it is to save."""
+    length, searched = 300_000, []
+
+    class Watched(np.ndarray):
+        def searchsorted(self, values, **options):
+            searched.append(len(values))
+            return np.asarray(self).searchsorted(values, **options)
+
+    ranks = RankDistribution(exponent)
+    ranks._refresh(np.arange(length, dtype=np.float32))
+    ranks._mass = ranks._mass.view(Watched)
+    ranks._ranks_of(np.random.default_rng(0).random(10_000), length)
+    assert sum(searched) < 500
+
+
+def test_indices_may_be_overwritten_after_they_were_told():
+    """Keys are put in order at the next draw: until then nothing of the caller's may be used."""
+    size = 10_000
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=VMFSampler("rank"), batch_size=8)
+    written = buffer.extend(torch.arange(size))
+    buffer.sample()
+    index = torch.randint(size, (500,), generator=torch.Generator().manual_seed(0))
+    buffer.update_priority(index, 1 + torch.rand(500))
+    index.zero_()
+    written.zero_()
+    buffer.sample()
+    keys = buffer.sampler._keys.array
+    order = np.lexsort((np.arange(size), -keys))
+    np.testing.assert_array_equal(buffer.sampler._ranks._index.slots_at(np.arange(size)), order)
