@@ -233,7 +233,11 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             return self._collate_fn(rows.select(*keys)[index])
         # Several times faster than indexing, for rows scattered over a large storage.
         columns = {key: _rows_of(rows[key], index) for key in keys}
-        return self._collate_fn(TensorDict(columns, [len(index)], device=rows.device))
+        size = torch.Size([len(index)])
+        if all(isinstance(key, str) for key in keys):
+            # Without checks: they are what the storage has checked.
+            return self._collate_fn(TensorDict._new_unsafe(columns, size, device=rows.device))
+        return self._collate_fn(TensorDict(columns, size, device=rows.device))
 
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Tells the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""
