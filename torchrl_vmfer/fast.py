@@ -216,9 +216,10 @@ def _with_gradients(
 def backward(loss: Tensor) -> None:
     """``loss.backward()``, in fewer steps for a loss of the fast path, and once only."""
     node: Any = loss.grad_fn
-    if getattr(node, "_forward_cls", None) is not _KnownGradients or any(
-        parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-        for parameter in node.parameters
+    if (
+        getattr(node, "_forward_cls", None) is not _KnownGradients
+        or node.gradients is None
+        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in node.parameters)
     ):
         loss.backward()
         return

@@ -353,4 +353,6 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
 def _rows_of(column: Any, index: Tensor) -> Any:
     if not isinstance(column, Tensor):
         return column[index]
-    return column.index_select(0, index.to(column.device))
+    return column.index_select(
+        0, index if index.device == column.device else index.to(column.device)
+    )

@@ -115,7 +115,8 @@ class KeyedSampler(Sampler):
             keys = np.full(slots.size, keys[0])
         if slots.size == 0:
             return
-        if slots.min() < 0 or slots.max() >= len(self._keys):
+        # As unsigned numbers, negative ones are large: one look finds both kinds of strange slots.
+        if np.maximum.reduce(slots.view(np.uint64)) >= len(self._keys):
             outside = (slots < -1) | (slots >= len(self._keys))
             if outside.any():
                 raise IndexError(
@@ -127,7 +128,9 @@ class KeyedSampler(Sampler):
 
     def _refuse_bad(self, slots: np.ndarray, keys: np.ndarray, epsilon: float) -> None:
         low, high = self._usual
-        if keys.size == 0 or (low <= keys.min() and keys.max() <= high):
+        if keys.size == 0 or (
+            low <= np.minimum.reduce(keys) and np.maximum.reduce(keys) <= high  # not if one is NaN
+        ):
             return
         keys = keys.astype(np.float64)
         good, rule = self._check(keys, epsilon)
