@@ -119,7 +119,8 @@ def test_lengths_factors_and_probabilities_are_right_whoever_writes(
     assert buffer.writer._cursor == buffer.write_count % CAPACITY
     buffer.sample_actor()
     factors = factors_by_hand(updates, buffer.write_count)
-    assert (factors == 1).any()
+    if kind == "multi_sync":  # or else all may be written before the first is scored
+        assert (factors == 1).any()
     assert (factors > 1).any()
     torch.testing.assert_close(torch.from_numpy(buffer.actor_sampler._keys.array), factors)
     if "sampler=vmf_rank" in overrides:
