@@ -215,6 +215,17 @@ def test_options_that_change_later(algorithm, make_batch):
         torch.testing.assert_close(results[1], results[0], **TOLERANCE)
 
 
+def test_discount_and_number_of_critics_that_change_later(algorithm, make_batch):
+    slow, fast = pair(algorithm, num_qvalue_nets=3)
+    batch = make_batch(16)
+    for loss in (slow, fast):
+        algorithm.critic_loss(loss, batch.clone())
+        loss.value_estimator.gamma.fill_(0.5)
+        loss.num_target_critics = 1
+    assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
+    assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
+
+
 def test_weights_of_another_shape_are_refused(algorithm, make_batch):
     _, fast = pair(algorithm)
     batch = make_batch(16).set("priority_weight", torch.rand(16, 1))

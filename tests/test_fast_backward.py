@@ -37,10 +37,11 @@ def test_backward_calls_hooks(algorithm, make_batch):
     assert not parameter.grad.any()
 
 
-def test_gradients_are_handed_over_once(algorithm, make_batch):
+@pytest.mark.parametrize("first", [backward, torch.Tensor.backward])
+def test_gradients_are_handed_over_once(algorithm, make_batch, first):
     _, loss = pair(algorithm)
     value = algorithm.critic_loss(loss, make_batch(16))[0]
-    backward(value)
+    first(value)
     for again in (backward, torch.Tensor.backward):
         with pytest.raises(RuntimeError, match="already"):
             again(value)

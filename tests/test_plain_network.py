@@ -63,3 +63,9 @@ def test_hooks_go_by_the_stock_path():
     network[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.raises(NotPlainError, match="hooks"):
         PlainNetwork(network, TensorDict.from_module(network, as_module=False))
+
+
+def test_networks_that_change_their_inputs_are_refused():
+    network = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+    with pytest.raises(NotPlainError, match="changing its inputs"):
+        PlainNetwork(network, TensorDict.from_module(network, as_module=False))

@@ -58,7 +58,7 @@ class _FastPath:
         estimator = loss.value_estimator
         if type(estimator) is not TD0Estimator or estimator.average_rewards:
             raise NotPlainError(f"{type(estimator).__name__} is not TD(0), or averages rewards.")
-        self._gamma = estimator.gamma.item()
+        self._estimator = estimator
         if loss.loss_mask_key not in (None, "auto"):
             raise NotPlainError(f"The loss has a mask, {loss.loss_mask_key!r}.")
         if tuple(loss.qvalue_network.in_keys)[-1] != loss.tensor_keys.action:
@@ -78,8 +78,11 @@ class _FastPath:
         self._derived = [(self._critics, self._all_critics), (targets, self._target_critics)]
 
     def is_current(self) -> bool:
-        """Whether the parameters still lie in the memory that is referred to."""
-        return all(network.shares_memory(derived) for network, derived in self._derived)
+        """Whether there are as many critics, with parameters in the memory that is referred to."""
+        loss = self._loss
+        return self._num_target_critics == min(
+            loss.num_target_critics, loss.num_qvalue_nets
+        ) and all(network.shares_memory(derived) for network, derived in self._derived)
 
     def suits(self, tensordict: TensorDictBase) -> bool:
         """Whether a batch, with the loss as it is now, can go by the fast path."""
@@ -118,7 +121,7 @@ class _FastPath:
         reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
         done = tensordict.get(("next", keys.done))
         terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
-        target = reward + self._gamma * next_value.masked_fill(terminated, 0)
+        target = reward + self._estimator.gamma * next_value.masked_fill(terminated, 0)
         action = tensordict.get(keys.action)
         inputs = torch.cat([self._observation(tensordict), action], -1)
         values, pull_back = self._all_critics.with_pull_back(
@@ -194,10 +197,14 @@ class _KnownGradients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Hands them on."""
+        """Hands them on, once."""
         if ctx.gradients is None:
-            raise RuntimeError("This loss has already been passed to `backward`.")
-        return None, None, *(gradient * known for known in ctx.gradients)
+            raise RuntimeError(
+                "This loss has already gone through a backward pass: compute it anew, or use "
+                "fast=False."
+            )
+        gradients, ctx.gradients = ctx.gradients, None  # a loss that is kept shall not keep them
+        return None, None, *(gradient * known for known in gradients)
 
 
 def _with_gradients(

@@ -44,6 +44,8 @@ class PlainNetwork:
 
     def __init__(self, module: nn.Module, params: TensorDictBase) -> None:
         self._steps = list(_steps(module, params, is_alone=not params.batch_size))
+        if self._steps and getattr(self._steps[0], "inplace", False):
+            raise NotPlainError("The network begins with changing its inputs.")
 
     def detached(self, count: int | None = None) -> PlainNetwork:
         """The first ``count`` stacks, without gradients for their parameters.
