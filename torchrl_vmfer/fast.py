@@ -11,19 +11,19 @@ back to TorchRL's path for any network, option or batch that is not plain.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.objectives import SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
 from torchrl_vmfer.directional import directions, factor_and_length
+from torchrl_vmfer.known_gradients import backward, with_known_gradients
 from torchrl_vmfer.plain_network import NotPlainError, PlainNetwork
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class _FastPath:
         error = values - target
         shares = self._shares(tensordict, values)
         distance, slope = (function(error) for function in _DISTANCES[loss.loss_function])
-        critic_loss = _with_gradients(
+        critic_loss = with_known_gradients(
             (distance * shares).sum(), self._critics, pull_back, (slope * shares).unsqueeze(-1)
         )
         return critic_loss, {
@@ -185,57 +185,6 @@ class _FastPath:
         return {"vmf_factor": factor, "vmf_resultant_length": length}
 
 
-class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients were found along with it."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        """Takes the gradients of the parameters."""
-        ctx.gradients, ctx.parameters = gradients, parameters
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Hands them on, once."""
-        if ctx.gradients is None:
-            raise RuntimeError(
-                "This loss has already gone through a backward pass: compute it anew, or use "
-                "fast=False."
-            )
-        gradients, ctx.gradients = ctx.gradients, None  # a loss that is kept shall not keep them
-        return None, None, *(gradient * known for known in gradients)
-
-
-def _with_gradients(
-    loss: Tensor,
-    network: PlainNetwork,
-    pull_back: Callable[..., Sequence[Tensor]],
-    *slopes: Tensor,
-) -> Tensor:
-    """A loss with given slopes at the outputs of a network, for whose parameters it is."""
-    if not torch.is_grad_enabled():
-        return loss
-    slopes = tuple(slope.to(network.tensors[0].dtype) for slope in slopes)
-    return _KnownGradients.apply(loss, pull_back(*slopes), *network.tensors)
-
-
-def backward(loss: Tensor) -> None:
-    """``loss.backward()``, in fewer steps for a loss of the fast path, and once only."""
-    node: Any = loss.grad_fn
-    if (
-        getattr(node, "_forward_cls", None) is not _KnownGradients
-        or node.gradients is None
-        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in node.parameters)
-    ):
-        loss.backward()
-        return
-    for parameter, gradient in zip(node.parameters, node.gradients, strict=True):
-        if parameter.requires_grad:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-    node.gradients = None  # they are the parameters' now
-
-
 def _directions(gradients: Tensor) -> Tensor:
     """:func:`~torchrl_vmfer.directional.directions`, in fewer steps where nothing is unusual."""
     if gradients.device.type == "cpu" and gradients.numel():
@@ -281,7 +230,7 @@ class FastTD3(_FastPath):
         at = self._loss.perturbed(action)
         values, gradients = self._ask_critics(observation, at, self._loss.measure)
         shares = self._shares(tensordict, values)
-        actor_loss = _with_gradients(
+        actor_loss = with_known_gradients(
             -(values[0] * shares).sum(),
             self._actor,
             pull_back,
@@ -353,7 +302,7 @@ class FastSAC(_FastPath):
         of_rows = shares.unsqueeze(-1)
         slopes = _squashed_slope(-of_rows * gradient, alpha * of_rows, action, deviation, noise)
         actor_loss = ((alpha * log_prob - value) * shares).sum()
-        return _with_gradients(actor_loss, self._actor, pull_back, *slopes), {
+        return with_known_gradients(actor_loss, self._actor, pull_back, *slopes), {
             "log_prob": log_prob,
             **self._agreement(gradients, used),
         }
