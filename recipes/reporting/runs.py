@@ -23,6 +23,7 @@ _INCIDENTAL = {
     "num_eval_episodes",
     "log_interval",
     "checkpoint_interval",
+    "keep_checkpoints_at",
     "threads",
     "device",
     "resume",

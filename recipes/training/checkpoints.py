@@ -26,10 +26,10 @@ class Checkpoints:
 
     Args:
         folder: where they lie.
-        keep: how many to keep.
+        keep: how many to keep; ``None`` keeps all.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(self, folder: Path, keep: int | None = 2) -> None:
         self._folder = folder
         self._keep = keep
 
@@ -51,8 +51,9 @@ class Checkpoints:
                 file=sys.stderr,
             )
             return False
-        for old in self._files()[self._keep :]:
-            old.unlink()
+        if self._keep is not None:
+            for old in self._files()[self._keep :]:
+                old.unlink()
         return True
 
     def load(self) -> dict[str, Any] | None:

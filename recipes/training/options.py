@@ -77,7 +77,7 @@ RULES = Rules(
         "replay.name",
         "logger.project",
     ),
-    others=("target_entropy",),
+    others=("target_entropy", "keep_checkpoints_at"),
 )
 
 
@@ -109,6 +109,11 @@ def check(cfg: DictConfig) -> None:
     entropy = cfg.get("target_entropy", "auto")
     if entropy != "auto" and not (type(entropy) in (int, float) and abs(entropy) < 1e9):
         raise UserError(f"target_entropy must be auto or a number, got {entropy!r}.")
+    kept = cfg.keep_checkpoints_at
+    if not (isinstance(kept, ListConfig) and all(type(step) is int and step > 0 for step in kept)):
+        raise UserError(
+            f"keep_checkpoints_at must be a list of steps such as [100000,200000], got {kept!r}."
+        )
     if cfg.total_frames <= cfg.init_random_frames:
         raise UserError(
             f"total_frames={cfg.total_frames} leaves nothing to learn after "

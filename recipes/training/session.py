@@ -32,7 +32,7 @@ from training.options import Config
 __all__ = ["Session"]
 
 # Keys that say where and how a run is watched, not what it computes.
-_INCIDENTAL = ("resume", "run_dir", "logger")
+_INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoints_at")
 # Far from the training environment's seeds.
 _EVALUATION_SEED = 1_000_000
 
@@ -75,6 +75,7 @@ class Session:
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
         self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
+        self._kept_checkpoints = Checkpoints(self.run_dir / "checkpoint" / "kept", keep=None)
         self._evaluations = Table(self.run_dir / "eval.csv")
         self._training = Table(self.run_dir / "train.csv")
 
@@ -179,12 +180,14 @@ class Session:
                         paused = time.perf_counter()
                         result = self._evaluate(step, policy, bar)
                         clock += time.perf_counter() - paused
+                    if step in self.cfg.keep_checkpoints_at:
+                        self._save(step, parts, self._kept_checkpoints)
                     if is_last:
                         break
                     if interruption.signal:
                         return self._stop(step, parts)
                     if step % self.cfg.checkpoint_interval == 0:
-                        self._save(step, parts)
+                        self._save(step, parts, self._checkpoints)
             self._finish(policy, result)
 
     def _begin(self, parts: dict[str, Stateful]) -> int:
@@ -197,13 +200,13 @@ class Session:
             self._write_config()
         return start
 
-    def _save(self, step: int, parts: dict[str, Stateful]) -> bool:
+    def _save(self, step: int, parts: dict[str, Stateful], checkpoints: Checkpoints) -> bool:
         _check_finite(self.metrics.means(), step)
         states = {name: part.state_dict() for name, part in parts.items()}
-        return self._checkpoints.save(step, {"step": step, "parts": states})
+        return checkpoints.save(step, {"step": step, "parts": states})
 
     def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
-        is_saved = self._save(step, parts)
+        is_saved = self._save(step, parts, self._checkpoints)
         print(
             f"Stopped {self.run_dir} at step {step}. The same command goes on from "
             f"{'there' if is_saved else 'the last checkpoint'}.",

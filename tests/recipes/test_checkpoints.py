@@ -79,6 +79,16 @@ def test_run_keeps_its_two_newest(crashed_run):
     ]
 
 
+def test_chosen_checkpoints_are_kept_for_good_and_change_nothing(straight_run, finish, tmp_path):
+    run_dir = tmp_path / "kept"
+    finish(RUN[0], run_dir, *RUN[1:], "keep_checkpoints_at=[50,100]")
+    assert names(run_dir / "checkpoint" / "kept") == [
+        "step_000000000050.pt",
+        "step_000000000100.pt",
+    ]
+    assert (run_dir / "eval.csv").read_bytes() == (straight_run(*RUN) / "eval.csv").read_bytes()
+
+
 def test_newest_is_loaded_across_a_change_of_digits(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (9, 99, 100, 1_000_000):

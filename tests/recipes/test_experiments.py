@@ -45,6 +45,11 @@ def _commands():
             yield pytest.param(file, *match.groups(), id="-".join(match.groups()[:3]).strip())
 
 
+def _fixed(options: str) -> list[str]:
+    """The options of a command that are the same for all of its runs."""
+    return [option for option in options.split() if "," not in option]
+
+
 def _compose(recipe: str, overrides: list[str]):
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         return compose(recipe, overrides, return_hydra_config=True)
@@ -56,8 +61,7 @@ def _compose(recipe: str, overrides: list[str]):
 def test_comments_tell_the_true_amount_of_work(
     file, recipe, name, options, runs, steps, factor, hours
 ):
-    overrides = [f"+experiment={name}", *options.split()]
-    cfg = _compose(recipe, overrides)
+    cfg = _compose(recipe, [f"+experiment={name}", *_fixed(options)])
     assert name == file.stem
     params = cfg.hydra.sweeper.params
     grid = {key: f"{key}={value}" for key, value in params.items()}
@@ -79,7 +83,7 @@ def test_comments_tell_the_true_amount_of_work(
 def test_every_run_of_a_sweep_has_a_directory_of_its_own(
     file, recipe, name, options, runs, steps, factor, hours
 ):
-    overrides = [f"+experiment=[{name},short]", *options.split()]
+    overrides = [f"+experiment=[{name},short]", *_fixed(options)]
     cfg = _compose(recipe, overrides)
     params = {key: str(value) for key, value in cfg.hydra.sweeper.params.items()}
     grid = params | dict(option.split("=") for option in options.split())
