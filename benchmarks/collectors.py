@@ -15,12 +15,10 @@ import csv
 import importlib
 import io
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "recipes"))
 
 
 def speed(frames: int, *overrides: str) -> float:
@@ -43,7 +41,7 @@ def speed(frames: int, *overrides: str) -> float:
                 ],
             )
         with contextlib.redirect_stdout(io.StringIO()):
-            importlib.import_module("td3").main.__wrapped__(cfg)
+            importlib.import_module("vmfer_recipes.td3").main.__wrapped__(cfg)
         with (Path(folder) / "run" / "train.csv").open() as file:
             rows = list(csv.DictReader(file))
     return statistics.median(float(row["steps_per_second"]) for row in rows[1:])

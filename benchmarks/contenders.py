@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 import time
 import warnings
 from collections import defaultdict
@@ -130,8 +129,8 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     from torchrl.modules import AdditiveGaussianModule
     from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
-    networks = importlib.import_module("training.networks")
-    descend = importlib.import_module("training.updates").descend
+    networks = importlib.import_module("vmfer_recipes.training.networks")
+    descend = importlib.import_module("vmfer_recipes.training.updates").descend
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
     env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
     spec = env.action_spec_unbatched
@@ -200,7 +199,7 @@ def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) ->
     """The recipe itself, whose session waits for orders."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
-    module: Any = importlib.import_module(algorithm)
+    module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
     module.Session = lambda cfg: _Session(filled, connection)
     module.main.__wrapped__(cfg)
     raise AssertionError("The session never ends.")
@@ -213,7 +212,7 @@ class _Session:
 
     def __init__(self, filled: int, connection: Connection) -> None:
         torch.set_flush_denormal(True)  # as the real one does
-        self.metrics = importlib.import_module("training.logs").Averages()
+        self.metrics = importlib.import_module("vmfer_recipes.training.logs").Averages()
         self._filled = filled
         self._connection = connection
         self._seconds: dict[str, float] = defaultdict(float)
@@ -273,7 +272,6 @@ def serve(make: str, algorithm: str, filled: int, sampler: str, connection: Conn
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
     torchrl_logger.setLevel("WARNING")
-    sys.path.insert(0, str(ROOT / "recipes"))
     if make == "recipe":
         recipe(algorithm, filled, sampler, connection)
     if make == "sb3":

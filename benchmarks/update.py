@@ -10,11 +10,9 @@ networks and one thread. All take turns in one process; ratios are taken within 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,12 +20,10 @@ from tensordict import TensorDict
 from torchrl import torchrl_logger
 from torchrl.objectives import LossModule, SACLoss, TD3Loss
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
-
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
-from training.environments import make_environment
-from training.networks import deterministic_actor, gaussian_actor, make_critics
-from training.updates import descend
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
+from vmfer_recipes.training.updates import descend
 
 BATCH = 256
 HIDDEN = [256, 256]

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from training.environments import make_environment
-from training.errors import UserError, first_line
-from training.evaluation import evaluate
-from training.launch import program
-from training.networks import deterministic_actor, gaussian_actor
-from training.options import plain
-from training.perception import make_perception
-from training.video import record_video
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.evaluation import evaluate
+from vmfer_recipes.training.launch import program
+from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor
+from vmfer_recipes.training.options import plain
+from vmfer_recipes.training.perception import make_perception
+from vmfer_recipes.training.video import record_video
 
 DEFAULTS: dict[str, Any] = {
     "episodes": 10,  # how many to play

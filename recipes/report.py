@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from training.errors import UserError
-from training.launch import program
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.launch import program
 
 
 @program
@@ -17,9 +17,9 @@ def main() -> None:
     """Writes Markdown, one HTML page, pictures and tables."""
     folder, out = _arguments(sys.argv[1:])
     # Here, for they need packages that training does not, and say so if these are missing.
-    from reporting.page import write_report
-    from reporting.runs import read_runs
-    from reporting.study import make_study
+    from vmfer_recipes.reporting.page import write_report
+    from vmfer_recipes.reporting.runs import read_runs
+    from vmfer_recipes.reporting.study import make_study
 
     runs, left_out = read_runs(folder)
     if not runs:

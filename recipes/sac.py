@@ -8,14 +8,14 @@ from __future__ import annotations
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import VMFSACLoss, VMFUncertainty
-from torchrl_vmfer.fast import FastSoftUpdate
-from training.collection import make_collector
-from training.environments import make_environment
-from training.launch import recipe
-from training.networks import exploring, gaussian_actor, make_critics
-from training.options import Config
-from training.perception import make_perception
-from training.replay import (
+from torchrl_vmfer.fast import FastSoftUpdate, adam
+from vmfer_recipes.training.collection import make_collector
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.networks import exploring, gaussian_actor, make_critics
+from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import make_perception
+from vmfer_recipes.training.replay import (
     CheckpointedReplay,
     generation,
     make_actor_batches,
@@ -23,8 +23,8 @@ from training.replay import (
     prioritize,
     stores_factors,
 )
-from training.session import Session
-from training.updates import adam, agreement, compiled, descend
+from vmfer_recipes.training.session import Session
+from vmfer_recipes.training.updates import agreement, compiled, descend
 
 
 @recipe("sac")

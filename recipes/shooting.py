@@ -10,16 +10,16 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from toy.agents import Actors, Critics, Shots
-from toy.environment import ACTION_BOUND
-from toy.networks import from_each
-from toy.options import RULES
-from toy.record import Record
-from toy.resampling import Candidates, make_ways
-from toy.simple_example import simple_example
-from training.errors import UserError, first_line
-from training.launch import recipe
-from training.options import Config
+from vmfer_recipes.toy.agents import Actors, Critics, Shots
+from vmfer_recipes.toy.environment import ACTION_BOUND
+from vmfer_recipes.toy.networks import from_each
+from vmfer_recipes.toy.options import RULES
+from vmfer_recipes.toy.record import Record
+from vmfer_recipes.toy.resampling import Candidates, make_ways
+from vmfer_recipes.toy.simple_example import simple_example
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.options import Config
 
 
 @recipe("shooting", RULES, check=lambda cfg: None)
@@ -80,7 +80,7 @@ def _make_directory(cfg: Config) -> Path:
 
 def _draw(record: Record, cfg: Config, run_dir: Path) -> list[Path]:
     try:
-        from toy import pictures
+        from vmfer_recipes.toy import pictures
     except ImportError:
         print("No pictures: they need matplotlib (`pip install matplotlib`).")
         return []

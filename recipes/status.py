@@ -11,9 +11,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from reporting.progress import Progress, read_progress
-from training.errors import UserError
-from training.launch import program
+from vmfer_recipes.reporting.progress import Progress, read_progress
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.launch import program
 
 _ORDER = ("running", "stopped", "left", "done")
 

@@ -14,8 +14,8 @@ from torchrl.objectives.utils import _vmap_func
 
 from torchrl_vmfer.directional import directions, factor_and_length
 from torchrl_vmfer.fast import FastSAC, FastTD3
+from torchrl_vmfer.fast.plain_network import NotPlainError
 from torchrl_vmfer.gradients import linearized_values
-from torchrl_vmfer.plain_network import NotPlainError
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reporting.statistics import Estimate
+from vmfer_recipes.reporting.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from reporting.runs import Run, frozen
+from vmfer_recipes.reporting.runs import Run, frozen
 
 __all__ = ["BASELINE", "Method", "Task", "baseline_of", "label_methods", "label_tasks"]
 

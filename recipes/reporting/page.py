@@ -6,8 +6,8 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from reporting import pictures, tables
-from reporting.document import (
+from vmfer_recipes.reporting import pictures, tables
+from vmfer_recipes.reporting.document import (
     Block,
     Heading,
     Listing,
@@ -17,9 +17,9 @@ from reporting.document import (
     to_html,
     to_markdown,
 )
-from reporting.methods import BASELINE
-from reporting.results import Average, Comparison, Study
-from reporting.statistics import REPETITIONS, best_possible_p
+from vmfer_recipes.reporting.methods import BASELINE
+from vmfer_recipes.reporting.results import Average, Comparison, Study
+from vmfer_recipes.reporting.statistics import REPETITIONS, best_possible_p
 
 __all__ = ["write_report"]
 

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from reporting.methods import BASELINE, Method, Task
-from reporting.results import Cell, Study, order
-from reporting.statistics import Estimate
+from vmfer_recipes.reporting.methods import BASELINE, Method, Task
+from vmfer_recipes.reporting.results import Cell, Study, order
+from vmfer_recipes.reporting.statistics import Estimate
 
 __all__ = ["curve_figures", "improvement_figures"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reporting.runs import read_columns, read_config
-from reporting.sweeps import planned_runs
-from training.errors import first_line
-from training.lock import holder_is_gone
+from vmfer_recipes.reporting.runs import read_columns, read_config
+from vmfer_recipes.reporting.sweeps import planned_runs
+from vmfer_recipes.training.errors import first_line
+from vmfer_recipes.training.lock import holder_is_gone
 
 __all__ = ["Progress", "read_progress"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from training.errors import first_line
+from vmfer_recipes.training.errors import first_line
 
 __all__ = ["LeftOut", "Run", "frozen", "read_columns", "read_config", "read_runs"]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.errors import UserError
+from vmfer_recipes.training.errors import UserError
 
 try:
     from rliable.library import get_interval_estimates

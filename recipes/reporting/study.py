@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from reporting.methods import (
+from vmfer_recipes.reporting.methods import (
     BASELINE,
     Method,
     Task,
@@ -18,9 +18,9 @@ from reporting.methods import (
     label_methods,
     label_tasks,
 )
-from reporting.results import Average, Cell, Comparison, Curve, Study, order
-from reporting.runs import LeftOut, Run
-from reporting.statistics import (
+from vmfer_recipes.reporting.results import Average, Cell, Comparison, Curve, Study, order
+from vmfer_recipes.reporting.runs import LeftOut, Run
+from vmfer_recipes.reporting.statistics import (
     column_estimates,
     estimate,
     mean_improvement,

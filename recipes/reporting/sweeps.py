@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from training.errors import first_line
+from vmfer_recipes.training.errors import first_line
 
 __all__ = ["planned_runs"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from reporting.document import Table, Value
-from reporting.results import Cell, Study
-from reporting.statistics import Estimate
-from reporting.study import FINAL_SHARE
+from vmfer_recipes.reporting.document import Table, Value
+from vmfer_recipes.reporting.results import Cell, Study
+from vmfer_recipes.reporting.statistics import Estimate
+from vmfer_recipes.reporting.study import FINAL_SHARE
 
 __all__ = [
     "average_table",

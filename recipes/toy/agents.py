@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from toy.environment import ACTION_BOUND, INITIAL_STATE, reward
-from toy.networks import Networks, from_each
-from training.updates import adam, descend
+from torchrl_vmfer.fast import adam
+from vmfer_recipes.toy.environment import ACTION_BOUND, INITIAL_STATE, reward
+from vmfer_recipes.toy.networks import Networks, from_each
+from vmfer_recipes.training.updates import descend
 
 __all__ = ["Actors", "Critics", "Shots"]
 

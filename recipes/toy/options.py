@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from training.rules import Rules
+from vmfer_recipes.training.rules import Rules
 
 __all__ = ["RULES"]
 

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from toy.environment import ACTION_BOUND, OPTIMAL_ACTION
-from toy.record import Record, Snapshot, mean_interval
-from toy.resampling import WAYS
-from toy.simple_example import Example, square_grid
+from vmfer_recipes.toy.environment import ACTION_BOUND, OPTIMAL_ACTION
+from vmfer_recipes.toy.record import Record, Snapshot, mean_interval
+from vmfer_recipes.toy.resampling import WAYS
+from vmfer_recipes.toy.simple_example import Example, square_grid
 
 __all__ = ["draw_angles", "draw_example", "draw_rewards", "draw_trajectories"]
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toy.agents import Critics
-from toy.environment import ACTION_BOUND, reward
-from toy.resampling import WAYS, angle
-from toy.simple_example import square_grid
+from vmfer_recipes.toy.agents import Critics
+from vmfer_recipes.toy.environment import ACTION_BOUND, reward
+from vmfer_recipes.toy.resampling import WAYS, angle
+from vmfer_recipes.toy.simple_example import square_grid
 
 __all__ = ["Difference", "Interval", "Record", "Snapshot", "mean_interval"]
 

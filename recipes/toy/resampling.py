@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchrl_vmfer import directional
-from toy.environment import OPTIMAL_ACTION
+from vmfer_recipes.toy.environment import OPTIMAL_ACTION
 
 __all__ = ["WAYS", "Candidates", "angle", "make_ways", "oracle", "uncertainty", "uniform"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from toy.resampling import angle
+from vmfer_recipes.toy.resampling import angle
 
 __all__ = ["Example", "simple_example", "square_grid"]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from training.errors import UserError, first_line
-from training.files import replacing
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.files import replacing
 
 __all__ = ["Checkpoints"]
 

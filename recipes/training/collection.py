@@ -15,10 +15,10 @@ from torchrl.envs import GymWrapper
 from torchrl.envs.utils import set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from training.environments import environment_state, load_environment_state, tensors
-from training.errors import UserError
-from training.options import Config
-from training.perception import Perception
+from vmfer_recipes.training.environments import environment_state, load_environment_state, tensors
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import Perception
 
 __all__ = ["DirectCollector", "StepCount", "TransitionCollector", "kept", "make_collector"]
 
@@ -57,10 +57,10 @@ def make_collector(
     if cfg.collector.kind == "single":
         return TransitionCollector(env, policy, perception, buffer, cfg)
     if cfg.collector.kind == "ray":
-        from training.ray_workers import RayWorkers
+        from vmfer_recipes.training.ray_workers import RayWorkers
 
         return RayWorkers(policy, buffer, cfg)
-    from training.workers import Workers
+    from vmfer_recipes.training.workers import Workers
 
     return Workers(policy, buffer, cfg)
 

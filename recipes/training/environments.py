@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torchrl.envs import GymWrapper
 
-from training.errors import UserError, first_line, nearest
-from training.guard import Guarded
+from vmfer_recipes.training.errors import UserError, first_line, nearest
+from vmfer_recipes.training.guard import Guarded
 
 __all__ = ["environment_state", "load_environment_state", "make_environment", "tensors"]
 

@@ -11,7 +11,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from training.environments import tensors
+from vmfer_recipes.training.environments import tensors
 
 __all__ = ["Evaluation", "evaluate"]
 

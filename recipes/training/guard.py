@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from training.errors import UserError, diverged, first_line
+from vmfer_recipes.training.errors import UserError, diverged, first_line
 
 __all__ = ["Guarded"]
 

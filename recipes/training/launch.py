@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,16 +21,19 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from torchrl import torchrl_logger
 
-from training.errors import UserError, first_line, nearest
-from training.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
-from training.lock import LockedError
-from training.options import RULES, Config, check, plain
-from training.rules import Rules
+from vmfer_recipes.training.errors import UserError, first_line, nearest
+from vmfer_recipes.training.interruption import (
+    Interruption,
+    StoppedError,
+    leaving_ctrl_c_to_the_runs,
+)
+from vmfer_recipes.training.lock import LockedError
+from vmfer_recipes.training.options import RULES, Config, check, plain
+from vmfer_recipes.training.rules import Rules
 
 __all__ = ["program", "recipe"]
 
-_RECIPES = Path(__file__).parents[1]
-_CONFIGS = _RECIPES.parent / "configs"
+_CONFIGS = Path(str(files("vmfer_recipes.configs")))
 _MULTIRUN = ("-m", "--multirun")
 # The extra that brings a choice of `hydra/launcher=`.
 _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
@@ -89,9 +93,6 @@ def recipe(
             started = False
             # Without it Hydra prints errors in its own way and exits with 1.
             os.environ["HYDRA_FULL_ERROR"] = "1"
-            # The workers of a sweep must find this package.
-            path = [str(_RECIPES), *filter(None, [os.environ.get("PYTHONPATH")])]
-            os.environ["PYTHONPATH"] = os.pathsep.join(path)
             for argument in sys.argv[1:]:
                 if argument.startswith("~"):
                     raise UserError(f"{argument} takes away what is needed: leave it out.")

@@ -9,7 +9,7 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
 
-from training.errors import UserError
+from vmfer_recipes.training.errors import UserError
 
 __all__ = ["LockedError", "holder_is_gone", "lock"]
 

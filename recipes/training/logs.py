@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torchrl.record.loggers import Logger, get_logger
 
-from training.errors import UserError
-from training.files import replacing
-from training.options import Config
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.options import Config
 
 __all__ = ["Averages", "Table", "check_logger", "make_logger"]
 

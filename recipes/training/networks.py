@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.modules.distributions.utils import safetanh_noeps
 
-from torchrl_vmfer.plain_network import PlainNetwork
+from torchrl_vmfer.fast.plain_network import PlainNetwork
 
 __all__ = ["deterministic_actor", "exploring", "gaussian_actor", "make_critics"]
 

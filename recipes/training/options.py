@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, ListConfig
 
-from training.errors import UserError, first_line
-from training.rules import Rules
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.rules import Rules
 
 __all__ = ["RULES", "Config", "check", "plain"]
 

@@ -10,7 +10,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import GymWrapper
 
-from training.options import Config
+from vmfer_recipes.training.options import Config
 
 __all__ = ["GoalPerception", "Perception", "make_perception"]
 

@@ -17,11 +17,11 @@ from torchrl.collectors import Collector
 from torchrl.collectors.distributed import RayCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from training.collection import StepCount, kept
-from training.environments import make_environment
-from training.errors import UserError, first_line
-from training.options import Config
-from training.replay import CheckpointedReplay
+from vmfer_recipes.training.collection import StepCount, kept
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.replay import CheckpointedReplay
 
 __all__ = ["RayWorkers", "RemoteReplay"]
 

@@ -26,10 +26,10 @@ from torchrl_vmfer import (
     VMFSampler,
     VMFUncertainty,
 )
-from training.errors import diverged
-from training.options import Config
-from training.perception import Perception
-from training.storage import RowStorage, RowWriter
+from torchrl_vmfer.fast.storage import RowStorage, RowWriter
+from vmfer_recipes.training.errors import diverged
+from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import Perception
 
 __all__ = [
     "CheckpointedReplay",
@@ -59,7 +59,7 @@ def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
     }
     if cfg.collector.kind == "ray":
-        from training.ray_workers import RemoteReplay
+        from vmfer_recipes.training.ray_workers import RemoteReplay
 
         return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has its methods
     options = {

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from training.errors import UserError, first_line, nearest
+from vmfer_recipes.training.errors import UserError, first_line, nearest
 
 __all__ = ["Rules"]
 

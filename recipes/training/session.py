@@ -18,16 +18,16 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 from tqdm import tqdm
 
-from training.checkpoints import Checkpoints
-from training.curve import draw_learning_curve
-from training.environments import make_environment
-from training.errors import UserError, diverged, first_line
-from training.evaluation import Evaluation, evaluate
-from training.files import replacing
-from training.interruption import Interruption
-from training.lock import lock
-from training.logs import Averages, Table, check_logger, make_logger
-from training.options import Config
+from vmfer_recipes.training.checkpoints import Checkpoints
+from vmfer_recipes.training.curve import draw_learning_curve
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError, diverged, first_line
+from vmfer_recipes.training.evaluation import Evaluation, evaluate
+from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.interruption import Interruption
+from vmfer_recipes.training.lock import lock
+from vmfer_recipes.training.logs import Averages, Table, check_logger, make_logger
+from vmfer_recipes.training.options import Config
 
 __all__ = ["Session"]
 

@@ -10,8 +10,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from training.environments import make_environment, tensors
-from training.errors import UserError, first_line
+from vmfer_recipes.training.environments import make_environment, tensors
+from vmfer_recipes.training.errors import UserError, first_line
 
 __all__ = ["record_video"]
 

@@ -19,11 +19,11 @@ from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from training.collection import DirectCollector, StepCount, kept
-from training.environments import make_environment
-from training.errors import UserError, first_line
-from training.interruption import Interruption
-from training.options import Config
+from vmfer_recipes.training.collection import DirectCollector, StepCount, kept
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.interruption import Interruption
+from vmfer_recipes.training.options import Config
 
 __all__ = ["Workers"]
 

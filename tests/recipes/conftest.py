@@ -17,7 +17,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from training.collection import TransitionCollector
+from vmfer_recipes.training.collection import TransitionCollector
 
 # absl, which rliable imports, keeps the stderr of the moment and closes it when Hydra sets up
 # logging anew. It must not be the one that pytest captures.
@@ -56,7 +56,7 @@ def _compose(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
 
 
 def _train(algorithm: str, run_dir: Path, *overrides: str) -> Path:
-    recipe = importlib.import_module(algorithm)
+    recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
     recipe.main.__wrapped__(_compose(algorithm, run_dir, *overrides))
     return run_dir
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from training.checkpoints import Checkpoints
-from training.errors import UserError
-from training.files import replacing
-from training.options import plain
-from training.replay import CheckpointedReplay, make_replay_buffer
+from vmfer_recipes.training.checkpoints import Checkpoints
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.options import plain
+from vmfer_recipes.training.replay import CheckpointedReplay, make_replay_buffer
 
 RUN = ("td3", "sampler=vmf_rank")
 

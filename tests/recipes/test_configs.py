@@ -98,8 +98,8 @@ def test_prioritised_replay_keeps_as_many_transitions(replay):
 def test_automatic_target_entropy_is_minus_the_number_of_actions():
     # `auto` is TorchRL's word; the paper's table says -dim(A). HalfCheetah has six actions.
     from torchrl_vmfer import VMFSACLoss
-    from training.environments import make_environment
-    from training.networks import gaussian_actor, make_critics
+    from vmfer_recipes.training.environments import make_environment
+    from vmfer_recipes.training.networks import gaussian_actor, make_critics
 
     env = make_environment("HalfCheetah-v4", 0)
     loss = VMFSACLoss(

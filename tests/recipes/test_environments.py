@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from training.environments import environment_state, load_environment_state, make_environment
-from training.errors import UserError
+from vmfer_recipes.training.environments import (
+    environment_state,
+    load_environment_state,
+    make_environment,
+)
+from vmfer_recipes.training.errors import UserError
 
 MUJOCO = [
     "HalfCheetah-v4",

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import td3
+from vmfer_recipes import td3
 
 
 class Unbounded(gym.Env):

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-import evaluate
+from vmfer_recipes import evaluate
 
 SHORT = ("total_frames=70", "num_eval_episodes=3", "eval_interval=1000", "seed=3")
 

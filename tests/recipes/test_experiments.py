@@ -15,7 +15,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from reporting.sweeps import planned_runs
+from vmfer_recipes.reporting.sweeps import planned_runs
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))

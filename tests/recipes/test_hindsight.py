@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from training.environments import make_environment
-from training.errors import UserError
-from training.perception import GoalPerception, RunningStatistics
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
 
 # The buffer of 120 is full and its oldest episode cut before the crash at step 155.
 HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")
@@ -121,7 +121,7 @@ def test_evaluate_plays_with_the_statistics_of_the_run(train, table, tmp_path, m
     arguments = ["evaluate.py", str(tmp_path), "episodes=2", "seed=1000000"]
     monkeypatch.setattr(sys, "argv", arguments)
     capsys.readouterr()
-    importlib.import_module("evaluate").main()
+    importlib.import_module("vmfer_recipes.evaluate").main()
     output = capsys.readouterr().out
     mean = float(table(tmp_path / "eval.csv")[-1]["return_mean"])
     assert f"Return {mean:.1f} ±" in output

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reporting.sweeps import planned_runs
+from vmfer_recipes.reporting.sweeps import planned_runs
 
 SHORT = ("total_frames=70", "eval_interval=1000", "hidden=[8,8]", "batch_size=8")
 LAUNCHERS = {

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from omegaconf import OmegaConf
 
-from training.curve import draw_learning_curve
-from training.errors import UserError
-from training.logs import Averages, Table
+from vmfer_recipes.training.curve import draw_learning_curve
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.logs import Averages, Table
 
 SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")
 

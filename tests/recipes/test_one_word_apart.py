@@ -20,7 +20,7 @@ from torchrl.modules import (
 )
 from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
 
-from training.collection import TransitionCollector
+from vmfer_recipes.training.collection import TransitionCollector
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 300, 50
 SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank"]

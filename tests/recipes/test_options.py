@@ -40,7 +40,7 @@ def watch(train, tmp_path, monkeypatch):
             seen.actor.append((batch, value.detach(), info, before, critics))
             return value, info
 
-        recipe = importlib.import_module(algorithm)
+        recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
         make = recipe.make_replay_buffer
 
         def spy_buffer(env, cfg):

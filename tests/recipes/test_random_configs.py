@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from training.errors import UserError
-from training.launch import recipe
-from training.options import RULES, Config, check
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.options import RULES, Config, check
 
 RECIPES = ("td3", "sac")
 GROUPS = ("env", "sampler", "replay", "collector", "logger")

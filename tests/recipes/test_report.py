@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from reporting import statistics
-from reporting.methods import Method, Task
-from reporting.page import write_report
-from reporting.pictures import curve_figures
-from reporting.runs import read_runs
-from reporting.study import make_study
+from vmfer_recipes.reporting import statistics
+from vmfer_recipes.reporting.methods import Method, Task
+from vmfer_recipes.reporting.page import write_report
+from vmfer_recipes.reporting.pictures import curve_figures
+from vmfer_recipes.reporting.runs import read_runs
+from vmfer_recipes.reporting.study import make_study
 
 CHROMIUM = shutil.which("chromium")
 
@@ -438,7 +438,7 @@ def test_the_same_runs_make_the_same_bytes(runs, report, tmp_path):
 def test_the_program_says_what_it_wrote_and_what_is_wrong(
     runs, tmp_path, monkeypatch, capsys, fewer_repetitions
 ):
-    program = importlib.import_module("report")
+    program = importlib.import_module("vmfer_recipes.report")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["report.py", str(runs)])
     program.main()

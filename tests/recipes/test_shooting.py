@@ -14,13 +14,21 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from hydra import compose, initialize_config_dir
 
-import shooting
-from toy.agents import Critics, Shots
-from toy.environment import OPTIMAL_ACTION, reward
-from toy.networks import Networks
-from toy.record import Difference, mean_interval
-from toy.resampling import WAYS, Candidates, angle, make_ways, oracle, uncertainty, uniform
-from toy.simple_example import simple_example
+from vmfer_recipes import shooting
+from vmfer_recipes.toy.agents import Critics, Shots
+from vmfer_recipes.toy.environment import OPTIMAL_ACTION, reward
+from vmfer_recipes.toy.networks import Networks
+from vmfer_recipes.toy.record import Difference, mean_interval
+from vmfer_recipes.toy.resampling import (
+    WAYS,
+    Candidates,
+    angle,
+    make_ways,
+    oracle,
+    uncertainty,
+    uniform,
+)
+from vmfer_recipes.toy.simple_example import simple_example
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interval=5")

@@ -14,8 +14,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from reporting.progress import read_progress
-from reporting.sweeps import planned_runs
+from vmfer_recipes.reporting.progress import read_progress
+from vmfer_recipes.reporting.sweeps import planned_runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,7 +122,7 @@ def test_damaged_notes_and_configs_are_named(runs):
 def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
     _note_sweep(runs / "runs/sweeps", sweeper={"params": {"seed": "0,1"}}, overrides={"task": []})
     _write_run(runs / "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty/seed0", step=1000, done=True)
-    program = importlib.import_module("status")
+    program = importlib.import_module("vmfer_recipes.status")
     # From anywhere: a run that has begun is not told again as one that is left.
     monkeypatch.setattr(sys, "argv", ["status.py", str(runs)])
     program.main()

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import td3
-from training.lock import LockedError, lock
+from vmfer_recipes import td3
+from vmfer_recipes.training.lock import LockedError, lock
 
 RUN = ("td3", "sampler=vmf_rank")
 ROOT = Path(__file__).parents[2]
@@ -43,11 +43,10 @@ def _handlers():
 
 
 @pytest.fixture
-def start(command, tmp_path, monkeypatch):
+def start(command, tmp_path):
     """``start(run_dir, *overrides)``: TD3 in another process, which is at work on the run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["td3"])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "recipes"))  # the server's, to find it
+    context.set_forkserver_preload(["vmfer_recipes.td3"])
     processes = []
 
     def launch(run_dir: Path, *overrides: str):
@@ -177,7 +176,7 @@ def test_crashed_run_lets_go_of_lock_and_signals_in_the_same_process(train, at_s
 def test_forked_child_does_not_keep_the_lock(tmp_path):
     program = """
 import os, pathlib, signal, sys, time
-from training.lock import lock
+from vmfer_recipes.training.lock import lock
 held = lock(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print(os.getpid(), flush=True)
@@ -187,7 +186,6 @@ time.sleep(60)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "recipes")},
     ) as process:
         child = int(process.stdout.readline())
         with pytest.raises(LockedError, match=f"process {process.pid} on"):

@@ -14,9 +14,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import evaluate
-import status
-from training.errors import UserError
+from vmfer_recipes import evaluate, status
+from vmfer_recipes.training.errors import UserError
 
 YAML_BOMBS = (
     '!!python/object/apply:os.mkdir ["{}"]',
@@ -142,7 +141,7 @@ def test_a_configuration_is_not_executed(
     assert code == 2
     assert f"{run_dir} is left out: config.yaml cannot be read" in errors
     pytest.importorskip("rliable")
-    import report
+    from vmfer_recipes import report
 
     code, _, errors = run_program(report, monkeypatch, capsys, run_dir)
     assert code == 2
@@ -178,7 +177,7 @@ def test_the_note_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, cap
     ids=["formula", "bytes", "zero", "long", "code", "first rows lost"],
 )
 def test_an_odd_table_is_left_out_by_name(write_run, tmp_path, content):
-    from reporting.runs import read_runs
+    from vmfer_recipes.reporting.runs import read_runs
 
     write_run("good")
     (write_run("odd", seed=1) / "eval.csv").write_bytes(content)
@@ -189,8 +188,8 @@ def test_an_odd_table_is_left_out_by_name(write_run, tmp_path, content):
 
 def test_names_are_neither_markup_nor_formulas(write_run, tmp_path, monkeypatch, capsys):
     pytest.importorskip("rliable")
-    import report
-    from reporting import statistics
+    from vmfer_recipes import report
+    from vmfer_recipes.reporting import statistics
 
     monkeypatch.setattr(statistics, "REPETITIONS", 10)
     odd = {"env": {"name": f"=1+1{SCRIPT}"}, "sampler": {"name": rf"$\frac{{{SCRIPT}"}}

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from training.errors import UserError
-from training.options import check
-from training.workers import Workers
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import check
+from vmfer_recipes.training.workers import Workers
 
 KINDS = ("multi_sync", "multi_async")
 CAPACITY = 100
@@ -37,7 +37,7 @@ def _quick_starts():
     """
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_forkserver_preload(["training.workers", "td3"])
+    multiprocessing.set_forkserver_preload(["vmfer_recipes.training.workers", "vmfer_recipes.td3"])
     yield
     multiprocessing.set_start_method(before, force=True)
 

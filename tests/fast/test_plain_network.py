@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from helpers.fast_losses import TOLERANCE
-from torchrl_vmfer.plain_network import NotPlainError, PlainNetwork
+from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.ELU, nn.SiLU, nn.GELU])

@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from training.updates import Adam
+from torchrl_vmfer.fast.adam import Adam
 
 
 def parameters():

@@ -23,8 +23,8 @@ from torchrl.objectives import SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
 from torchrl_vmfer.directional import directions, factor_and_length
-from torchrl_vmfer.known_gradients import backward, with_known_gradients
-from torchrl_vmfer.plain_network import NotPlainError, PlainNetwork
+from torchrl_vmfer.fast.known_gradients import backward, with_known_gradients
+from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 
 if TYPE_CHECKING:
     from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss

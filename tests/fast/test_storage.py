@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 
-from training.storage import RowStorage, RowWriter
+from torchrl_vmfer.fast.storage import RowStorage, RowWriter
 
 CAPACITY = 10
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from torchrl_vmfer.plain_network import PlainNetwork
+from torchrl_vmfer.fast.plain_network import PlainNetwork
 
 __all__ = ["backward", "with_known_gradients"]
 
