@@ -25,6 +25,8 @@ from tensordict.nn import TensorDictSequential
 from torchrl import torchrl_logger
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes.training.options import plain
 
 ROOT = Path(__file__).parents[1]
 TASK = "HalfCheetah-v4"
@@ -130,7 +132,7 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
     networks = importlib.import_module("vmfer_recipes.training.networks")
-    descend = importlib.import_module("vmfer_recipes.training.updates").descend
+    descend = make_backend(fast=False).descend
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
     env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
     spec = env.action_spec_unbatched
@@ -200,8 +202,7 @@ def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) ->
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
     module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
-    module.Session = lambda cfg: _Session(filled, connection)
-    module.main.__wrapped__(cfg)
+    module.train(plain(cfg), _Session(filled, connection))
     raise AssertionError("The session never ends.")
 
 
@@ -211,7 +212,7 @@ class _Session:
     finished = False
 
     def __init__(self, filled: int, connection: Connection) -> None:
-        torch.set_flush_denormal(True)  # as the real one does
+        self.backend = make_backend(fast=True)
         self.metrics = importlib.import_module("vmfer_recipes.training.logs").Averages()
         self._filled = filled
         self._connection = connection

@@ -21,9 +21,9 @@ from torchrl import torchrl_logger
 from torchrl.objectives import LossModule, SACLoss, TD3Loss
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
+from torchrl_vmfer.fast import make_backend
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
-from vmfer_recipes.training.updates import descend
 
 BATCH = 256
 HIDDEN = [256, 256]
@@ -55,6 +55,7 @@ def make_updates(
     loss.make_value_estimator(gamma=0.99)
     rows = env.rollout(BATCH).select("observation", "action", "next")
     batch = TensorDict({key: rows[key] for key in rows.keys()}, [BATCH])  # noqa: SIM118
+    descend = make_backend(fast=True).descend
     optimizers = {
         name: torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), fused=True)
         for name in ("qvalue_network_params", "actor_network_params")

@@ -5,10 +5,7 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
-from torchrl.objectives import SoftUpdate
-
 from torchrl_vmfer import VMFTD3Loss, VMFUncertainty
-from torchrl_vmfer.fast import FastSoftUpdate, adam
 from vmfer_recipes.training.collection import make_collector
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.launch import recipe
@@ -24,15 +21,20 @@ from vmfer_recipes.training.replay import (
     stores_factors,
 )
 from vmfer_recipes.training.session import Session
-from vmfer_recipes.training.updates import agreement, compiled, descend
+from vmfer_recipes.training.updates import agreement, compiled
 
 
 @recipe("td3")
 def main(cfg: Config) -> None:
-    """Trains one agent."""
+    """Trains one agent, unless that was done before."""
     session = Session(cfg)
-    if session.finished:
-        return
+    if not session.finished:
+        train(cfg, session)
+
+
+def train(cfg: Config, session: Session) -> None:
+    """Trains one agent."""
+    backend = session.backend
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     actor = deterministic_actor(env, cfg.hidden)
@@ -46,20 +48,20 @@ def main(cfg: Config) -> None:
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
         measure=stores_factors(cfg.sampler) or cfg.actor_noise > 0,
-        fast=cfg.fast and not cfg.compile,
+        fast=backend.is_fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)
     if cfg.compile:
         compiled(loss, "value_loss", "actor_loss")
     uncertainty = VMFUncertainty(loss)
-    targets = (FastSoftUpdate if cfg.fast else SoftUpdate)(loss, tau=cfg.tau)
-    critic_optimizer = adam(loss.qvalue_network_params, cfg.critic_lr)
-    actor_optimizer = adam(loss.actor_network_params, cfg.actor_lr)
-    buffer = make_replay_buffer(env, cfg)
+    targets = backend.soft_update(loss, tau=cfg.tau)
+    critic_optimizer = backend.adam(loss.qvalue_network_params, cfg.critic_lr)
+    actor_optimizer = backend.adam(loss.actor_network_params, cfg.actor_lr)
+    buffer = make_replay_buffer(env, cfg, backend)
     actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
-    explorer = perception.before(exploring(actor, cfg.exploration_noise))
-    collector = make_collector(env, explorer, perception, buffer, cfg)
+    explorer = perception.before(exploring(backend, actor, cfg.exploration_noise))
+    collector = make_collector(env, explorer, perception, buffer, cfg, backend)
 
     for step in session.steps(
         policy=perception.before(actor),
@@ -77,7 +79,7 @@ def main(cfg: Config) -> None:
         for _ in range(cfg.utd_ratio):
             batch = perception(buffer.sample())
             critic_loss, info = loss.value_loss(batch)
-            descend(critic_optimizer, critic_loss)
+            backend.descend(critic_optimizer, critic_loss)
             session.metrics.add(critic_loss=critic_loss)
             if cfg.replay.kind in ("per", "per_rank"):
                 td_error = info["td_error"].detach().amax(0).sqrt()
@@ -86,7 +88,7 @@ def main(cfg: Config) -> None:
         if step % cfg.policy_delay == 0:
             batch = actor_batch(batch)
             actor_loss, info = loss.actor_loss(batch)
-            descend(actor_optimizer, actor_loss)
+            backend.descend(actor_optimizer, actor_loss)
             session.metrics.add(actor_loss=actor_loss)
             if stores_factors(cfg.sampler):
                 buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))

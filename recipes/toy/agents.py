@@ -10,10 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchrl_vmfer.fast import adam
 from vmfer_recipes.toy.environment import ACTION_BOUND, INITIAL_STATE, reward
 from vmfer_recipes.toy.networks import Networks, from_each
-from vmfer_recipes.training.updates import descend
 
 __all__ = ["Actors", "Critics", "Shots"]
 
@@ -60,7 +58,7 @@ class Critics:
         self, hidden: Sequence[int], lr: float, generators: Sequence[torch.Generator]
     ) -> None:
         self.networks = Networks(2, [4, *hidden, 1], generators)
-        self._optimizer = adam(self.networks.parameters, lr)
+        self._optimizer = torch.optim.Adam(self.networks.parameters, lr, fused=True)
 
     def values(self, actions: Tensor, *, frozen: bool = False) -> Tensor:
         """Q_i(s₀, a) ``[critic, seed, batch]`` for actions ``[*, batch, 2]``."""
@@ -72,7 +70,7 @@ class Critics:
         actions, rewards = batch
         errors = self.values(actions) - rewards
         # The sum over networks keeps the gradient of each what it would be on its own.
-        descend(self._optimizer, errors.square().mean(-1).sum())
+        _descend(self._optimizer, errors.square().mean(-1).sum())
 
     def gradients(self, actions: Tensor) -> Tensor:
         """∂l_i/∂a ``[critic, seed, batch, 2]`` of l_i = -Q_i, for actions ``[seed, batch, 2]``."""
@@ -95,7 +93,7 @@ class Actors:
         self, ways: int, hidden: Sequence[int], lr: float, generators: Sequence[torch.Generator]
     ) -> None:
         self._networks = Networks(1, [2, *hidden, 2], generators).copied(ways)
-        self._optimizer = adam(self._networks.parameters, lr)
+        self._optimizer = torch.optim.Adam(self._networks.parameters, lr, fused=True)
 
     def actions(self) -> Tensor:
         """π(s₀) ``[way, seed, 2]``."""
@@ -113,4 +111,10 @@ class Actors:
         """
         count = used.sum(-1, keepdim=True).clamp(min=1)
         mean = (gradients * used[..., None]).sum(-2) / count
-        descend(self._optimizer, (actions * mean).sum())
+        _descend(self._optimizer, (actions * mean).sum())
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

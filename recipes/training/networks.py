@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
@@ -13,7 +12,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.modules.distributions.utils import safetanh_noeps
 
-from torchrl_vmfer.fast.plain_network import PlainNetwork
+from torchrl_vmfer.fast import Backend
 
 __all__ = ["deterministic_actor", "exploring", "gaussian_actor", "make_critics"]
 
@@ -57,16 +56,12 @@ def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
     )
 
 
-def _plain(network: nn.Module) -> PlainNetwork:
-    return PlainNetwork(network, TensorDict.from_module(network))
-
-
 class _AddNoise(nn.Module):
     """TD3's exploration: Gaussian noise, and actions kept within [-1, 1]."""
 
-    def __init__(self, network: nn.Module, deviation: float) -> None:
+    def __init__(self, network: Callable[[Tensor], Tensor], deviation: float) -> None:
         super().__init__()
-        self.network = _plain(network)
+        self.network = network
         self.deviation = deviation
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -77,9 +72,9 @@ class _AddNoise(nn.Module):
 class _DrawAction(nn.Module):
     """SAC's exploration: an action from the policy, when there is to be any exploration."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self.network = _plain(network)
+        self.network = network
 
     def forward(self, observation: Tensor) -> Tensor:
         loc, scale = self.network(observation)
@@ -89,18 +84,19 @@ class _DrawAction(nn.Module):
 
 
 def exploring(
-    actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
+    backend: Backend, actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
 ) -> TensorDictModule:
     """The policy that collects data: the actor's own network, and no more than it takes to act.
 
     Args:
+        backend: says how its network is called.
         actor: what was made above; its parameters are shared.
         noise: the standard deviation of the noise on the actions of a deterministic actor.
     """
     if noise is None:
-        module: nn.Module = _DrawAction(actor.module[0].module)
+        module: nn.Module = _DrawAction(backend.network(actor.module[0].module))
     else:
-        module = _AddNoise(actor.module, noise)
+        module = _AddNoise(backend.network(actor.module), noise)
     return TensorDictModule(module, ["observation"], ["action"])
 
 

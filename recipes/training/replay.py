@@ -9,12 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import (
-    LazyTensorStorage,
-    PrioritizedSampler,
-    RandomSampler,
-    TensorDictRoundRobinWriter,
-)
+from torchrl.data import PrioritizedSampler, RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.envs import GymWrapper
 
@@ -26,7 +21,7 @@ from torchrl_vmfer import (
     VMFSampler,
     VMFUncertainty,
 )
-from torchrl_vmfer.fast.storage import RowStorage, RowWriter
+from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training.errors import diverged
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.perception import Perception
@@ -41,20 +36,17 @@ __all__ = [
 ]
 
 
-def make_replay_buffer(env: GymWrapper, cfg: Config) -> ActorCriticReplayBuffer:
+def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorCriticReplayBuffer:
     """The buffer that ``replay=`` and ``sampler=`` ask for.
 
     Its random generator is its own: how often a sampler draws does not move the streams of the
     environment and of the exploration.
     """
-    storage, writer = RowStorage, RowWriter
-    if not cfg.fast:
-        storage, writer = LazyTensorStorage, TensorDictRoundRobinWriter
     is_alone = cfg.collector.kind == "single"  # and counters need not be seen by other processes
     parts: dict[str, Callable[[], Any]] = {
-        "storage": partial(storage, cfg.replay.buffer_size, compilable=is_alone),
+        "storage": partial(backend.storage, cfg.replay.buffer_size, compilable=is_alone),
         # Workers may overwrite what the learner is about to score.
-        "writer": partial(writer, compilable=is_alone, track_generations=not is_alone),
+        "writer": partial(backend.writer, compilable=is_alone, track_generations=not is_alone),
         "critic_sampler": partial(_critic_sampler, cfg.replay),
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
     }

@@ -18,6 +18,7 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 from tqdm import tqdm
 
+from torchrl_vmfer.fast import make_backend
 from vmfer_recipes.training.checkpoints import Checkpoints
 from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.environments import make_environment
@@ -52,6 +53,7 @@ class Session:
 
     Attributes:
         run_dir: where all output goes.
+        backend: TorchRL's own parts or the fast ones, as ``fast=`` asks for.
         finished: whether the run was brought to its end before.
         metrics: averages of what the recipe reports, for ``train.csv``.
     """
@@ -68,8 +70,7 @@ class Session:
         if self.finished:
             return
         torch.set_num_threads(cfg.threads)
-        # Numbers next to nothing, as Adam has of dead units, cost hundreds of times the others.
-        torch.set_flush_denormal(cfg.fast)
+        self.backend = make_backend(cfg.fast)
         # The global generators of all three: an environment or a library may draw from any.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002

@@ -8,16 +8,8 @@ from torch import Tensor
 from torchrl.objectives import LossModule
 
 from torchrl_vmfer import VMFUncertainty
-from torchrl_vmfer.fast import backward
 
-__all__ = ["agreement", "compiled", "descend"]
-
-
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One gradient step."""
-    optimizer.zero_grad()
-    backward(loss)
-    optimizer.step()
+__all__ = ["agreement", "compiled"]
 
 
 def agreement(

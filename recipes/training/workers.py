@@ -10,7 +10,7 @@ import time
 import weakref
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -19,7 +19,8 @@ from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.training.collection import DirectCollector, StepCount, kept
+from torchrl_vmfer.fast import Backend, make_backend
+from vmfer_recipes.training.collection import StepCount, kept
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.interruption import Interruption
@@ -44,11 +45,16 @@ class Workers(StepCount):
     """
 
     def __init__(
-        self, policy: TensorDictModuleBase, buffer: ActorCriticReplayBuffer, cfg: Config
+        self,
+        policy: TensorDictModuleBase,
+        buffer: ActorCriticReplayBuffer,
+        cfg: Config,
+        backend: Backend,
     ) -> None:
         self._policy = policy
         self._buffer = buffer
         self._cfg = cfg
+        self._backend = backend
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
@@ -117,9 +123,9 @@ class Workers(StepCount):
                 total_frames=-1,
                 init_random_frames=cfg.init_random_frames,
                 replay_buffer=buffer,
-                collector_class=_DirectWorker if cfg.fast else _Worker,
-                postproc=None if cfg.fast else kept,
-                init_fn=partial(_set_up, cfg.fast),
+                collector_class=partial(_worker, self._backend.collector),
+                postproc=kept,
+                init_fn=partial(_set_up, self._backend.is_fast),
                 num_threads=cfg.threads,
                 num_sub_threads=1,
                 auto_register_policy_transforms=False,
@@ -154,12 +160,16 @@ def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, thread
 
 def _set_up(fast: bool) -> None:
     torchrl_logger.setLevel("WARNING")
-    torch.set_flush_denormal(fast)
+    make_backend(fast)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the learner saves, and then ends them
 
 
-class _Worker(Collector):
-    """TorchRL's collector, which waits where it is too far ahead of the learner.
+def _worker(collector: type[Collector], *args: Any, **kwargs: Any) -> Collector:
+    return type("Worker", (_Worker, collector), {})(*args, **kwargs)
+
+
+class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
+    """Makes a collector wait where it is too far ahead of the learner.
 
     SIGTERM does not end it in the middle of a row, which the learner may be about to save.
     """
@@ -190,7 +200,3 @@ class _Worker(Collector):
         except UserError as error:  # the learner hears of an exit code only
             print(f"error: At step {buffer.write_count + 1}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
-
-
-class _DirectWorker(_Worker, DirectCollector):
-    pass

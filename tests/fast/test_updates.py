@@ -12,7 +12,7 @@ from torchrl.objectives import SoftUpdate
 
 from helpers.fast_losses import SEED, TOLERANCE, assert_agree, pair
 from torchrl_vmfer import VMFUncertainty
-from torchrl_vmfer.fast import FastSoftUpdate
+from torchrl_vmfer.fast.updates import FastSoftUpdate
 
 OPTIONS = [
     {},

@@ -43,8 +43,8 @@ def watch(train, tmp_path, monkeypatch):
         recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
         make = recipe.make_replay_buffer
 
-        def spy_buffer(env, cfg):
-            seen.buffer = make(env, cfg)
+        def spy_buffer(env, cfg, backend):
+            seen.buffer = make(env, cfg, backend)
             update = seen.buffer.update_priority
 
             def spy_priority(index, priority, *generation):

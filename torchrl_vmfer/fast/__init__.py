@@ -1,8 +1,10 @@
-"""The one room for speed: what trades TorchRL's generality for speed."""
+"""The one room for speed: what trades TorchRL's generality for speed.
 
-from torchrl_vmfer.fast.adam import adam
+:func:`make_backend` is its door for training loops, ``fast=True`` that of the losses.
+"""
+
+from torchrl_vmfer.fast.backend import Backend, make_backend
 from torchrl_vmfer.fast.known_gradients import backward
-from torchrl_vmfer.fast.storage import RowStorage, RowWriter
-from torchrl_vmfer.fast.updates import FastSAC, FastSoftUpdate, FastTD3
+from torchrl_vmfer.fast.updates import FastSAC, FastTD3
 
-__all__ = ["FastSAC", "FastSoftUpdate", "FastTD3", "RowStorage", "RowWriter", "adam", "backward"]
+__all__ = ["Backend", "FastSAC", "FastTD3", "backward", "make_backend"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tensordict.nn import TensorDictParams
 from torch import Tensor
 
-__all__ = ["Adam", "adam"]
+__all__ = ["Adam"]
 
 
 class Adam(torch.optim.Adam):
@@ -63,10 +62,3 @@ class Adam(torch.optim.Adam):
         )
 
     step.hooked = True  # type: ignore[attr-defined]  # PyTorch need not watch it for its profiler
-
-
-def adam(parameters: TensorDictParams | list[Tensor], lr: float) -> Adam:
-    """The optimizer of the paper."""
-    if isinstance(parameters, TensorDictParams):
-        parameters = list(parameters.flatten_keys().values())
-    return Adam(parameters, lr=lr, fused=True)

@@ -1,0 +1,96 @@
+"""The parts of a training loop that exist twice: TorchRL's own, and faster ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictParams
+from torch import Tensor, nn
+from torchrl.collectors import Collector
+from torchrl.data import LazyTensorStorage, TensorDictRoundRobinWriter
+from torchrl.objectives import SoftUpdate
+
+from torchrl_vmfer.fast.adam import Adam
+from torchrl_vmfer.fast.collector import DirectCollector
+from torchrl_vmfer.fast.known_gradients import backward
+from torchrl_vmfer.fast.plain_network import PlainNetwork
+from torchrl_vmfer.fast.storage import RowStorage, RowWriter
+from torchrl_vmfer.fast.updates import FastSoftUpdate
+
+__all__ = ["Backend", "make_backend"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """The parts of a training loop that exist in a general and in a fast version.
+
+    Both versions compute the same numbers, up to rounding, and draw the same random numbers.
+
+    Attributes:
+        is_fast: the value for the ``fast`` argument of the losses.
+        soft_update: makes the updater of target networks, as TorchRL's ``SoftUpdate`` does.
+        optimizer: makes an optimizer from a list of parameters and ``lr``.
+        backward: takes the place of ``loss.backward()``.
+        storage: the class of the replay buffer's storage.
+        writer: the class of its writer.
+        collector: the class of the collector.
+        network: makes the function by which a collecting policy calls a network.
+    """
+
+    is_fast: bool
+    soft_update: Callable[..., SoftUpdate]
+    optimizer: Callable[..., torch.optim.Optimizer]
+    backward: Callable[[Tensor], None]
+    storage: Callable[..., LazyTensorStorage]
+    writer: Callable[..., TensorDictRoundRobinWriter]
+    collector: type[Collector]
+    network: Callable[[nn.Module], Callable[..., Any]]
+
+    def adam(self, parameters: TensorDictParams | list[Tensor], lr: float) -> Any:
+        """Makes the optimizer of some parameters."""
+        if isinstance(parameters, TensorDictParams):
+            parameters = list(parameters.flatten_keys().values())
+        return self.optimizer(parameters, lr=lr)
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """Takes one gradient step."""
+        optimizer.zero_grad()
+        self.backward(loss)
+        optimizer.step()
+
+
+_GENERAL = Backend(
+    is_fast=False,
+    soft_update=SoftUpdate,
+    optimizer=partial(torch.optim.Adam, fused=True),
+    backward=Tensor.backward,
+    storage=LazyTensorStorage,
+    writer=TensorDictRoundRobinWriter,
+    collector=Collector,
+    network=lambda module: module,
+)
+_FAST = Backend(
+    is_fast=True,
+    soft_update=FastSoftUpdate,
+    optimizer=partial(Adam, fused=True),
+    backward=backward,
+    storage=RowStorage,
+    writer=RowWriter,
+    collector=DirectCollector,
+    network=lambda module: PlainNetwork(module, TensorDict.from_module(module)),
+)
+
+
+def make_backend(fast: bool) -> Backend:
+    """Returns TorchRL's own parts, or the fast ones that take their place.
+
+    The fast version also flushes denormal numbers to zero in this process: those that Adam keeps
+    for dead units are hundreds of times slower than others.
+    """
+    torch.set_flush_denormal(fast)
+    return _FAST if fast else _GENERAL
