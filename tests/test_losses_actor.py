@@ -126,6 +126,23 @@ class TestActorLoss:
             results.append(seeded(loss.actor_loss, make_batch(9))[0])
         assert_same(algorithm, results[1], results[0])
 
+    @pytest.mark.parametrize("scale", [1.0, 65536.0])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_in_half_precision_is_as_exact_as_torchrls(
+        self, algorithm, make_batch, gradients_of, dtype, scale
+    ):
+        """With the scale by which one keeps small gradients from vanishing, and without."""
+        results = []
+        for loss in algorithm.pair(cells=(64, 64)):
+            with torch.autocast("cpu", dtype):
+                value, metadata = seeded(loss.actor_loss, make_batch(256))
+            (value * scale).backward()
+            gradients = gradients_of(loss.actor_network_params)
+            results.append(torch.cat([gradient.flatten() / scale for gradient in gradients]))
+        expected, found = results
+        assert metadata["vmf_factor"].isfinite().all()
+        assert (found - expected).norm() < 4e-3 * expected.norm()
+
     def test_that_fails_leaves_the_critic_loss_working(self, algorithm, make_batch):
         stock, vmf = algorithm.pair()
         batch = make_batch(6)

@@ -61,10 +61,19 @@ def linearized_values(
     # No graph of the critics outlives this block.
     with torch.no_grad():
         values, pull_back = torch.func.vjp(values_at, *points)  # type: ignore[misc]
-        weight = values.new_tensor(-1 / max(1, values[0].numel()) if mean else -1)
-        gradients = pull_back(weight.expand_as(values))
+        # In half precision a weight of 1/B would push gradients below the smallest number.
+        is_half = any(tensor.dtype.itemsize < 4 for tensor in (values, *points))
+        weight = values.new_tensor(-1 / max(1, values[0].numel()) if mean and not is_half else -1)
+        gradients = [_at_least_single(g) for g in pull_back(weight.expand_as(values))]
+    # A backward pass multiplies what follows by the scale of the loss, often more than the
+    # largest number of half precision.
+    values, weight = _at_least_single(values), _at_least_single(weight)
     for origin, gradient in zip(origins, gradients, strict=True):
         slope = (origin - origin.detach()) * gradient
         # Dividing by the very number the backward pass multiplies with leaves no rounding.
         values = values + slope.flatten(values.ndim - 1).sum(-1, keepdim=True) / weight
     return values, gradients[at_action].flatten(values.ndim - 1) / -weight
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torchrl.modules import MLP
 
 from helpers.fast_losses import SEED, TOLERANCE, pair
 from torchrl_vmfer.fast import backward
+
+# Critics off the shortest path: their gradients come from autograd or from other products.
+CRITICS = {
+    "relu": {"activation_class": nn.ReLU},
+    "wide": {"activation_class": nn.ReLU, "num_cells": [128, 128]},
+    "tanh": {"activation_class": nn.Tanh},
+    "elu": {"activation_class": nn.ELU},
+    "silu": {"activation_class": nn.SiLU},
+    "no last bias": {"activation_class": nn.ReLU, "bias_last_layer": False},
+}
+
+
+@pytest.fixture(params=CRITICS)
+def loss(request, algorithm):
+    torch.manual_seed(0)
+    network = MLP(8, 1, **{"num_cells": [64, 64]} | CRITICS[request.param])
+    return pair(algorithm, critic=algorithm.critic(network=network))[1]
+
+
+def updates(algorithm, loss, batch):
+    return (lambda: algorithm.critic_loss(loss, batch)[0], lambda: loss.actor_loss(batch)[0])
+
+
+def test_gradients_have_the_layout_of_their_parameters(algorithm, loss, make_batch):
+    for update in updates(algorithm, loss, make_batch(16)):
+        backward(update())
+    assert loss._fast
+    for name, parameter in loss.named_parameters():
+        if parameter.grad is not None:
+            assert parameter.grad.stride() == parameter.stride(), name
+
+
+def test_a_fused_optimizer_makes_the_steps_that_it_makes_by_autograd(algorithm, loss, make_batch):
+    """The fused kernel reads the memory of parameter and gradient side by side."""
+    twin, batch = copy.deepcopy(loss), make_batch(64)
+    for trained, run in ((loss, backward), (twin, torch.Tensor.backward)):
+        optimizer = torch.optim.Adam(trained.parameters(), lr=1e-2, fused=True)
+        torch.manual_seed(SEED)
+        for update in updates(algorithm, trained, batch) * 3:
+            optimizer.zero_grad()
+            run(update())
+            optimizer.step()
+    for (name, one), other in zip(loss.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
 
 
 def test_backward_is_that_of_autograd(algorithm, make_batch):
@@ -35,6 +83,24 @@ def test_backward_calls_hooks(algorithm, make_batch):
     parameter.register_hook(lambda gradient: gradient * 0)
     backward(algorithm.critic_loss(loss, make_batch(16))[0])
     assert not parameter.grad.any()
+
+
+def test_backward_calls_the_hook_of_the_loss(algorithm, make_batch):
+    _, loss = pair(algorithm)
+    value = algorithm.critic_loss(loss, make_batch(16))[0]
+    value.register_hook(lambda gradient: gradient * 0)
+    backward(value)
+    gradients = [p.grad for p in loss.parameters() if p.grad is not None]
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_backward_fills_the_gradient_of_a_loss_that_retains_it(algorithm, make_batch):
+    _, loss = pair(algorithm)
+    value = algorithm.critic_loss(loss, make_batch(16))[0]
+    value.retain_grad()
+    backward(value)
+    assert value.grad == 1
 
 
 @pytest.mark.parametrize("first", [backward, torch.Tensor.backward])

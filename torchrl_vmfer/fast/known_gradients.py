@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchrl_vmfer._torchrl import has_tensor_hooks
 from torchrl_vmfer.fast.plain_network import PlainNetwork
 
 __all__ = ["backward", "with_known_gradients"]
@@ -20,19 +21,20 @@ class _KnownGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
         """Takes the gradients of the parameters."""
-        ctx.gradients, ctx.parameters = gradients, parameters
+        ctx.known_gradients, ctx.parameters = gradients, parameters
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Hands them on, once."""
-        if ctx.gradients is None:
+        if ctx.known_gradients is None:
             raise RuntimeError(
-                "This loss has already gone through a backward pass: compute it anew, or use "
+                "This loss has already gone through a backward pass: compute it again, or use "
                 "fast=False."
             )
-        gradients, ctx.gradients = ctx.gradients, None  # a loss that is kept shall not keep them
+        # A loss that is kept must not keep the gradients in memory.
+        gradients, ctx.known_gradients = ctx.known_gradients, None
         return None, None, *(gradient * known for known in gradients)
 
 
@@ -42,24 +44,42 @@ def with_known_gradients(
     pull_back: Callable[..., Sequence[Tensor]],
     *slopes: Tensor,
 ) -> Tensor:
-    """A loss with given slopes at the outputs of a network, for whose parameters it is."""
+    """A loss of a network's parameters, given its slopes at the outputs of the network."""
     if not torch.is_grad_enabled():
         return loss
-    slopes = tuple(slope.to(network.tensors[0].dtype) for slope in slopes)
-    return _KnownGradients.apply(loss, pull_back(*slopes), *network.tensors)
+    parameters = network.tensors
+    slopes = tuple(slope.to(parameters[0].dtype) for slope in slopes)
+    gradients = [
+        _in_layout_of(parameter, gradient)
+        for parameter, gradient in zip(parameters, pull_back(*slopes), strict=True)
+    ]
+    return _KnownGradients.apply(loss, gradients, *parameters)
+
+
+def _in_layout_of(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with the parameter's strides.
+
+    Fused optimizers read the memory of parameter and gradient in the same order. Autograd makes
+    sure that the layouts agree; :func:`backward` passes it by.
+    """
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def backward(loss: Tensor) -> None:
     """``loss.backward()``, in fewer steps for a loss of the fast path, and once only."""
     node: Any = loss.grad_fn
+    gradients = getattr(node, "known_gradients", None)
     if (
-        getattr(node, "_forward_cls", None) is not _KnownGradients
-        or node.gradients is None
-        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in node.parameters)
+        gradients is None
+        or loss.retains_grad
+        or has_tensor_hooks(loss)
+        or any(has_tensor_hooks(parameter) for parameter in node.parameters)
     ):
         loss.backward()
         return
-    for parameter, gradient in zip(node.parameters, node.gradients, strict=True):
+    for parameter, gradient in zip(node.parameters, gradients, strict=True):
         if parameter.requires_grad:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-    node.gradients = None  # they are the parameters' now
+    node.known_gradients = None  # they belong to the parameters now
