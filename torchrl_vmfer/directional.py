@@ -45,7 +45,7 @@ def directions(gradients: Tensor) -> Tensor:
         raise TypeError(f"Gradients must be a tensor of floating-point numbers, got {got}.")
     # Dividing by the largest entry first keeps the squares from over- or underflowing.
     scale = gradients.abs().amax(-1, keepdim=True)
-    usable = scale.isfinite() & (scale > 0)
+    usable = (scale > 0) & (scale < math.inf)  # false for NaN
     scaled = torch.where(usable, gradients, 0) / torch.where(usable, scale, 1)
     norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
     return scaled / torch.where(usable, norm, 1)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from tensordict import NestedKey, TensorDictBase, unravel_key
-from torch import Tensor
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.objectives import TD3BCLoss, TD3Loss
+from torchrl.objectives.common import LossModule
 
-__all__ = ["linearized_values"]
+from torchrl_vmfer._torchrl import paired_critics
+
+__all__ = ["action_gradients", "linearized_values"]
 
 
 def linearized_values(
@@ -77,3 +83,47 @@ def linearized_values(
 
 def _at_least_single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Asks all critics of a loss at the action of its policy, in one pass.
+
+    Args:
+        loss: a TorchRL loss with an ``actor_network`` and an ensemble ``qvalue_network``.
+        tensordict: a batch ``[*batch]`` with the observations that they read.
+
+    Returns:
+        the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
+        respect to the action.
+    """
+    actor, critic = loss.actor_network, loss.qvalue_network
+    action_key = loss.tensor_keys.action
+    params = loss.qvalue_network_params.detach()
+    exploration = ExplorationType.RANDOM
+    if isinstance(loss, (TD3Loss, TD3BCLoss)):
+        exploration = loss.deterministic_sampling_mode
+    observed = dict.fromkeys([*actor.in_keys, *critic.in_keys])
+    inputs = tensordict.select(*(key for key in observed if key != action_key))
+    with set_exploration_type(exploration), loss.actor_network_params.to_module(actor):
+        inputs = actor(inputs).select(*critic.in_keys)
+    ensemble = paired_critics(loss)
+    with _evaluating(critic):
+        values, gradients = linearized_values(
+            lambda inputs: ensemble(inputs, params),
+            inputs.expand(params.batch_size[0], *inputs.batch_size),
+            action_key=action_key,
+            value_key=loss.tensor_keys.state_action_value,
+        )
+    return values.mean(-1), gradients
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Measuring must not move the statistics of normalisation layers."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
-from torch import Tensor, nn
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torch import Tensor
 from torchrl.objectives import TD3BCLoss, TD3Loss
 from torchrl.objectives.common import LossModule
-from torchrl.objectives.utils import _vmap_func
 
 from torchrl_vmfer import directional
-from torchrl_vmfer.gradients import linearized_values
+from torchrl_vmfer.gradients import action_gradients
 
 __all__ = ["VMFUncertainty"]
 
@@ -108,10 +104,14 @@ class VMFUncertainty(TensorDictModuleBase):
     @torch.no_grad()
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Adds the statistics to the tensordict."""
-        values, gradients = self._values_and_gradients(tensordict)
+        loss = self._loss_module
+        if hasattr(loss, "action_gradients"):
+            values, gradients = loss.action_gradients(tensordict)
+        else:
+            values, gradients = action_gradients(loss, tensordict)
         used: int | Tensor = 0
         if self.used == "min":
-            candidates = getattr(self._loss_module, "num_target_critics", len(values))
+            candidates = getattr(loss, "num_target_critics", len(values))
             used = values[:candidates].argmin(0)
         return tensordict.update(self.from_gradients(gradients, used))
 
@@ -139,42 +139,3 @@ class VMFUncertainty(TensorDictModuleBase):
             "concentration": directional.concentration(length, gradients.shape[-1]),
         }
         return TensorDict({"vmf": statistics}, batch_size=length.shape)
-
-    def _values_and_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        loss = self._loss_module
-        fast = loss._fast_updates(tensordict) if hasattr(loss, "_fast_updates") else None
-        if fast is not None:
-            return fast.values_and_gradients(tensordict)
-        actor, critic = loss.actor_network, loss.qvalue_network
-        params = loss.qvalue_network_params.detach()
-        exploration = ExplorationType.RANDOM
-        if isinstance(loss, _TD3_FAMILY):
-            exploration = loss.deterministic_sampling_mode
-        inputs = tensordict.select(*self.in_keys)
-        with set_exploration_type(exploration), loss.actor_network_params.to_module(actor):
-            inputs = actor(inputs).select(*critic.in_keys)
-        ensemble = _vmap_func(
-            critic,
-            randomness=loss.vmap_randomness,
-            pseudo_vmap=getattr(loss, "deactivate_vmap", False),
-        )
-        with _evaluating(critic):
-            values, gradients = linearized_values(
-                lambda inputs: ensemble(inputs, params),
-                inputs.expand(params.batch_size[0], *inputs.batch_size),
-                action_key=loss.tensor_keys.action,
-                value_key=loss.tensor_keys.state_action_value,
-            )
-        return values.mean(-1), gradients
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Measuring must not move the statistics of normalisation layers."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

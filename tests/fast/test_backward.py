@@ -37,7 +37,7 @@ def updates(algorithm, loss, batch):
 def test_gradients_have_the_layout_of_their_parameters(algorithm, loss, make_batch):
     for update in updates(algorithm, loss, make_batch(16)):
         backward(update())
-    assert loss._fast
+    assert loss.fast_path == "fast"
     for name, parameter in loss.named_parameters():
         if parameter.grad is not None:
             assert parameter.grad.stride() == parameter.stride(), name

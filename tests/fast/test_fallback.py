@@ -1,6 +1,9 @@
-"""What has no fast path goes by TorchRL's, and what has one is not kept from it."""
+"""What has no fast path takes TorchRL's, says why once, and returns when the reason is gone."""
 
 from __future__ import annotations
+
+import copy
+import warnings
 
 import pytest
 import torch
@@ -9,7 +12,10 @@ from torch import nn
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
 from torchrl.objectives import ValueEstimators
 
-from helpers.fast_losses import SEED, TOLERANCE, pair
+from helpers.fast_losses import SEED, TOLERANCE, assert_agree, pair
+from torchrl_vmfer import VMFUncertainty
+
+FALLS_BACK = "takes TorchRL's path"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +33,10 @@ def test_masks_and_several_steps_go_by_the_stock_path(algorithm, make_batch, key
     torch.manual_seed(SEED)
     expected = algorithm.critic_loss(slow, batch.clone())[0]
     torch.manual_seed(SEED)
-    assert torch.equal(algorithm.critic_loss(fast, batch.clone())[0], expected)
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        found = algorithm.critic_loss(fast, batch.clone())[0]
+    assert torch.equal(found, expected)
+    assert repr(key) in fast.fast_path
     torch.manual_seed(SEED)
     plain = algorithm.critic_loss(slow, make_batch(64))[0]
     assert not torch.equal(plain, expected)  # or else nothing would be tested
@@ -58,8 +67,10 @@ def test_other_critics_go_by_the_stock_path(algorithm, make_batch, network):
     torch.manual_seed(SEED)
     expected = slow.actor_loss(batch.clone())[0]
     torch.manual_seed(SEED)
-    assert torch.equal(fast.actor_loss(batch.clone())[0], expected)
-    assert fast._fast is None
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        found = fast.actor_loss(batch.clone())[0]
+    assert torch.equal(found, expected)
+    assert "is not a plain layer" in fast.fast_path
 
 
 @pytest.mark.parametrize(
@@ -67,8 +78,9 @@ def test_other_critics_go_by_the_stock_path(algorithm, make_batch, network):
 )
 def test_other_options_go_by_the_stock_path(sac, make_batch, options):
     _, fast = pair(sac, **options)
-    fast.actor_loss(make_batch(16))
-    assert fast._fast is None
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        fast.actor_loss(make_batch(16))
+    assert fast.fast_path == f"{next(iter(options))}=True"
 
 
 def test_batches_of_several_dimensions_go_by_the_stock_path(algorithm, make_batch):
@@ -77,9 +89,12 @@ def test_batches_of_several_dimensions_go_by_the_stock_path(algorithm, make_batc
     torch.manual_seed(SEED)
     expected = slow.actor_loss(batch.clone())[0]
     torch.manual_seed(SEED)
-    assert torch.equal(fast.actor_loss(batch.clone())[0], expected)
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        found = fast.actor_loss(batch.clone())[0]
+    assert torch.equal(found, expected)
+    assert fast.fast_path == "the batch has the shape [4, 3]"
     fast.actor_loss(make_batch(5))
-    assert fast._fast is not None
+    assert fast.fast_path == "fast"
 
 
 def test_actor_with_other_bounds_goes_by_the_stock_path(sac, make_batch):
@@ -93,8 +108,9 @@ def test_actor_with_other_bounds_goes_by_the_stock_path(sac, make_batch):
         return_log_prob=True,
     )
     loss = sac.vmf_class(actor, sac.critic(), target_entropy=-3.0, fast=True)
-    loss.actor_loss(make_batch(16))
-    assert loss._fast is None
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        loss.actor_loss(make_batch(16))
+    assert "TanhNormal" in loss.fast_path
 
 
 def gaussian(sac, names, **kwargs):
@@ -115,39 +131,39 @@ def test_bounds_may_be_tensors(sac, make_batch):
     bounds = {"low": -torch.ones(3), "high": torch.ones(3)}
     loss = gaussian(sac, ["loc", "scale"], **bounds)
     loss.actor_loss(make_batch(16))
-    assert loss._fast is not None
+    assert loss.fast_path == "fast"
 
 
 def test_mean_and_deviation_in_another_order_go_by_the_stock_path(sac, make_batch):
     loss = gaussian(sac, ["scale", "loc"])
-    loss.qvalue_v2_loss(make_batch(16))
-    assert loss._fast is None
-    assert "loc" in loss._why_not_fast
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        loss.qvalue_v2_loss(make_batch(16))
+    assert "loc" in loss.fast_path
 
 
 def test_trajectory_numbers_of_collectors_do_not_keep_from_the_fast_path(algorithm, make_batch):
     _, fast = pair(algorithm)
     batch = make_batch(16).set(("collector", "traj_ids"), torch.zeros(16, dtype=torch.int64))
     fast.actor_loss(batch)
-    assert fast._fast is not None
+    assert fast.fast_path == "fast"
 
 
 def test_a_value_estimator_without_fast_path_is_not_the_last_word(algorithm, make_batch):
     _, fast = pair(algorithm)
     fast.make_value_estimator(ValueEstimators.TDLambda, gamma=0.9, lmbda=0.9)
-    assert fast._fast_updates(make_batch(16)) is None
+    assert "TDLambdaEstimator" in fast.fast_path
     fast.make_value_estimator(ValueEstimators.TD0, gamma=0.9)
-    assert fast._fast_updates(make_batch(16)) is not None
+    assert fast.fast_path == "fast"
 
 
 def test_autocast_goes_by_the_stock_path(algorithm, make_batch):
     _, fast = pair(algorithm)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(UserWarning, match=FALLS_BACK):
         algorithm.critic_loss(fast, make_batch(16))[0].backward()
-    assert fast._fast is None
+    assert fast.fast_path == "autocast is enabled"
 
 
-@pytest.mark.filterwarnings("ignore:SACLoss with reduction")
+@pytest.mark.filterwarnings("ignore:SACLoss with reduction", f"ignore:.*{FALLS_BACK}")
 def test_losses_without_reduction_go_by_the_stock_path(algorithm, make_batch):
     slow, fast = pair(algorithm, reduction="none")
     batch = make_batch(16)
@@ -159,6 +175,7 @@ def test_losses_without_reduction_go_by_the_stock_path(algorithm, make_batch):
     assert torch.equal(*values)
 
 
+@pytest.mark.filterwarnings(f"ignore:.*{FALLS_BACK}")
 def test_gradients_reach_an_encoder(algorithm, make_batch):
     """Observations that ask for gradients get them, by TorchRL's path."""
     batch = make_batch(16)
@@ -173,7 +190,109 @@ def test_gradients_reach_an_encoder(algorithm, make_batch):
     torch.testing.assert_close(found[1], found[0], **TOLERANCE)
 
 
+@pytest.mark.filterwarnings(f"ignore:.*{FALLS_BACK}")
 def test_empty_batches_go_by_the_stock_path(td3, make_batch):
     slow, fast = pair(td3)
     assert slow.value_loss(make_batch(0))[0].isnan()
     assert fast.value_loss(make_batch(0))[0].isnan()
+
+
+def test_the_warning_comes_once_and_says_why(algorithm, make_batch):
+    _, fast = pair(algorithm)
+    with pytest.warns(UserWarning, match=rf"{FALLS_BACK}: the batch has the shape \[2, 3\]"):
+        fast.actor_loss(make_batch((2, 3)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{FALLS_BACK}")
+        fast.actor_loss(make_batch((3, 2)))
+        algorithm.critic_loss(fast, make_batch((3, 2)))
+        copy.deepcopy(fast).actor_loss(make_batch((3, 2)))
+    assert fast.fast_path == "the batch has the shape [3, 2]"
+
+
+def test_nothing_is_said_where_nothing_is_lost(algorithm, make_batch):
+    slow, fast = pair(algorithm)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{FALLS_BACK}")
+        slow.actor_loss(make_batch((2, 3)))
+        assert slow.fast_path == "fast=False"
+        assert fast.fast_path == "fast"
+        fast.actor_loss(make_batch(6))
+        algorithm.critic_loss(fast, make_batch(6))
+        VMFUncertainty(fast)(make_batch(6))
+    with pytest.raises(AttributeError):
+        fast.fast_path = "slow"
+
+
+def test_an_option_that_is_set_later_is_noticed(sac, make_batch):
+    slow, fast = pair(sac)
+    fast.actor_loss(make_batch(16))
+    slow.entropy_gradient = fast.entropy_gradient = True
+    with pytest.warns(UserWarning, match="entropy_gradient=True"):
+        assert_agree(slow, fast, lambda loss: loss.actor_loss(make_batch(16)))
+    fast.entropy_gradient = False
+    assert fast.fast_path == "fast"
+
+
+def doubled(module, inputs, output):
+    return 2 * output
+
+
+@pytest.mark.parametrize("part", ["actor_network", "qvalue_network"])
+def test_hooks_that_are_registered_later_are_called(algorithm, make_batch, part):
+    slow, fast = pair(algorithm)
+    batch = make_batch(16)
+    for update in (lambda loss: algorithm.critic_loss(loss, batch.clone()),
+                   lambda loss: loss.actor_loss(batch.clone())):  # fmt: skip
+        update(fast)
+    handles = [
+        next(m for m in getattr(loss, part).modules() if isinstance(m, nn.Linear))
+        .register_forward_hook(doubled)
+        for loss in (slow, fast)
+    ]  # fmt: skip
+    with pytest.warns(UserWarning, match="a network has hooks"):
+        assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
+    assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
+    for handle in handles:
+        handle.remove()
+    assert fast.fast_path == "fast"
+    assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
+
+
+def test_hooks_of_all_modules_are_called(td3, make_batch):
+    _, fast = pair(td3)
+    fast.actor_loss(make_batch(16))
+    called = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: called.append(1))
+    try:
+        with pytest.warns(UserWarning, match="hooks"):
+            fast.actor_loss(make_batch(16))
+    finally:
+        handle.remove()
+    assert called
+
+
+def test_a_layer_that_is_replaced_later_is_noticed(td3, make_batch):
+    slow, fast = pair(td3)
+    for loss in (slow, fast):
+        loss.actor_loss(make_batch(16))
+        network = loss.qvalue_network.module
+        network[1] = nn.ELU()
+    assert_agree(slow, fast, lambda loss: loss.actor_loss(make_batch(16)))
+    assert fast.fast_path == "fast"
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.SiLU])
+def test_inference_mode(algorithm, make_batch, activation):
+    slow, fast = pair(algorithm, activation=activation)
+    results = []
+    for loss in (slow, fast):
+        torch.manual_seed(SEED)
+        with torch.inference_mode():
+            batch = make_batch(16)
+            value, metadata = loss.actor_loss(batch)
+            critic_value = algorithm.critic_loss(loss, batch)[0]
+            factor = VMFUncertainty(loss)(batch)["vmf", "factor"]
+        results.append([value, critic_value, metadata["vmf_factor"], factor])
+    assert fast.fast_path == "fast"
+    for found, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, expected, **TOLERANCE)

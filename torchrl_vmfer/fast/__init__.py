@@ -5,6 +5,5 @@
 
 from torchrl_vmfer.fast.backend import Backend, make_backend
 from torchrl_vmfer.fast.known_gradients import backward
-from torchrl_vmfer.fast.updates import FastSAC, FastTD3
 
-__all__ = ["Backend", "FastSAC", "FastTD3", "backward", "make_backend"]
+__all__ = ["Backend", "backward", "make_backend"]

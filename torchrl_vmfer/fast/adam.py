@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchrl_vmfer._torchrl import fused_adam_
+
 __all__ = ["Adam"]
 
 
@@ -22,7 +24,7 @@ class Adam(torch.optim.Adam):
         """Takes over a state."""
         super().load_state_dict(state_dict)
         self._state = None
-        for state in self.state.values():  # PyTorch wants a counter for each
+        for state in self.state.values():  # PyTorch requires a counter for each
             state["step"] = state["step"].clone()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -45,7 +47,7 @@ class Adam(torch.optim.Adam):
             return
         means, squares, steps = self._state
         steps[0] += 1
-        torch._fused_adam_(
+        fused_adam_(
             parameters,
             [parameter.grad for parameter in parameters],
             means,

@@ -19,8 +19,8 @@ from torchrl_vmfer.fast.adam import Adam
 from torchrl_vmfer.fast.collector import DirectCollector
 from torchrl_vmfer.fast.known_gradients import backward
 from torchrl_vmfer.fast.plain_network import PlainNetwork
+from torchrl_vmfer.fast.soft_update import FastSoftUpdate
 from torchrl_vmfer.fast.storage import RowStorage, RowWriter
-from torchrl_vmfer.fast.updates import FastSoftUpdate
 
 __all__ = ["Backend", "make_backend"]
 

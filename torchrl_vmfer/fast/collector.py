@@ -10,13 +10,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor
-from torchrl.collectors import Collector
 from torchrl.envs.utils import set_exploration_type
+
+from torchrl_vmfer._torchrl import OpenCollector, gymnasium_env
 
 __all__ = ["DirectCollector"]
 
 
-class DirectCollector(Collector):
+class DirectCollector(OpenCollector):
     """TorchRL's collector with a shorter path to the simulator, for one step at a time.
 
     It yields the transitions of its parent, without validating what a Gymnasium environment
@@ -30,9 +31,10 @@ class DirectCollector(Collector):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
         """Acts once."""
-        before = {key: self._carrier.get(key) for key in self._observed}
+        carrier = self.carrier
+        before = {key: carrier.get(key) for key in self._observed}
         action = self._act(before)
-        simulator = self.env._env
+        simulator = gymnasium_env(self.env)
         after, reward, terminated, truncated, _ = simulator.step(action.numpy())
         is_over = terminated or truncated
         following = _tensors(after)
@@ -42,7 +44,7 @@ class DirectCollector(Collector):
         for key, column in self._columns["next"].items():
             column[0] = outcome[key] if key in outcome else following[key].numpy()
         for key, value in (_tensors(simulator.reset()[0]) if is_over else following).items():
-            self._carrier.set(key, value)
+            carrier.set(key, value)
         return self._transition
 
     @cached_property
@@ -51,7 +53,7 @@ class DirectCollector(Collector):
 
     @cached_property
     def _transition(self) -> TensorDict:
-        """The transition that every step fills again."""
+        """The transition that every step overwrites."""
         transition = self.env.fake_tensordict()
         if self.postproc is not None:
             transition = self.postproc(transition)
@@ -66,16 +68,13 @@ class DirectCollector(Collector):
             for name, part in {"now": now, "next": self._transition["next"]}.items()
         }
 
-    def _postproc(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict
-
     def _act(self, observations: dict[str, Tensor]) -> Tensor:
-        if self._should_use_random_frames():
+        if self.draws_random_action():
             return self.env.action_spec.rand()
         inputs = observations
         if self.policy_device is not None:
             inputs = {key: value.to(self.policy_device) for key, value in inputs.items()}
-        policy = self._wrapped_policy
+        policy = self.acting_policy
         with set_exploration_type(self.exploration_type):
             if type(policy) is TensorDictModule:  # a function of tensors, which needs no TensorDict
                 return policy.module(*(inputs[key] for key in policy.in_keys)).cpu()

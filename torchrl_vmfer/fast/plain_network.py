@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.nn import functional
 from torchrl.modules import MLP, Actor, SafeModule, ValueOperator
+
+from torchrl_vmfer._torchrl import has_module_hooks
 
 __all__ = ["NotPlainError", "PlainNetwork"]
 
@@ -22,8 +25,6 @@ _ACTIVATIONS = (
 )
 # Containers that only pass tensors on.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
-# What a short cut would pass over.
-_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 
 
 class NotPlainError(TypeError):
@@ -36,7 +37,7 @@ class PlainNetwork:
     Args:
         module: the module that says how layers follow each other.
         params: its parameters; with a leading dimension ``N`` for ``N`` stacks. They are
-            referred to, not copied: optimizers may go on changing them in place.
+            referred to, not copied: optimizers may change them in place.
 
     Raises:
         NotPlainError: if the module is anything else.
@@ -45,7 +46,7 @@ class PlainNetwork:
     def __init__(self, module: nn.Module, params: TensorDictBase) -> None:
         self._steps = list(_steps(module, params, is_alone=not params.batch_size))
         if self._steps and getattr(self._steps[0], "inplace", False):
-            raise NotPlainError("The network begins with changing its inputs.")
+            raise NotPlainError("the network begins with changing its inputs")
 
     def detached(self, count: int | None = None) -> PlainNetwork:
         """The first ``count`` stacks, without gradients for their parameters.
@@ -112,12 +113,7 @@ class PlainNetwork:
         """
         layers, following = self._parts
         if following:
-            fixed, points = inputs.detach().split([inputs.shape[-1] - size, size], -1)
-            points.requires_grad_()
-            with torch.enable_grad():
-                outputs = self(torch.cat([fixed, points], -1))
-                (gradients,) = torch.autograd.grad(outputs.sum(), points)
-            return outputs.detach(), gradients
+            return self._with_gradients_by_autograd(inputs, size)
         *hidden, outputs = _hidden_units(inputs, layers)
         weights = layers[::2]
         # One gradient for the whole batch, until the hidden units tell its rows apart.
@@ -125,6 +121,16 @@ class PlainNetwork:
         # Products with few columns are faster if each lies in one piece.
         gradient = gradient @ weights[0][..., -size:].mT.contiguous().mT
         return outputs, gradient.expand(*outputs.shape[:-1], size)
+
+    def _with_gradients_by_autograd(self, inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        # The caller may be in inference mode, whose tensors autograd accepts as copies only.
+        with torch.inference_mode(False), torch.enable_grad():
+            inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
+            fixed, points = inputs.split([inputs.shape[-1] - size, size], -1)
+            points.requires_grad_()
+            outputs = self(torch.cat([fixed, points], -1))
+            (gradients,) = torch.autograd.grad(outputs.sum(), points)
+        return outputs.detach(), gradients
 
 
 def _applied(steps: Sequence[Any], inputs: Any) -> Any:
@@ -205,24 +211,30 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterator[Any]:
-    if any(getattr(module, f"_{kind}_hooks") for kind in _HOOKS):
-        raise NotPlainError(f"{type(module).__name__} has hooks.")
+    if has_module_hooks(module):
+        raise NotPlainError(f"{type(module).__name__} has hooks")
     if type(module) in _WRAPPERS:
         yield from _steps(module.module, _child(params, "module"), is_alone)
     elif type(module) in (nn.Sequential, MLP):
-        # Not `named_children`, which passes over a module that comes a second time.
-        for name, child in module._modules.items():
+        for name, child in _children(module):
             yield from _steps(child, _child(params, name), is_alone)
     elif type(module) is nn.Linear and params is not None:
         yield params.get("weight"), params.get("bias", None)
     elif type(module) in _ACTIVATIONS or (is_alone and not _is_stateful(module)):
         yield module
     else:
-        raise NotPlainError(f"{type(module).__name__} is not a plain layer.")
+        raise NotPlainError(f"{type(module).__name__} is not a plain layer")
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """As ``named_children``, which passes over a module that comes a second time."""
+    for name, part in module.named_modules(remove_duplicate=False):
+        if name and "." not in name:
+            yield name, part
 
 
 def _is_stateful(module: nn.Module) -> bool:
-    return any(True for part in module.modules() for _ in (*part._parameters, *part._buffers))
+    return any(True for _ in chain(module.parameters(), module.buffers()))
 
 
 def _child(params: TensorDictBase | None, name: str) -> TensorDictBase | None:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictRoundRobinWriter
+
+from torchrl_vmfer._torchrl import (
+    add_to_length,
+    claim_slots,
+    storage_rows,
+    unchecked_tensordict,
+    write_rows,
+)
 
 __all__ = ["RowStorage", "RowWriter"]
 
@@ -24,14 +31,15 @@ class RowStorage(LazyTensorStorage):
     _columns_of: Any = None
 
     def _columns(self) -> list[tuple[Any, Tensor]]:
-        if self._columns_of is not self._storage:
-            columns = list(self._storage.items(True, True))
+        rows = storage_rows(self)
+        if self._columns_of is not rows:
+            columns = list(rows.items(True, True))
             for key, _ in columns:
                 if not isinstance(key, str) and (key[0] != "next" or len(key) > 2):
                     raise KeyError(
                         f"RowStorage holds entries at the top and under 'next', not {key}."
                     )
-            self._columns_of, self._column_list = self._storage, columns
+            self._columns_of, self._column_list = rows, columns
         return self._column_list
 
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
@@ -39,7 +47,7 @@ class RowStorage(LazyTensorStorage):
         if not (self.initialized and set_cursor and isinstance(cursor, Tensor)):
             super().set(cursor, data, set_cursor=set_cursor)
             return
-        self._len = min(len(self) + len(cursor), self.max_size)
+        add_to_length(self, len(cursor))
         slots = cursor.numpy()
         for key, column in self._columns():
             column.numpy()[slots] = data.get(key).numpy()  # for few rows far faster than PyTorch
@@ -56,8 +64,8 @@ class RowStorage(LazyTensorStorage):
             else:
                 following[key[1]] = column.index_select(0, index)
         size = torch.Size([len(index)])  # which the columns are known to have
-        rows["next"] = TensorDict._new_unsafe(following, size)
-        return TensorDict._new_unsafe(rows, size)
+        rows["next"] = unchecked_tensordict(following, size)
+        return unchecked_tensordict(rows, size)
 
 
 class RowWriter(TensorDictRoundRobinWriter):
@@ -65,13 +73,6 @@ class RowWriter(TensorDictRoundRobinWriter):
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Writes rows, and returns their slots."""
-        cursor: int = self._cursor  # type: ignore[has-type]
-        count, size = len(data), self._storage.max_size
-        slots = torch.from_numpy(np.arange(cursor, cursor + count) % size)
-        self._cursor = (cursor + count) % size
-        self._write_count += count
-        self._storage.set(slots, data)
-        if self._track_generations:
-            self._bump_generation(slots, data)
-        self._mark_update_entities(slots)
+        slots = claim_slots(self, len(data))
+        write_rows(self, slots, data)
         return slots

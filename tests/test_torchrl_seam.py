@@ -1,0 +1,144 @@
+"""The package uses TorchRL's private names in one module, and they exist in the TorchRL at hand."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor, nn
+from torchrl import objectives
+from torchrl.collectors import Collector
+from torchrl.data import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+    TensorStorage,
+)
+from torchrl.data.replay_buffers.samplers import PrioritizedSampler, Sampler
+from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
+from torchrl.envs import GymEnv, GymWrapper
+from torchrl.objectives import utils as objective_utils
+from torchrl.objectives.common import LossModule
+
+from torchrl_vmfer import _torchrl as seam
+
+PACKAGE = Path(seam.__file__).parent
+# The part of the package that keeps to the seam, as folders and files.
+KEEPS_TO_THE_SEAM = [
+    *("losses.py", "gradient_tap.py", "gradients.py", "uncertainty.py", "directional.py", "fast"),
+]
+UPSTREAM = [
+    *(ReplayBuffer, TensorDictReplayBuffer, Sampler, PrioritizedSampler),
+    *(Writer, RoundRobinWriter, TensorDictRoundRobinWriter),
+    *(Storage, TensorStorage, LazyTensorStorage),
+    *(LossModule, objectives.SoftUpdate, objectives.TD3Loss, objectives.SACLoss),
+    *(objectives.TD3BCLoss, objectives.REDQLoss, objectives.TQCLoss, objectives.CrossQLoss),
+    *(objectives.CQLLoss, objective_utils),
+    *(Collector, GymWrapper, GymEnv),
+    *(TensorDict, TensorDictBase, Tensor, nn.Module, torch, torch.optim.Adam),
+    torch.autograd.Function,
+]
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+@functools.cache
+def private_names(owner: object) -> set[str]:
+    """The private names of a class, also those that its methods assign, or of a module."""
+    names = set(dir(owner))
+    for parent in inspect.getmro(owner) if inspect.isclass(owner) else ():
+        names |= set(vars(parent).get("__annotations__", ()))
+        names |= assigned_names(parent)
+    return {name for name in names if is_private(name)}
+
+
+def assigned_names(cls: type) -> set[str]:
+    """The attributes that the methods of a class assign, read from their bytecode."""
+    methods = [inspect.unwrap(getattr(m, "fget", m) or m) for m in vars(cls).values()]
+    pending = [method.__code__ for method in methods if hasattr(method, "__code__")]
+    names = set()
+    while pending:
+        code = pending.pop()
+        pending += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        names |= {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
+    return names
+
+
+def names_used(source: str) -> dict[str, int]:
+    """The private names that a module reads, assigns, defines in classes or imports, with lines."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            found.setdefault(node.attr, node.lineno)
+        elif isinstance(node, ast.ImportFrom):
+            if not (node.module or "").startswith("torchrl_vmfer"):
+                found |= {alias.name: node.lineno for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            for part in node.body:
+                targets = [part, *getattr(part, "targets", ()), getattr(part, "target", None)]
+                for target in targets:
+                    name = getattr(target, "name", None) or getattr(target, "id", None)
+                    if name:
+                        found.setdefault(name, part.lineno)
+    return {name: line for name, line in found.items() if is_private(name)}
+
+
+def modules_that_keep_to_the_seam() -> list[Path]:
+    paths = [PACKAGE / part for part in KEEPS_TO_THE_SEAM]
+    return sorted(
+        module for path in paths for module in (path.rglob("*.py") if path.is_dir() else [path])
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "user"),
+    [
+        pytest.param(owner, name, user, id=f"{owner.__name__}.{name}")
+        for (owner, user), names in seam.RELIED_ON.items()
+        for name in names
+    ],
+)
+def test_a_private_name_that_is_relied_on_exists(owner, name, user):
+    assert hasattr(seam, user), f"RELIED_ON names `{user}`, which torchrl_vmfer/_torchrl.py lacks."
+    assert name in private_names(owner), (
+        f"{owner.__name__} has no `{name}` in this "
+        f"version, and `{user}` in torchrl_vmfer/_torchrl.py relies on it: adapt `{user}`."
+    )
+
+
+@pytest.mark.parametrize(
+    "path", modules_that_keep_to_the_seam(), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_private_names_are_used_in_the_seam_only(path):
+    upstream = {
+        name: getattr(owner, "__name__", owner)
+        for owner in UPSTREAM
+        for name in private_names(owner)
+    }
+    used = names_used(path.read_text())
+    offending = {
+        f"line {line}: `{name}` of {upstream[name]}"
+        for name, line in used.items()
+        if name in upstream
+    }
+    assert not offending, (
+        f"{path.name} uses private names of TorchRL, {sorted(offending)}: give them a public name "
+        "in torchrl_vmfer/_torchrl.py, or choose another name for an attribute of our own."
+    )
+
+
+def test_the_seam_lists_every_private_name_that_it_uses():
+    upstream = {name for owner in UPSTREAM for name in private_names(owner)}
+    listed = {name for names in seam.RELIED_ON.values() for name in names}
+    used = set(names_used(Path(seam.__file__).read_text())) & upstream
+    assert used <= listed, f"RELIED_ON does not list {sorted(used - listed)}."

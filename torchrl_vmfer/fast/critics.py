@@ -1,0 +1,214 @@
+"""What the fast updates of TD3 and SAC share: the loss of the critics and their gradients.
+
+TorchRL's losses run any network. Where actor and critics are stacks of linear layers, most of
+what that generality costs can be saved: the ensemble is one batched product per layer, nothing
+passes through a TensorDict on the way, and the gradients are found along with the loss, without
+autograd. The fast updates compute the same losses, equal up to rounding and with the same random
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+from torch.nn import functional
+from torchrl.objectives import AUTO_LOSS_MASK_KEYS
+from torchrl.objectives.value import TD0Estimator
+
+from torchrl_vmfer.directional import directions, factor_and_length
+from torchrl_vmfer.fast.known_gradients import with_known_gradients
+from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
+
+if TYPE_CHECKING:
+    from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
+
+__all__ = ["FastUpdates"]
+
+# TorchRL's distances, as functions of the error, and their derivatives.
+_DISTANCES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "l2": (torch.square, lambda error: 2 * error),
+    "l1": (torch.abs, torch.sign),
+    "smooth_l1": (
+        lambda error: functional.smooth_l1_loss(error, torch.zeros_like(error), reduction="none"),
+        lambda error: error.clamp(-1, 1),
+    ),
+}
+# Entries that TorchRL's losses take account of and the fast path does not: masks, and the number
+# of steps that a transition spans.
+_NOT_FAST = (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
+_NOT_FAST_ROOTS = {key if isinstance(key, str) else key[0] for key in _NOT_FAST}
+
+
+class FastUpdates:
+    """The updates of a loss whose networks are plain.
+
+    Args:
+        loss: the loss whose networks, options and keys are used.
+
+    Raises:
+        NotPlainError: if a network has no fast path.
+    """
+
+    def __init__(self, loss: VMFTD3Loss | VMFSACLoss) -> None:
+        self._loss = loss
+        self._trained_critics = PlainNetwork(loss.qvalue_network, loss.qvalue_network_params)
+        # Extra critics serve the measurement only.
+        self._num_target_critics = min(loss.num_target_critics, loss.num_qvalue_nets)
+        self._all_critics = self._trained_critics.detached()
+        self._actor_critics = self._trained_critics.detached(self._num_actor_critics)
+        targets = PlainNetwork(loss.qvalue_network, loss.target_qvalue_network_params)
+        self._target_critics = targets.detached(self._num_target_critics)
+        # Networks and what was derived from them.
+        self._derived = [
+            (self._trained_critics, self._all_critics),
+            (targets, self._target_critics),
+        ]
+
+    def is_current(self) -> bool:
+        """Whether there are as many critics, with parameters in the memory that is referred to."""
+        loss = self._loss
+        return self._num_target_critics == min(
+            loss.num_target_critics, loss.num_qvalue_nets
+        ) and all(network.shares_memory(derived) for network, derived in self._derived)
+
+    @classmethod
+    def check_options(cls, loss: Any) -> None:
+        """Raises a :class:`NotPlainError` if an option of the loss has no fast path."""
+        estimator = loss.value_estimator
+        if type(estimator) is not TD0Estimator:
+            raise NotPlainError(f"the value estimator {type(estimator).__name__} is not TD(0)")
+        if estimator.average_rewards:
+            raise NotPlainError("the value estimator averages rewards")
+        if loss.loss_mask_key not in (None, "auto"):
+            raise NotPlainError(f"the loss has a mask, {loss.loss_mask_key!r}")
+        if loss.reduction == "none":
+            raise NotPlainError("reduction='none'")
+        if loss.loss_function not in _DISTANCES:
+            raise NotPlainError(f"loss_function={loss.loss_function!r}")
+        *observations, action = loss.qvalue_network.in_keys
+        if action != loss.tensor_keys.action:
+            raise NotPlainError("the critics do not read the action last")
+        if list(loss.actor_network.in_keys) != observations:
+            raise NotPlainError("actor and critics read different entries")
+
+    def check_batch(self, tensordict: TensorDictBase) -> None:
+        """Raises a :class:`NotPlainError` if a batch has no fast path.
+
+        It has one if it consists of single steps, all of which count, in full precision, and if
+        nothing in front of the networks, such as an encoder, requires gradients.
+        """
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise NotPlainError("autocast is enabled")
+        if tensordict.ndim != 1 or not len(tensordict):
+            raise NotPlainError(f"the batch has the shape {list(tensordict.shape)}")
+        if not _NOT_FAST_ROOTS.isdisjoint(tensordict.keys()):
+            for key in _NOT_FAST:
+                if tensordict.get(key, None) is not None:
+                    raise NotPlainError(f"the batch has an entry {key!r}")
+        for key in self._observation_keys:
+            observation = tensordict.get(key, None)
+            if observation is None:
+                raise NotPlainError(f"the batch has no entry {key!r}")
+            if observation.requires_grad:
+                raise NotPlainError(f"the entry {key!r} of the batch requires gradients")
+        action = tensordict.get(self._loss.tensor_keys.action, None)
+        if action is not None and action.requires_grad:
+            raise NotPlainError("the action in the batch requires gradients")
+
+    @property
+    def _num_actor_critics(self) -> int:
+        """The number of critics that can move the actor."""
+        return self._num_target_critics
+
+    @property
+    def _observation_keys(self) -> list[Any]:
+        return self._loss.qvalue_network.in_keys[:-1]
+
+    def _observation(self, tensordict: TensorDictBase, *prefix: str) -> Tensor:
+        entries = [tensordict.get((*prefix, key)).detach() for key in self._observation_keys]
+        return entries[0] if len(entries) == 1 else torch.cat(entries, -1)
+
+    def _next_value(self, observation: Tensor, action: Tensor) -> Tensor:
+        inputs = torch.cat([observation, action], -1)
+        values = self._target_critics(inputs.expand(self._num_target_critics, *inputs.shape))
+        return values.squeeze(-1).amin(0)
+
+    def _critic_loss(
+        self, tensordict: TensorDictBase, next_value: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The critics' loss, their values ``[N, B]``, the values ``[B]`` they aim at, the error."""
+        loss, keys = self._loss, self._loss.tensor_keys
+        reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
+        done = tensordict.get(("next", keys.done))
+        terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
+        target = reward + loss.value_estimator.gamma * next_value.masked_fill(terminated, 0)
+        action = tensordict.get(keys.action)
+        inputs = torch.cat([self._observation(tensordict), action], -1)
+        values, pull_back = self._all_critics.with_pull_back(
+            inputs.expand(loss.num_qvalue_nets, *inputs.shape)
+        )
+        values = values.squeeze(-1)
+        error = values - target
+        weights = self._weights(tensordict, values)
+        distance, slope = (function(error) for function in _DISTANCES[loss.loss_function])
+        critic_loss = with_known_gradients(
+            (distance * weights).sum(),
+            self._trained_critics,
+            pull_back,
+            (slope * weights).unsqueeze(-1),
+        )
+        return critic_loss, {
+            "error": error,
+            "next_state_value": next_value,
+            "pred_value": values,
+            "target_value": target,
+        }
+
+    def _weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
+        """The weight of each transition in the loss of the batch, ``[B]`` or ``[]``."""
+        loss, weights = self._loss, None
+        if loss.use_prioritized_weights in (True, "auto"):
+            weights = tensordict.get(loss.tensor_keys.priority_weight, None)
+        is_mean = loss.reduction == "mean"
+        if weights is None:
+            return like.new_tensor(1 / len(tensordict) if is_mean else 1.0)
+        if weights.shape != tensordict.shape:
+            raise ValueError(
+                f"Got weights of shape {list(weights.shape)} for a batch of "
+                f"{list(tensordict.shape)}: pass one weight for each transition."
+            )
+        return weights / weights.sum() if is_mean else weights
+
+    def _policy_action(self, observation: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def action_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+        """As :func:`~torchrl_vmfer.gradients.action_gradients`."""
+        observation = self._observation(tensordict)
+        action = self._policy_action(observation)
+        values, gradients = self._ask_critics(observation, action, measure=True)
+        return values, -gradients
+
+    def _ask_critics(
+        self, observation: Tensor, action: Tensor, measure: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
+        count = self._loss.num_qvalue_nets if measure else self._num_actor_critics
+        critics = self._all_critics if measure else self._actor_critics
+        inputs = torch.cat([observation, action], -1)
+        values, gradients = critics.with_gradients(
+            inputs.expand(count, *inputs.shape), action.shape[-1]
+        )
+        return values.squeeze(-1), gradients
+
+    def _agreement(self, gradients: Tensor, used: int | Tensor) -> dict[str, Tensor]:
+        """What the critics' gradients ``[N, B, A]`` tell of their agreement."""
+        if not self._loss.measure:
+            return {}
+        factor, length = factor_and_length(directions(gradients), used)
+        return {"vmf_factor": factor, "vmf_resultant_length": length}
