@@ -207,13 +207,16 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (torch, "lerp_all_"): ("_foreach_lerp_",),
     (SoftUpdate, "target_pairs"): ("_sources", "_targets"),
     (Collector, "OpenCollector"): (
-        *("_carrier", "_wrapped_policy", "_should_use_random_frames", "_postproc"),
+        "_carrier",
+        "_wrapped_policy",
+        "_should_use_random_frames",
+        "_postproc",
     ),
     (GymWrapper, "gymnasium_env"): ("_env",),
     (TensorDict, "unchecked_tensordict"): ("_new_unsafe",),
     (LazyTensorStorage, "storage_rows"): ("_storage",),
     (LazyTensorStorage, "add_to_length"): ("_len",),
     (TensorDictRoundRobinWriter, "claim_slots"): ("_cursor", "_storage", "_write_count"),
-    (TensorDictRoundRobinWriter, "write_rows"): (*("_bump_generation", "_mark_update_entities"),),
+    (TensorDictRoundRobinWriter, "write_rows"): ("_bump_generation", "_mark_update_entities"),
 }
 """The private names relied on, by the class or module that has them and by their user here."""

@@ -44,6 +44,7 @@ class VMFTD3Loss(AcceleratedTD3, GradientTap, TD3Loss):
         **kwargs: as in TorchRL's loss.
 
     Examples:
+        >>> from tensordict import TensorDict
         >>> from tensordict.nn import TensorDictModule
         >>> from torchrl.modules import MLP, ValueOperator
         >>> actor = TensorDictModule(
@@ -114,6 +115,7 @@ class VMFSACLoss(AcceleratedSAC, GradientTap, SACLoss):
         **kwargs: as in TorchRL's loss.
 
     Examples:
+        >>> from tensordict import TensorDict
         >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
         >>> from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
         >>> network = torch.nn.Sequential(

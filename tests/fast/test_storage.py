@@ -51,7 +51,7 @@ def test_same_rows_slots_and_samples(buffers, sizes):
         assert set(expected.keys(True, True)) == set(sample.keys(True, True))
 
 
-def test_a_transition_that_is_filled_anew_does_not_change_what_is_stored(buffers):
+def test_a_transition_that_is_overwritten_does_not_change_what_is_stored(buffers):
     buffer, transition = buffers[0], rows(1, 0)
     expected = transition.clone()
     buffer.extend(transition)

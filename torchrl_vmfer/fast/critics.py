@@ -170,12 +170,11 @@ class FastUpdates:
 
     def _weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
         """The weight of each transition in the loss of the batch, ``[B]`` or ``[]``."""
-        loss, weights = self._loss, None
-        if loss.use_prioritized_weights in (True, "auto"):
-            weights = tensordict.get(loss.tensor_keys.priority_weight, None)
+        loss, key = self._loss, self._loss.tensor_keys.priority_weight
         is_mean = loss.reduction == "mean"
-        if weights is None:
+        if loss.use_prioritized_weights not in (True, "auto") or key not in tensordict.keys():
             return like.new_tensor(1 / len(tensordict) if is_mean else 1.0)
+        weights = tensordict.get(key)
         if weights.shape != tensordict.shape:
             raise ValueError(
                 f"Got weights of shape {list(weights.shape)} for a batch of "
