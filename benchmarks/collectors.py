@@ -25,6 +25,8 @@ def speed(frames: int, *overrides: str) -> float:
     """The median over the rows of ``train.csv``, but for the first, in which the run warms up."""
     from hydra import compose, initialize_config_dir
 
+    from vmfer_recipes.training.options import to_config
+
     with tempfile.TemporaryDirectory() as folder:
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             cfg = compose(
@@ -41,7 +43,7 @@ def speed(frames: int, *overrides: str) -> float:
                 ],
             )
         with contextlib.redirect_stdout(io.StringIO()):
-            importlib.import_module("vmfer_recipes.td3").main.__wrapped__(cfg)
+            importlib.import_module("vmfer_recipes.td3").main.__wrapped__(to_config(cfg))
         with (Path(folder) / "run" / "train.csv").open() as file:
             rows = list(csv.DictReader(file))
     return statistics.median(float(row["steps_per_second"]) for row in rows[1:])

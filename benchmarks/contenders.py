@@ -26,7 +26,7 @@ from torchrl import torchrl_logger
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.fast import make_backend
-from vmfer_recipes.training.options import plain
+from vmfer_recipes.training.options import to_config
 
 ROOT = Path(__file__).parents[1]
 TASK = "HalfCheetah-v4"
@@ -202,7 +202,7 @@ def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) ->
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
     module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
-    module.train(plain(cfg), _Session(filled, connection))
+    module.train(to_config(cfg), _Session(filled, connection))
     raise AssertionError("The session never ends.")
 
 

@@ -15,9 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import evaluate
-from vmfer_recipes.training.launch import program
+from vmfer_recipes.training.launch import program, quiet_torchrl
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor
-from vmfer_recipes.training.options import plain
 from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.video import record_video
 
@@ -31,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
 @program
 def main() -> None:
     """Prints the return of a saved policy."""
+    quiet_torchrl()
     if len(sys.argv) < 2:
         raise UserError("Which run? Usage: python recipes/evaluate.py <run_dir> [video=true]")
     run_dir = Path(sys.argv[1])
@@ -42,10 +42,10 @@ def main() -> None:
                 "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
             )
     try:
-        cfg = plain(DictConfig(OmegaConf.load(run_dir / "config.yaml")))
+        cfg: Any = OmegaConf.load(run_dir / "config.yaml")
         cfg.device = "cpu"
         make_actor = {"td3": deterministic_actor, "sac": gaussian_actor}[cfg.algorithm]
-        name, hidden, goals = cfg.env.name, cfg.hidden, cfg.replay.kind == "her"
+        name, hidden, goals = cfg.env.name, list(cfg.hidden), cfg.replay.kind == "her"
     except Exception as error:
         raise UserError(
             f"{run_dir / 'config.yaml'} is not the configuration of a run ({first_line(error)})."
@@ -73,7 +73,7 @@ def main() -> None:
 def _options(arguments: list[str]) -> DictConfig:
     for argument in arguments:
         if "=" not in argument:
-            raise UserError(f"{argument!r} is no option: write {argument}=value.")
+            raise UserError(f"{argument!r} is not an option: write {argument}=value.")
     given = OmegaConf.from_dotlist(arguments)
     for key in map(str, given):
         if key not in DEFAULTS:

@@ -10,7 +10,7 @@ from vmfer_recipes.training.collection import make_collector
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.launch import recipe
 from vmfer_recipes.training.networks import exploring, gaussian_actor, make_critics
-from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.options import SACConfig
 from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.replay import (
     CheckpointedReplay,
@@ -24,15 +24,15 @@ from vmfer_recipes.training.session import Session
 from vmfer_recipes.training.updates import agreement, compiled
 
 
-@recipe("sac")
-def main(cfg: Config) -> None:
+@recipe("sac", SACConfig)
+def main(cfg: SACConfig) -> None:
     """Trains one agent, unless that was done before."""
     session = Session(cfg)
     if not session.finished:
         train(cfg, session)
 
 
-def train(cfg: Config, session: Session) -> None:
+def train(cfg: SACConfig, session: Session) -> None:
     """Trains one agent."""
     backend = session.backend
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")

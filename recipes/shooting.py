@@ -13,17 +13,16 @@ from omegaconf import OmegaConf
 from vmfer_recipes.toy.agents import Actors, Critics, Shots
 from vmfer_recipes.toy.environment import ACTION_BOUND
 from vmfer_recipes.toy.networks import from_each
-from vmfer_recipes.toy.options import RULES
+from vmfer_recipes.toy.options import ShootingConfig
 from vmfer_recipes.toy.record import Record
 from vmfer_recipes.toy.resampling import Candidates, make_ways
 from vmfer_recipes.toy.simple_example import simple_example
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.options import Config
 
 
-@recipe("shooting", RULES, check=lambda cfg: None)
-def main(cfg: Config) -> None:
+@recipe("shooting", ShootingConfig)
+def main(cfg: ShootingConfig) -> None:
     """Trains all seeds, and writes tables and pictures."""
     torch.set_num_threads(cfg.threads)
     run_dir = _make_directory(cfg)
@@ -36,7 +35,7 @@ def main(cfg: Config) -> None:
         print(path)
 
 
-def compare(cfg: Config) -> Record:
+def compare(cfg: ShootingConfig) -> Record:
     """Trains one actor in each of the three ways against the same critics, for every seed."""
     seeds = range(cfg.first_seed, cfg.first_seed + cfg.seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -68,7 +67,7 @@ def compare(cfg: Config) -> Record:
     return record
 
 
-def _make_directory(cfg: Config) -> Path:
+def _make_directory(cfg: ShootingConfig) -> Path:
     run_dir = Path(cfg.run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -78,7 +77,7 @@ def _make_directory(cfg: Config) -> Path:
     return run_dir
 
 
-def _draw(record: Record, cfg: Config, run_dir: Path) -> list[Path]:
+def _draw(record: Record, cfg: ShootingConfig, run_dir: Path) -> list[Path]:
     try:
         from vmfer_recipes.toy import pictures
     except ImportError:

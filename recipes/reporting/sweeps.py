@@ -82,7 +82,8 @@ def _with(config: DictConfig, values: dict[str, str]) -> DictConfig:
 
 @functools.cache
 def _choice(group: str, name: str) -> Any:
-    return OmegaConf.load(_CONFIGS / group / f"{name}.yaml")
+    content: Any = OmegaConf.load(_CONFIGS / group / f"{name}.yaml")
+    return content.get(group, content)  # some choices, such as replay=her, also set other keys
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Mistakes of the user, told in one line."""
+"""User errors, reported in one line."""
 
 from __future__ import annotations
 
@@ -6,31 +6,45 @@ import difflib
 import pickle
 from collections.abc import Iterable
 
-__all__ = ["UserError", "diverged", "first_line", "nearest"]
+__all__ = ["UserError", "diverged", "first_line", "near_names", "nearest"]
+
+_FEW = 8  # names that an error message can list completely
 
 
 class UserError(Exception):
-    """Something the user can mend. It ends the program with a line and exit code 2."""
+    """A mistake that the user can fix. It ends the program with one line and exit code 2."""
 
 
 def diverged(sign: str) -> UserError:
-    """Says that networks hold no numbers any more, and by what sign that was seen."""
+    """The error for networks whose outputs are no longer finite; ``sign`` says how that showed."""
     return UserError(
-        f"Training diverged, {sign}: use smaller learning rates, and another run_dir. What was "
-        "saved before is kept."
+        f"Training diverged, {sign}: use smaller learning rates, and another run_dir. Earlier "
+        "checkpoints are kept."
     )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that look like ``name``, as a sentence for an error message."""
+    """The known names that look like ``name``, as a list for an error message; a few if none do."""
     known = sorted(known)
-    lower = {candidate.lower(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.lower(), lower, n=3, cutoff=0.5)
-    return ", ".join(lower[match] for match in close) if close else ", ".join(known[:20])
+    shown = near_names(name, known) or (known if len(known) <= _FEW else [*known[:3], "..."])
+    return ", ".join(shown)
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names that look like ``name``, the most similar first.
+
+    A dotted name is also found by its last part: ``buffer_size`` finds ``replay.buffer_size``.
+    """
+    by_word: dict[str, list[str]] = {}
+    for candidate in sorted(known):
+        for word in {candidate.lower(), candidate.lower().rpartition(".")[2]}:
+            by_word.setdefault(word, []).append(candidate)
+    words = difflib.get_close_matches(name.lower(), by_word, n=3, cutoff=0.6)
+    return list(dict.fromkeys(found for word in words for found in by_word[word]))[:3]
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    if isinstance(error, pickle.UnpicklingError):  # PyTorch would advise to execute it
+    """The message of an error, in one line."""
+    if isinstance(error, pickle.UnpicklingError):  # whose message advises to execute the file
         return "it holds more than plain tensors and numbers, and is not executed"
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,166 +1,368 @@
-"""The configuration of a training run: its keys, and what they may hold."""
+"""The configuration of training runs: every key with its type, range, default and meaning."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from types import SimpleNamespace
-from typing import Any
-
-import torch
-from omegaconf import DictConfig, ListConfig
+from dataclasses import dataclass
 
 from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.rules import Rules
+from vmfer_recipes.training.keys import MISSING, Config, group, key, schema, to_config
 
-__all__ = ["RULES", "Config", "check", "plain"]
+__all__ = ["Config", "SACConfig", "TD3Config", "TrainingConfig", "to_config"]
 
-RULES = Rules(
-    integers={
-        "seed": 0,
-        "total_frames": 1,
-        "init_random_frames": 0,
-        "utd_ratio": 1,
-        "num_critics": 1,
-        "batch_size": 1,
-        "eval_interval": 1,
-        "num_eval_episodes": 1,
-        "log_interval": 1,
-        "checkpoint_interval": 1,
-        "threads": 1,
-        "policy_delay": 1,
-        "replay.buffer_size": 1,
-        "sampler.pool_size": 1,
-        "sampler.num_candidates": 1,
-        "collector.num_workers": 1,
-        "collector.max_lead": 0,
-        "collector.frames_per_batch": 1,
-    },
-    numbers={
-        "gamma": (0, 1),
-        "tau": (0, 1),
-        "critic_lr": (0, math.inf),
-        "actor_lr": (0, math.inf),
-        "alpha_lr": (0, math.inf),
-        "alpha_init": (1e-9, math.inf),
-        "exploration_noise": (0, math.inf),
-        "target_noise": (0, math.inf),
-        "target_noise_clip": (0, math.inf),
-        "actor_noise": (0, math.inf),
-        "actor_noise_clip": (0, math.inf),
-        "replay.alpha": (0, math.inf),
-        "replay.beta": (0, math.inf),
-        "replay.her_ratio": (0, 1),
-        "replay.clip": (1e-9, math.inf),
-        "sampler.initial_factor": (1e-9, math.e),
-        "sampler.smoothing": (0, 0.999999),
-    },
-    choices={
-        "resume": (True, False),
-        "fast": (True, False),
-        "compile": (True, False),
-        "entropy_gradient": (True, False),
-        "sampler.kind": ("shared", "fresh", "vmf", "pool", "direct"),
-        "sampler.mode": ("uncertainty", "rank"),
-        "replay.kind": ("uniform", "per", "per_rank", "her"),
-        "replay.strategy": ("future", "final", "episode"),
-        "collector.kind": ("single", "multi_sync", "multi_async", "ray"),
-        "logger.kind": ("csv", "tensorboard", "wandb"),
-        "logger.offline": (True, False),
-    },
-    texts=(
-        "run_dir",
-        "algorithm",
-        "device",
-        "env.name",
-        "sampler.name",
-        "replay.name",
-        "logger.project",
-    ),
-    others=("target_entropy", "keep_checkpoints_at"),
-)
+_RUN_NAME = "its name in run directories and reports"
 
 
-class Config(SimpleNamespace):
-    """A configuration as plain attributes, which a loop can read in no time."""
+@dataclass
+class EnvConfig(Config):
+    """The task."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The configuration as nested dictionaries."""
-        return {
-            key: value.as_dict() if isinstance(value, Config) else value
-            for key, value in vars(self).items()
-        }
+    name: str = key(MISSING, "Gymnasium id; also one without a file in configs/env")
 
 
-def plain(cfg: DictConfig) -> Config:
-    """Takes a configuration out of OmegaConf, where reading a key takes 20 µs and more."""
-    return Config(
-        **{
-            str(key): plain(value)
-            if isinstance(value, DictConfig)
-            else (list(value) if isinstance(value, ListConfig) else value)
-            for key, value in cfg.items()
-        }
+@dataclass
+class SamplerConfig(Config):
+    """How the actor's batch is drawn."""
+
+    name: str = key(MISSING, _RUN_NAME)
+    kind: str = key(MISSING, "what the recipe does for this choice")
+
+
+@schema("shared", group="sampler")
+@dataclass
+class SharedSamplerConfig(SamplerConfig):
+    """The actor uses the critics' batch."""
+
+    kind: str = key("shared", "the actor uses the critics' batch", choices=("shared",))
+
+
+@schema("fresh", group="sampler")
+@dataclass
+class FreshSamplerConfig(SamplerConfig):
+    """The actor draws its own uniform batch."""
+
+    kind: str = key("fresh", "the actor draws its own uniform batch", choices=("fresh",))
+
+
+@dataclass
+class _ModeConfig(SamplerConfig):
+    mode: str = key(
+        "uncertainty",
+        "P ∝ factor (uncertainty) or P ∝ 1/rank of the factor (rank)",
+        choices=("uncertainty", "rank"),
     )
 
 
-def check(cfg: DictConfig) -> None:
-    """Refuses combinations of values that cannot work, before anything is made or written."""
-    entropy = cfg.get("target_entropy", "auto")
-    if entropy != "auto" and not (type(entropy) in (int, float) and abs(entropy) < 1e9):
-        raise UserError(f"target_entropy must be auto or a number, got {entropy!r}.")
-    kept = cfg.keep_checkpoints_at
-    if not (isinstance(kept, ListConfig) and all(type(step) is int and step > 0 for step in kept)):
-        raise UserError(
-            f"keep_checkpoints_at must be a list of steps such as [100000,200000], got {kept!r}."
-        )
-    if cfg.total_frames <= cfg.init_random_frames:
-        raise UserError(
-            f"total_frames={cfg.total_frames} leaves nothing to learn after "
-            f"init_random_frames={cfg.init_random_frames}: raise the first or lower the second."
-        )
-    if cfg.sampler.kind in ("vmf", "pool", "direct") and cfg.num_critics < 2:
-        raise UserError(
-            f"sampler={cfg.sampler.name} needs critics that can disagree, got num_critics=1: "
-            "use at least 2, or sampler=uniform."
-        )
-    if cfg.sampler.kind == "direct" and cfg.get("entropy_gradient"):
-        raise UserError(
-            f"entropy_gradient=true has no part in the scores of sampler={cfg.sampler.name}: leave "
-            "it out, or use another sampler."
-        )
-    _check_device(cfg.device)
-    if cfg.collector.kind != "single":
-        _check_workers(cfg, f"collector={cfg.collector.kind}")
+@schema("vmf", group="sampler")
+@dataclass
+class VMFSamplerConfig(_ModeConfig):
+    """VMFSampler draws the actor's batch by stored factors."""
+
+    kind: str = key("vmf", "VMFSampler draws by stored factors", choices=("vmf",))
+    initial_factor: float = key(1.0, "factor of a new transition", low=1e-9, high=math.e)
+    smoothing: float = key(
+        0.0, "weight of the old factor when a factor is updated", low=0, high=0.999999
+    )
+    pool_size: int | None = key(
+        None, "draw a uniform pool of this size and resample from it; null: the whole buffer", low=1
+    )
 
 
-def _check_workers(cfg: DictConfig, choice: str) -> None:
-    is_ray = cfg.collector.kind == "ray"
-    if cfg.device != "cpu":
-        raise UserError(
-            f"{choice} shares the networks with its workers on the CPU, got device={cfg.device}: "
-            "use device=cpu, or collector=single."
-        )
-    if cfg.replay.kind == "her":
-        raise UserError(
-            f"replay=her needs whole episodes, which the workers of {choice} mix: use "
-            "collector=single."
-        )
-    if cfg.replay.kind == "per" and not is_ray:
-        raise UserError(
-            f"TorchRL's sampler of replay=per cannot be handed to the workers of {choice}: use "
-            "replay=per_rank, or collector=ray."
-        )
-    if is_ray and cfg.sampler.kind in ("pool", "direct"):
-        raise UserError(
-            f"sampler={cfg.sampler.name} draws from a buffer in this process, which collector=ray "
-            "has not: use another collector or another sampler."
-        )
-    if is_ray and importlib.util.find_spec("ray") is None:
-        raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
+@schema("direct", group="sampler")
+@dataclass
+class DirectSamplerConfig(_ModeConfig):
+    """The batch is resampled from candidates that the current networks score."""
+
+    kind: str = key("direct", "resample from newly scored candidates", choices=("direct",))
+    num_candidates: int = key(
+        2560, "candidates scored for each batch; the paper uses 256, 2560 and 12800", low=1
+    )
+
+
+@dataclass
+class ReplayConfig(Config):
+    """The replay buffer, and how the critics' batch is drawn."""
+
+    name: str = key(MISSING, _RUN_NAME)
+    kind: str = key(MISSING, "what the recipe does for this choice")
+    buffer_size: int = key(1_000_000, "capacity in transitions", low=1)
+
+
+@schema("uniform", group="replay")
+@dataclass
+class UniformReplayConfig(ReplayConfig):
+    """Uniform replay."""
+
+    kind: str = key("uniform", "uniform replay", choices=("uniform",))
+
+
+@schema("prioritized", group="replay")
+@dataclass
+class PrioritizedReplayConfig(ReplayConfig):
+    """Prioritized replay: proportional (per) or rank-based (per_rank)."""
+
+    kind: str = key(
+        "per", "priorities from TD errors (per) or their ranks", choices=("per", "per_rank")
+    )
+    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0)
+    beta: float = key(0.4, "exponent of the importance weights; 1 removes the bias", low=0)
+
+
+@schema("her", group="replay")
+@dataclass
+class HindsightReplayConfig(ReplayConfig):
+    """Uniform replay with hindsight relabeling."""
+
+    kind: str = key("her", "uniform replay with hindsight relabeling", choices=("her",))
+    buffer_size: int = 3_000_000
+    her_ratio: float = key(0.8, "fraction of a batch whose goals are relabeled", low=0, high=1)
+    strategy: str = key(
+        "future", "where new goals come from", choices=("future", "final", "episode")
+    )
+    clip: float = key(5.0, "bound of normalized observations and goals", low=1e-9)
+
+
+@dataclass
+class CollectorConfig(Config):
+    """Which processes step the environment."""
+
+    kind: str = key(MISSING, "what the recipe does for this choice")
+
+
+@schema("single", group="collector")
+@dataclass
+class SingleCollectorConfig(CollectorConfig):
+    """One environment in the training process."""
+
+    kind: str = key("single", "one environment in the training process", choices=("single",))
+
+
+@dataclass
+class _WorkersConfig(CollectorConfig):
+    num_workers: int = key(
+        2, "worker processes, each with an environment", low=1, aka=("n_envs", "num_envs")
+    )
+
+
+@schema("multi_sync", group="collector")
+@dataclass
+class MultiSyncCollectorConfig(_WorkersConfig):
+    """Processes that take one step each, then wait for as many updates."""
+
+    kind: str = key("multi_sync", "processes in step with the updates", choices=("multi_sync",))
+
+
+@schema("multi_async", group="collector")
+@dataclass
+class MultiAsyncCollectorConfig(_WorkersConfig):
+    """Processes that collect while the learner updates, one update per frame."""
+
+    kind: str = key("multi_async", "processes beside the learner", choices=("multi_async",))
+    max_lead: int = key(1000, "frames by which workers may be ahead of the learner", low=0)
+
+
+@schema("ray", group="collector")
+@dataclass
+class RayCollectorConfig(_WorkersConfig):
+    """Ray actors as workers and as replay buffer."""
+
+    kind: str = key("ray", "Ray actors as workers and as replay buffer", choices=("ray",))
+    frames_per_batch: int = key(
+        50, "frames that a worker collects before it fetches new weights", low=1
+    )
+
+
+@dataclass
+class LoggerConfig(Config):
+    """Where metrics go besides the CSV files."""
+
+    kind: str = key("csv", "where metrics go besides the CSV files")
+
+
+@schema("csv", group="logger")
+@dataclass
+class CSVLoggerConfig(LoggerConfig):
+    """Only eval.csv and train.csv."""
+
+    kind: str = key("csv", "only eval.csv and train.csv", choices=("csv",))
+
+
+@schema("tensorboard", group="logger")
+@dataclass
+class TensorBoardLoggerConfig(LoggerConfig):
+    """Also TensorBoard event files in the run directory."""
+
+    kind: str = key("tensorboard", "also TensorBoard event files", choices=("tensorboard",))
+
+
+@schema("wandb", group="logger")
+@dataclass
+class WandbLoggerConfig(LoggerConfig):
+    """Also Weights & Biases."""
+
+    kind: str = key("wandb", "also Weights & Biases", choices=("wandb",))
+    project: str = key("torchrl_vmfer", "project at Weights & Biases")
+    offline: bool = key(False, "keep the data in run_dir, for a later `wandb sync`")
+
+
+@dataclass
+class TrainingConfig(Config):
+    """The keys that all recipes for training share. Recipes add theirs in a subclass."""
+
+    algorithm: str = key(MISSING, "name of the recipe, part of the run directory")
+    seed: int = key(0, "seed of environment, networks, exploration and sampling", low=0)
+    total_frames: int = key(
+        1_000_000,
+        "environment steps of the whole run",
+        low=1,
+        aka=("steps", "total_timesteps", "num_steps"),
+    )
+    init_random_frames: int = key(
+        25_000,
+        "steps of random actions before learning starts; they are stored",
+        low=0,
+        aka=("learning_starts", "start_timesteps"),
+    )
+    utd_ratio: int = key(1, "critic updates per environment step", low=1)
+    num_critics: int = key(
+        2, "size of the ensemble; critics beyond the second only serve the uncertainty", low=1
+    )
+    batch_size: int = key(256, "transitions per update, for critics and actor alike", low=1)
+    gamma: float = key(0.99, "discount factor", low=0, high=1)
+    tau: float = key(
+        0.005, "weight of the new parameters when target networks are updated", low=0, high=1
+    )
+    critic_lr: float = key(
+        1e-3, "learning rate of the critics (Adam)", low=0, aka=("lr", "learning_rate")
+    )
+    actor_lr: float = key(
+        1e-3, "learning rate of the actor (Adam)", low=0, aka=("lr", "learning_rate")
+    )
+    hidden: list[int] = key(
+        [256, 256], "hidden units of actor and critics, per layer (ReLU)", low=1
+    )
+    eval_interval: int = key(
+        5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
+    )
+    num_eval_episodes: int = key(10, "episodes of an evaluation, without exploration", low=1)
+    log_interval: int = key(1000, "steps between rows of train.csv", low=1)
+    checkpoint_interval: int = key(
+        50_000, "steps between checkpoints, from which an interrupted run resumes", low=1
+    )
+    keep_checkpoints_at: list[int] = key(
+        [], "steps whose checkpoints are kept for good, in checkpoint/kept", low=1
+    )
+    # OpenMP ends the process where it cannot start as many threads as asked for.
+    threads: int = key(
+        1, "CPU threads of PyTorch; results repeat for the same number", low=1, high=1024
+    )
+    fast: bool = key(True, "faster code for plain networks; false uses TorchRL's own parts")
+    compile: bool = key(False, "torch.compile TorchRL's losses; can be worth it on GPUs")
+    device: str = key("cpu", "where networks are trained: cpu, cuda, cuda:1, ...", aka=("gpu",))
+    resume: bool = key(
+        True, "resume an unfinished run in run_dir; false leaves it alone and stops with an error"
+    )
+    run_dir: str = key(
+        "runs/${algorithm}/${env.name}/${replay.name}-${sampler.name}/seed${seed}",
+        "directory of all output",
+    )
+    env: EnvConfig = group("the task")
+    sampler: SamplerConfig = group("how the actor's batch is drawn")
+    replay: ReplayConfig = group("how the critics' batch is drawn")
+    collector: CollectorConfig = group("which processes step the environment")
+    logger: LoggerConfig = group("where metrics go besides the CSV files")
+
+    def check(self) -> None:
+        """Raises ``UserError`` for combinations of values that do not work together."""
+        if self.total_frames <= self.init_random_frames:
+            raise UserError(
+                f"total_frames={self.total_frames} leaves no steps to learn from after "
+                f"init_random_frames={self.init_random_frames}: raise the first or lower the "
+                "second."
+            )
+        if self.sampler.kind in ("vmf", "direct") and self.num_critics < 2:
+            raise UserError(
+                f"sampler={self.sampler.name} needs several critics to compare, got "
+                f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
+            )
+        _check_device(self.device)
+        if self.collector.kind != "single":
+            self._check_workers()
+
+    def _check_workers(self) -> None:
+        choice, is_ray = f"collector={self.collector.kind}", self.collector.kind == "ray"
+        if self.device != "cpu":
+            raise UserError(
+                f"{choice} shares the networks with its workers on the CPU, got "
+                f"device={self.device}: use device=cpu, or collector=single."
+            )
+        if self.replay.kind == "her":
+            raise UserError(
+                f"replay=her needs whole episodes, but the workers of {choice} interleave theirs: "
+                "use collector=single."
+            )
+        if self.replay.kind == "per" and not is_ray:
+            raise UserError(
+                f"TorchRL's sampler for replay=per cannot be shared with the workers of {choice}: "
+                "use replay=per_rank, or collector=ray."
+            )
+        if is_ray and self.sampler.kind == "direct":
+            raise UserError(
+                f"sampler={self.sampler.name} needs the buffer in the training process, but "
+                "collector=ray keeps it in another one: use another collector or sampler."
+            )
+        if is_ray and importlib.util.find_spec("ray") is None:
+            raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
+
+
+@schema("td3")
+@dataclass
+class TD3Config(TrainingConfig):
+    """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyper-parameters)."""
+
+    algorithm: str = key("td3", "name of the recipe, part of the run directory", choices=("td3",))
+    policy_delay: int = key(2, "steps per update of the actor and the target networks", low=1)
+    exploration_noise: float = key(
+        0.1, "standard deviation of the noise on collected actions", low=0
+    )
+    target_noise: float = key(0.2, "standard deviation of the noise on target actions", low=0)
+    target_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
+    actor_noise: float = key(
+        0.0, "standard deviation of the noise on the actor batch's actions (Algorithm 1)", low=0
+    )
+    actor_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
+
+
+@schema("sac")
+@dataclass
+class SACConfig(TrainingConfig):
+    """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyper-parameters)."""
+
+    algorithm: str = key("sac", "name of the recipe, part of the run directory", choices=("sac",))
+    init_random_frames: int = 10_000
+    critic_lr: float = 3e-4
+    actor_lr: float = 3e-4
+    alpha_lr: float = key(3e-4, "learning rate of the temperature (Adam)", low=0)
+    alpha_init: float = key(1.0, "initial temperature", low=1e-9)
+    target_entropy: int | float | str = key(
+        "auto", "entropy that the temperature aims at; auto is -dim(A)", choices=("auto",)
+    )
+    entropy_gradient: bool = key(False, "include α ∂log π/∂a in the directions of the gradients")
+
+    def check(self) -> None:
+        """Raises ``UserError`` for combinations of values that do not work together."""
+        super().check()
+        if self.sampler.kind == "direct" and self.entropy_gradient:
+            raise UserError(
+                f"entropy_gradient=true does not affect the scores of sampler={self.sampler.name}: "
+                "leave it out, or use another sampler."
+            )
 
 
 def _check_device(name: str) -> None:
+    import torch  # here, because --help should not wait for it
+
     try:
         torch.zeros(1, device=name).item()
     except Exception as error:

@@ -89,7 +89,7 @@ def _actor_sampler(cfg: Config) -> Sampler:
 
 def stores_factors(cfg: Config) -> bool:
     """Whether a ``sampler=`` needs the factors of the transitions that the actor has used."""
-    return cfg.kind in ("vmf", "pool")
+    return cfg.kind == "vmf"
 
 
 def generation(batch: TensorDictBase) -> Tensor | None:
@@ -118,7 +118,7 @@ def make_actor_batches(
     if sampler.kind == "shared":
         return lambda critic_batch: critic_batch.select("observation", "index")
     sample = buffer.sample_actor
-    if sampler.kind == "pool":
+    if sampler.kind == "vmf" and sampler.pool_size is not None:
         sample = CandidatePool(buffer, sampler.pool_size, sampler.mode).sample
     elif sampler.kind == "direct":
         sample = CandidatePool(

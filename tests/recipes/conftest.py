@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from vmfer_recipes.training.collection import TransitionCollector
+from vmfer_recipes.training.options import to_config
 
 # absl, which rliable imports, keeps the stderr of the moment and closes it when Hydra sets up
 # logging anew. It must not be the one that pytest captures.
@@ -57,7 +58,7 @@ def _compose(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
 
 def _train(algorithm: str, run_dir: Path, *overrides: str) -> Path:
     recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
-    recipe.main.__wrapped__(_compose(algorithm, run_dir, *overrides))
+    recipe.main.__wrapped__(to_config(_compose(algorithm, run_dir, *overrides)))
     return run_dir
 
 

@@ -18,7 +18,7 @@ from torchrl_vmfer.fast import make_backend
 from vmfer_recipes.training.checkpoints import Checkpoints
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.files import replacing
-from vmfer_recipes.training.options import plain
+from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.replay import CheckpointedReplay, make_replay_buffer
 
 RUN = ("td3", "sampler=vmf_rank")
@@ -181,7 +181,7 @@ def test_malicious_checkpoint_is_not_executed(form, tmp_path, capsys):
 
 def filled_buffer(cfg, rows: int):
     """A buffer of HalfCheetah transitions: 17 observations and 6 actions."""
-    buffer = make_replay_buffer(None, plain(cfg), make_backend(fast=True))
+    buffer = make_replay_buffer(None, to_config(cfg), make_backend(fast=True))
     flags = torch.zeros(rows, 1, dtype=torch.bool)
     buffer.extend(
         TensorDict(
@@ -227,7 +227,7 @@ def test_full_ring_goes_on_where_it_was(replay, sampler, configuration, tmp_path
     if sampler != "uniform":
         buffer.update_actor_priority(torch.arange(20, 60), torch.rand(40) + 1)
     Checkpoints(tmp_path).save(1, {"step": 1, "replay": CheckpointedReplay(buffer).state_dict()})
-    restored = make_replay_buffer(None, plain(cfg), make_backend(fast=True))
+    restored = make_replay_buffer(None, to_config(cfg), make_backend(fast=True))
     CheckpointedReplay(restored).load_state_dict(Checkpoints(tmp_path).load()["replay"])
     more = filled_buffer(cfg, 5)[:].exclude("index")
     for one in (buffer, restored):

@@ -79,7 +79,7 @@ def test_ctrl_c_lets_all_workers_of_a_sweep_save(seeds, count, command, tmp_path
         os.killpg(sweep.pid, signal.SIGINT)  # as a terminal sends it
         _, error = sweep.communicate(timeout=300)
     assert sweep.returncode == 130, error
-    assert error.endswith("The sweep was stopped. The same command goes on.\n")
+    assert error.endswith("The sweep was stopped. The same command resumes it.\n")
     assert "Traceback" not in error, error
     assert all(f"Stopped runs/{seed} at step" in error for seed in (0, 1)), error
     assert all(list((tmp_path / f"runs/{seed}/checkpoint").iterdir()) for seed in (0, 1))

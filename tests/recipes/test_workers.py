@@ -15,7 +15,7 @@ import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import check
+from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.workers import Workers
 
 KINDS = ("multi_sync", "multi_async")
@@ -272,13 +272,13 @@ def test_signal_to_learner_and_workers_saves(kind, command, tmp_path):
     [
         (("collector=multi_sync", "replay=her", "env=FetchReach-v4"), "replay=her needs whole"),
         (("collector=multi_async", "replay=per"), "use replay=per_rank"),
-        (("collector=ray", "sampler=vmf_pool"), "sampler=vmf_pool draws from a buffer"),
+        (("collector=ray", "sampler=vmf_direct"), "sampler=vmf_direct needs the buffer"),
         (("collector=multi_sync", "device=meta"), "device=meta"),
     ],
 )
 def test_what_workers_cannot_do_is_refused(overrides, message, configuration, tmp_path):
     with pytest.raises(UserError, match=message):
-        check(configuration("td3", tmp_path, *overrides))
+        to_config(configuration("td3", tmp_path, *overrides))
 
 
 @pytest.mark.slow

@@ -1,0 +1,220 @@
+"""Reads the command line of a recipe before Hydra does, and explains what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString, Transformer
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+
+from vmfer_recipes.training.errors import UserError, first_line, near_names, nearest
+from vmfer_recipes.training.keys import (
+    Config,
+    Key,
+    describe,
+    groups,
+    recipe_schemas,
+    wrong_value,
+)
+
+__all__ = ["CONFIGS", "CommandLine", "choices_of", "explain", "read_command_line"]
+
+CONFIGS = Path(str(files("vmfer_recipes.configs")))
+# The extra of this package that brings a choice of `hydra/launcher=`.
+_LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """The arguments of a recipe.
+
+    Attributes:
+        overrides: ``key=value`` and ``group=choice``, checked; integers are written as such.
+        options: the other arguments, for Hydra.
+        is_sweep: whether ``-m`` asks for several runs.
+        is_help: whether ``--help`` asks for the keys.
+    """
+
+    overrides: list[str]
+    options: list[str]
+    is_sweep: bool
+    is_help: bool
+
+    @property
+    def arguments(self) -> list[str]:
+        """In the order that Hydra's own parser accepts."""
+        return [*self.overrides, *self.options]
+
+
+def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine:
+    """Checks the names on a command line, and that it has the form that Hydra expects.
+
+    Types and ranges of the values are left to the composed configuration.
+    """
+    options = _Parser().parse_intermixed_args(arguments)
+    if options.help:
+        return CommandLine([], [], is_sweep=False, is_help=True)
+    given = set(options.overrides)
+    return CommandLine(
+        overrides=[_checked(each, config, options.multirun) for each in options.overrides],
+        options=[argument for argument in arguments if argument not in given],
+        is_sweep=options.multirun,
+        is_help=False,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Hydra's documented options, so that their values are not taken for overrides."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.add_argument("overrides", nargs="*")
+        self.add_argument("--multirun", "-m", action="store_true")
+        self.add_argument("--help", "-h", action="store_true")
+        for flag in ("--run", "--resolve", "--hydra-help", "--version"):
+            self.add_argument(flag, action="store_true")
+        self.add_argument("--info", "-i", nargs="?")
+        for option, short in {
+            "--cfg": "-c",
+            "--package": "-p",
+            "--config-path": "-cp",
+            "--config-name": "-cn",
+            "--config-dir": "-cd",
+            "--shell-completion": "-sc",
+        }.items():
+            self.add_argument(option, short)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: write key=value, or see --help.")
+
+
+def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
+    """Checks one override, and returns it in the form that Hydra accepts."""
+    if argument.startswith("~"):
+        raise UserError(f"{argument} removes a key that every run needs: leave it out.")
+    try:
+        override = OverridesParser.create().parse_override(argument)
+        name = override.get_key_element().lstrip("+")
+        if not name:
+            raise ValueError("no key")
+    except (HydraException, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{argument!r} cannot be parsed: write key=value, and quote a value that has special "
+            "characters, as in \"key='a b'\"."
+        ) from error
+    if override.is_sweep_override() and not is_sweep:
+        raise UserError(f"{argument} gives several values: add -m to train one run for each.")
+    if name.startswith(("hydra.", "hydra/")):
+        return argument
+    if name == "experiment":
+        _check_experiment(override, argument)
+        return argument
+    # Every key exists, so + and ++ have nothing to add.
+    if name in groups(config):
+        return _check_choice(name, override, argument).lstrip("+")
+    known = {key.name: key for key in describe(config)}
+    if name not in known:
+        raise unknown_key(name, config)
+    return _with_integers(known[name], override, argument).lstrip("+")
+
+
+def _check_experiment(override: Override, argument: str) -> None:
+    if not override.is_add():
+        raise UserError(f"An experiment is added with a plus sign: write +{argument.lstrip('+')}.")
+    if not all(isinstance(value, (str, list)) for value in _values(override)):
+        raise no_choice("experiment", argument.partition("=")[2], choices_of("experiment"))
+
+
+def _check_choice(group: str, override: Override, argument: str) -> str:
+    for value in _values(override):
+        if not isinstance(value, (str, QuotedString)) or not value:
+            raise no_choice(group, argument.partition("=")[2], choices_of(group))
+    return argument
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        if not override.is_discrete_sweep():
+            return []
+        return list(override.sweep_iterator(transformer=Transformer.identity))
+    return [override.value()]
+
+
+def _with_integers(key: Key, override: Override, argument: str) -> str:
+    """Writes integral floats such as 1e6 as integers, before anything refers to them."""
+    if not {int, list} & {*key.types} or float in key.types:
+        return argument
+    values = _values(override)
+    whole = [_as_integers(value) for value in values]
+    if repr(whole) == repr(values):
+        return argument
+    return f"{override.get_key_element()}={','.join(map(_written, whole))}"
+
+
+def _as_integers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_integers(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(_written, value))}]"
+    if isinstance(value, QuotedString):
+        return value.with_quotes()
+    return "null" if value is None else str(value)
+
+
+def unknown_key(name: str, config: type[Config]) -> UserError:
+    """The error for a key that a recipe does not have, or not with the choices made."""
+    keys = describe(config)
+    elsewhere = {key.name for other in recipe_schemas().values() for key in describe(other)}
+    if name in {key.name for key in keys} | elsewhere:
+        return UserError(f"{name} has no part in this recipe with these choices: leave it out.")
+    meant = [key.name for key in keys if name in key.aka]
+    meant = meant or near_names(name, [key.name for key in keys] + list(groups(config)))
+    hint = f"Did you mean: {', '.join(meant)}?" if meant else "See --help for all keys."
+    return UserError(f"There is no key {name}. {hint}")
+
+
+def no_choice(group: str, choice: str, known: Iterable[str]) -> UserError:
+    """The error for a choice that a group does not have."""
+    if group == "hydra/launcher" and choice in _LAUNCHERS:
+        extra = _LAUNCHERS[choice]
+        return UserError(f"{group}={choice} needs another package: pip install '.[{extra}]'.")
+    message = f"There is no {group}={choice}. Did you mean: {nearest(choice, known)}?"
+    if group == "env" and choice:
+        message += f" Any other Gymnasium environment: env.name={choice}."
+    return UserError(message)
+
+
+def choices_of(group: str) -> list[str]:
+    """The choices of a group that come with this package."""
+    return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+
+
+def explain(error: HydraException, config: type[Config]) -> UserError:
+    """What is wrong with a configuration that Hydra could not compose."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        known = {*(error.options or ()), *choices_of(group)}
+        if group == "hydra/launcher":
+            known |= {*_LAUNCHERS}
+        return no_choice(group, choice, known)
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        name = str(cause.full_key).partition("[")[0]
+        if not isinstance(cause, ValidationError):
+            return unknown_key(name, config)
+        for key in describe(config):
+            if key.name == name:
+                return wrong_value(name, key, cause.value)
+        return UserError(f"{name} has a wrong value ({first_line(cause)}).")
+    return UserError(first_line(error))

@@ -1,0 +1,322 @@
+"""Configuration keys as dataclass fields: defined once, then validated and described from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from vmfer_recipes.training.errors import UserError, first_line
+
+__all__ = [
+    "MISSING",
+    "Config",
+    "Key",
+    "describe",
+    "group",
+    "groups",
+    "key",
+    "recipe_schemas",
+    "schema",
+    "to_config",
+    "validate",
+]
+
+_LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
+_SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""
+_Class = TypeVar("_Class", bound="type[Config]")
+
+
+class Config:
+    """Base class of all configuration dataclasses: those of recipes and those of their groups.
+
+    Recipes read a configuration as plain attributes, which is fast enough for a training loop.
+    """
+
+    if TYPE_CHECKING:  # shared code reads keys that only some recipes define
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as nested dictionaries."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    def check(self) -> None:
+        """Raises ``UserError`` if values that are valid by themselves do not work together."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One configuration key: a row of ``--help`` and of the documentation.
+
+    Attributes:
+        name: the dotted name, as on the command line.
+        types: the types that a value may have; ``list`` stands for a list of integers.
+        default: the default value, or ``MISSING``.
+        meaning: what the key does, in one line.
+        low: the smallest number.
+        high: the largest number.
+        choices: the strings that are allowed. With other types than ``str``, also these.
+        aka: names under which users of other libraries look for this key.
+        kinds: the kinds of a group that have this key.
+    """
+
+    name: str
+    types: tuple[type, ...]
+    default: Any
+    meaning: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    aka: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    @property
+    def range(self) -> str:
+        """The values that are allowed, as briefly as in a table; nothing if any are."""
+        parts = [*self.choices]
+        if {int, float, list} & {*self.types} and (self.low, self.high) != (None, None):
+            bounds = f"≥ {self._least:.10g}" if self.high is None else self._bounds
+            parts.append(f"each {bounds}" if list in self.types else bounds)
+        return ", ".join(parts)
+
+    @property
+    def expected(self) -> str:
+        """The values that are allowed, in words."""
+        parts = [*self.choices]
+        if bool in self.types:
+            parts.append("true or false")
+        elif list in self.types:
+            parts.append(f"a list of whole numbers from {self._bounds}, such as [100,200]")
+        elif float in self.types:
+            parts.append(f"a number from {self._bounds}")
+        elif int in self.types:
+            parts.append(f"a whole number from {self._bounds}")
+        elif not self.choices:
+            parts.append("a non-empty string")
+        if types.NoneType in self.types:
+            parts.append("null")
+        *first, last = parts
+        return f"{', '.join(first)} or {last}" if first else last
+
+    @property
+    def _least(self) -> float:
+        return -_LARGEST if self.low is None else self.low
+
+    @property
+    def _most(self) -> float:
+        return _LARGEST if self.high is None else self.high
+
+    @property
+    def _bounds(self) -> str:
+        return f"{self._least:.10g} to {self._most:.10g}"
+
+    def allows(self, value: Any) -> bool:
+        """Whether a value has the right type and lies in the range."""
+        if value is None:
+            return types.NoneType in self.types
+        if isinstance(value, bool):
+            return bool in self.types
+        if isinstance(value, str):
+            return str in self.types and (value in self.choices if self.choices else value != "")
+        if isinstance(value, list):
+            return list in self.types and all(type(v) is int and self._fits(v) for v in value)
+        numbers = (int, float) if float in self.types else (int,)
+        return bool({*numbers} & {*self.types}) and type(value) in numbers and self._fits(value)
+
+    def _fits(self, value: float) -> bool:
+        return self._least <= value <= self._most  # false for NaN
+
+
+def key(
+    default: Any,
+    meaning: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    aka: tuple[str, ...] = (),
+) -> Any:
+    """Defines a configuration key, as a field of a ``Config`` dataclass.
+
+    A subclass changes only the default by assigning it: ``init_random_frames: int = 10_000``.
+
+    Args:
+        default: the default value; ``MISSING`` if a group file or the user must give one.
+        meaning: what the key does, in one line.
+        low: the smallest number, or the smallest number of a list.
+        high: the largest number, or the largest number of a list.
+        choices: the strings that are allowed.
+        aka: names under which users of other libraries look for this key.
+
+    Example:
+        >>> @dataclass
+        ... class MyConfig(Config):
+        ...     gamma: float = key(0.99, "discount factor", low=0, high=1)
+        >>> describe(MyConfig)[0].range
+        '0 to 1'
+    """
+    metadata = {"meaning": meaning, "low": low, "high": high, "choices": choices, "aka": aka}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def group(meaning: str) -> Any:
+    """Defines a group of keys, which users choose as a whole: ``sampler=vmf_rank``.
+
+    The annotation of the field is the base class of the group's dataclasses.
+    """
+    return dataclasses.field(default=MISSING, metadata={"meaning": meaning})
+
+
+def schema(name: str, group: str = "") -> Callable[[_Class], _Class]:
+    """Registers a dataclass with Hydra, which validates configurations against it.
+
+    A configuration file refers to it in its defaults list: ``schema/<name>@_here_``.
+
+    Args:
+        name: the name of a recipe, or of one kind of a group.
+        group: the group, such as ``sampler``, or nothing for a recipe.
+    """
+
+    def register(config: _Class) -> _Class:
+        _SCHEMAS.setdefault(group, {})[name] = config
+        ConfigStore.instance().store(name, config, group=f"{group}/schema" if group else "schema")
+        return config
+
+    return register
+
+
+def recipe_schemas() -> dict[str, type[Config]]:
+    """The registered configurations of recipes, by name."""
+    return dict(_SCHEMAS.get("", {}))
+
+
+def groups(config: type[Config]) -> dict[str, str]:
+    """The groups of a recipe, and what they are for."""
+    hints = get_type_hints(config)
+    return {
+        field.name: _metadata(config, field)["meaning"]
+        for field in dataclasses.fields(config)  # type: ignore[arg-type]
+        if _is_config(hints[field.name])
+    }
+
+
+def describe(config: type[Config]) -> list[Key]:
+    """All keys of a recipe, those of its groups included.
+
+    A key of a group that some kinds lack, or have with another default, says so in ``kinds``.
+    """
+    hints = get_type_hints(config)
+    described: list[Key] = []
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        hint = hints[field.name]
+        if _is_config(hint):
+            described += _describe_group(field.name, hint)
+        else:
+            described.append(
+                Key(field.name, _types(hint), _default(field), **_metadata(config, field))
+            )
+    return described
+
+
+def _describe_group(name: str, base: type[Config]) -> list[Key]:
+    kinds = _SCHEMAS.get(name) or {"": base}
+    found: dict[str, tuple[Key, list[str]]] = {}
+    for kind, config in kinds.items():
+        for each in describe(config):
+            _, having = found.setdefault(repr(each), (each, []))
+            having.append(kind)
+    return [
+        dataclasses.replace(
+            each,
+            name=f"{name}.{each.name}",
+            kinds=() if len(having) == len(kinds) else tuple(having),
+        )
+        for each, having in found.values()
+    ]
+
+
+def validate(config: Config, prefix: str = "") -> None:
+    """Raises ``UserError`` for the first value that has a wrong type or lies outside its range."""
+    described = {each.name: each for each in describe(type(config))}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if field.name in described:
+            if not described[field.name].allows(value):
+                raise wrong_value(name, described[field.name], value)
+        elif isinstance(value, Config):
+            validate(value, f"{name}.")
+        else:
+            raise UserError(f"{name} must be a group, got {value!r}: choose one with {name}=.")
+
+
+def wrong_value(name: str, expected: Key, value: Any) -> UserError:
+    """The error for a value that a key does not allow."""
+    cure = f" Write {int(value)}." if isinstance(value, float) and value.is_integer() else ""
+    return UserError(f"{name} must be {expected.expected}, got {value!r}.{cure}")
+
+
+def to_config(cfg: DictConfig) -> Any:
+    """Turns a composed Hydra configuration into its dataclass, and validates it.
+
+    Args:
+        cfg: a configuration that was composed with the schema of a recipe.
+    """
+    try:
+        config = OmegaConf.to_object(cfg)
+    except MissingMandatoryValue as error:
+        name = error.full_key or ""
+        raise UserError(f"{name} has no value: set it with {name}=.") from error
+    except OmegaConfBaseException as error:
+        name = str(error.full_key).partition("[")[0]
+        raise UserError(
+            f"{name}={_unresolved(cfg, name)} cannot be resolved ({first_line(error)}): refer only "
+            "to keys and variables that exist."
+        ) from error
+    if not isinstance(config, Config):
+        raise TypeError(f"A configuration composed with a schema is required, got {type(config)}.")
+    validate(config)
+    config.check()
+    return config
+
+
+def _unresolved(cfg: DictConfig, name: str) -> Any:
+    """A value as it was written, with its references."""
+    value: Any = OmegaConf.to_container(cfg, resolve=False)
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _is_config(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Config)
+
+
+def _types(hint: Any) -> tuple[type, ...]:
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(each for part in get_args(hint) for each in _types(part))
+    return (get_origin(hint) or hint,)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _metadata(config: type[Config], field: dataclasses.Field[Any]) -> dict[str, Any]:
+    """The metadata of a field, from the base class that defined it if only a default is new."""
+    for base in config.__mro__:
+        if dataclasses.is_dataclass(base):
+            for candidate in dataclasses.fields(base):
+                if candidate.name == field.name and candidate.metadata:
+                    return dict(candidate.metadata)
+    raise TypeError(f"{config.__name__}.{field.name} has no meaning: define it with key().")
