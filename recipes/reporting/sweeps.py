@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from vmfer_recipes.training.errors import first_line
 
 __all__ = ["planned_runs"]
 
-_CONFIGS = Path(__file__).parents[2] / "configs"
+_CONFIGS = Path(str(files("vmfer_recipes.configs")))
 
 
 def planned_runs(folder: Path) -> tuple[dict[Path, DictConfig], list[str]]:

@@ -52,11 +52,36 @@ def refusal(command, tmp_path, monkeypatch, capsys):
         pytest.param("logger=csvv", ["logger=csvv", "csv"], id="logger"),
         pytest.param("hydra/launcher=joblob", ["joblob", "joblib"], id="launcher"),
         pytest.param("sede=3", ["sede", "seed"], id="key"),
+        pytest.param("lr=0.1", ["lr", "critic_lr", "actor_lr"], id="lr"),
+        pytest.param("learning_rate=0.1", ["critic_lr", "actor_lr"], id="learning_rate"),
+        pytest.param("n_envs=4", ["n_envs", "collector.num_workers"], id="n_envs"),
+        pytest.param("buffer_size=9", ["replay.buffer_size"], id="last part of a key"),
+        pytest.param("experiment=table1", ["+experiment=table1"], id="experiment"),
+        pytest.param("+experiment=tabel1", ["tabel1", "table1"], id="no experiment"),
+        pytest.param("seed=0,1", ["seed=0,1", "-m"], id="sweep without -m"),
+        pytest.param("--sede=3", ["--sede=3", "key=value"], id="option"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_ones(refusal, override, named):
     line = refusal(override)
     assert [name for name in named if name not in line] == []
+
+
+@pytest.mark.parametrize("override", ["qqqq=1", "env=qqqq", "sampler=qqqq", "seeed=1", "repla=x"])
+def test_an_unknown_name_is_answered_with_a_short_list(refusal, override):
+    _, _, names = refusal(override).partition("Did you mean: ")
+    assert len(names.partition("?")[0].split(", ")) <= 7  # as many as there are samplers
+    assert len(names) < 150
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [("alpha_init=2",), ("sampler=uniform", "sampler.pool_size=5"), ("replay.her_ratio=0.5",)],
+    ids=["another recipe's", "another sampler's", "another replay's"],
+)
+def test_a_key_of_another_recipe_or_choice_is_named(refusal, overrides):
+    key = overrides[-1].partition("=")[0]
+    assert f"{key} has no part in this recipe" in refusal(*overrides)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,27 @@
-"""Any configuration either holds to the rules or ends with one line that names what is wrong."""
+"""Any configuration is either valid or ends with one line that names what is wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import io
 import math
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.keys import Config, describe, validate
 from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.options import RULES, Config, check
+from vmfer_recipes.training.options import SACConfig, TD3Config, to_config
 
-RECIPES = ("td3", "sac")
+CONFIGS = {"td3": TD3Config, "sac": SACConfig}
+RECIPES = tuple(CONFIGS)
 GROUPS = ("env", "sampler", "replay", "collector", "logger")
 HUGE = "1" + "0" * 400
 # Each as one argument of a command line, so without a zero byte.
@@ -30,7 +33,7 @@ ODD = (
     *("${seed}", "${nope}", "${", "${oc.env:HOME}", "${oc.env:NOPE}", "${nope:1}", "$", "@", "="),
     *("range(3)", "int(x)", "nope(1)", "[" * 999 + "]" * 999, "{a:" * 400 + "1" + "}" * 400),
 )
-KEYS = (*sorted(RULES.known_keys()), *GROUPS)
+KEYS = tuple(sorted({key.name for each in CONFIGS.values() for key in describe(each)})) + GROUPS
 ARGUMENT = st.one_of(
     st.builds(
         "{}{}={}".format,
@@ -62,7 +65,7 @@ def start(name, *arguments) -> tuple[Config | None, str]:
         patch.setattr(sys, "argv", [f"{name}.py", *arguments])
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
-                recipe(name)(accepted.append)()
+                recipe(name, CONFIGS[name])(lambda cfg: accepted.append(cfg))()
             except SystemExit as exit_:
                 code = exit_.code
     assert output.getvalue() == ""
@@ -70,44 +73,33 @@ def start(name, *arguments) -> tuple[Config | None, str]:
     return (accepted[0] if accepted else None), errors.getvalue()
 
 
-def is_valid(key, value) -> bool:
-    """Whether a value is a good one, said a second time and in another way."""
-    if key in RULES.integers:
-        return type(value) is int and value in range(RULES.integers[key], 10**9 + 1)
-    if key in RULES.numbers:
-        low, high = RULES.numbers[key]
-        return type(value) in (int, float) and low <= value <= high and abs(value) <= 1e9
-    if key in RULES.choices:
-        return repr(value) in map(repr, RULES.choices[key])
-    if key == "hidden":
-        return type(value) is list and all(type(size) is int and 0 < size < 1e10 for size in value)
-    if key == "target_entropy":
-        return value == "auto" or (type(value) in (int, float) and math.isfinite(float(value)))
-    assert key in RULES.texts, f"{key} is not a key"
-    return type(value) is str and value != ""
-
-
-def flat(config, prefix=""):
-    for key, value in config.items():
-        if isinstance(value, dict):
-            assert value, f"{prefix}{key} is empty"
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def wrong_values(config, prefix=""):
+    """Values whose type is not the annotated one, and numbers that are not finite."""
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value, hint = getattr(config, field.name), hints[field.name]
+        if isinstance(value, Config):
+            yield from wrong_values(value, f"{prefix}{field.name}.")
+            continue
+        if type(value) is list:
+            (hint,) = get_args(hint)
+        allowed = {*(get_args(hint) or (hint,))} | ({int} if hint is float else set())
+        for each in value if type(value) is list else [value]:
+            is_sane = math.isfinite(each) if type(each) in (int, float) else each != ""
+            if type(each) not in allowed or not is_sane:
+                yield f"{prefix}{field.name}={value!r}"
 
 
 def assert_valid(config):
-    values = dict(flat(config))
-    assert [f"{key}={value!r}" for key, value in values.items() if not is_valid(key, value)] == []
-    assert {key.split(".")[0] for key in values} >= {"seed", "hidden", "device", *GROUPS}
-    assert torch.zeros(1, device=values["device"]).item() == 0
+    assert list(wrong_values(config)) == []
+    assert torch.zeros(1, device=config.device).item() == 0
 
 
 def assert_accepted_or_refused_by_name(name, argument):
     config, errors = start(name, argument)
     if config is not None:
         assert errors == ""
-        assert_valid(config.as_dict())
+        assert_valid(config)
         return
     assert errors.startswith("error: ")
     assert errors.endswith("\n")
@@ -151,37 +143,55 @@ def test_every_odd_value_of_every_key_is_good_or_refused_by_name(key):
 @pytest.fixture(scope="module")
 def composed(configuration, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("composed")
-    return {name: configuration(name, run_dir) for name in RECIPES}
+    return {name: to_config(configuration(name, run_dir)) for name in RECIPES}
 
 
-@settings(max_examples=150)
+@settings(max_examples=300)
 @given(st.sampled_from(RECIPES), st.sampled_from(KEYS), VALUE)
-@example("td3", "device", "meta")
 @example("td3", "resume", 1)
 @example("sac", "target_entropy", math.inf)
 @example("td3", "critic_lr", int(HUGE))
+@example("td3", "gamma", math.nan)
+@example("td3", "batch_size", True)
+@example("td3", "hidden", [8, 1.0])
 @example("td3", "sampler", {})
-def test_a_value_of_a_configuration_is_good_or_refused_by_name(composed, name, key, value):
-    cfg = copy.deepcopy(composed[name])
-    OmegaConf.update(cfg, key, value, merge=False, force_add=True)
+def test_a_value_set_in_a_program_is_good_or_refused_by_name(composed, name, key, value):
+    """Who makes a configuration without Hydra has the same checks."""
+    config = copy.deepcopy(composed[name])
+    *groups, last = key.split(".")
+    owner = getattr(config, groups[0]) if groups else config
+    if not hasattr(owner, last):
+        return
+    setattr(owner, last, value)
     refusal = None
     try:
-        RULES.check(cfg)
-        check(cfg)
+        validate(config)
     except UserError as error:
         refusal = str(error)
     if refusal is None:
-        assert_valid(OmegaConf.to_container(cfg))
+        assert list(wrong_values(config)) == []
     else:
-        assert key in refusal
+        assert refusal.startswith(f"{key} must be")
+        assert repr(value) in refusal
 
 
-def test_a_whole_number_may_be_written_as_a_float():
-    config, _ = start("td3", "total_frames=3e4", "seed=2.0", "replay.buffer_size=1e5")
-    same, _ = start("td3", "total_frames=30000", "seed=2", "replay.buffer_size=100000")
-    # Also by their types, which config.yaml keeps for a resumed run.
-    assert repr(config) == repr(same)
-    assert config.run_dir.endswith("/seed2")
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("total_frames=3e4", "total_frames=30000"),
+        ("seed=2.0", "seed=2"),
+        ("hidden=[3e1,64]", "hidden=[30,64]"),
+        ("replay.buffer_size=1e5", "replay.buffer_size=100000"),
+        ("sampler.pool_size=1e3", "sampler.pool_size=1000"),
+        ("++seed=2e0", "seed=2"),
+    ],
+)
+def test_a_whole_number_may_be_written_as_a_float(written, meant):
+    # The directory refers to both numbers.
+    run_dir = "run_dir='${total_frames}/${seed}/${hidden}'"
+    config, _ = start("td3", written, run_dir)
+    same, _ = start("td3", meant, run_dir)
+    assert repr(config) == repr(same)  # also by their types, which config.yaml keeps
 
 
 @pytest.mark.slow

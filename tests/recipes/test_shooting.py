@@ -29,6 +29,7 @@ from vmfer_recipes.toy.resampling import (
     uniform,
 )
 from vmfer_recipes.toy.simple_example import simple_example
+from vmfer_recipes.training.options import to_config
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interval=5")
@@ -36,7 +37,7 @@ SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interv
 
 def configuration(*overrides):
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("shooting", [*SMALL, *overrides])
+        return to_config(compose("shooting", [*SMALL, *overrides]))
 
 
 def generators(count):

@@ -1,0 +1,129 @@
+"""``--help`` and the description of the keys follow from the dataclasses."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from vmfer_recipes import sac, shooting, td3
+from vmfer_recipes.training import keys, launch
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.keys import Config, describe, key, validate
+from vmfer_recipes.training.options import TD3Config
+
+ROOT = Path(__file__).parents[2]
+RECIPES = {"td3": td3, "sac": sac, "shooting": shooting}
+
+
+@pytest.fixture
+def help_of(monkeypatch, capsys):
+    def show(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        RECIPES[name].main()
+        return capsys.readouterr().out
+
+    return show
+
+
+@pytest.mark.parametrize("module", [keys, launch], ids=lambda module: module.__name__)
+def test_examples_of_the_documentation(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def leaves(config, prefix=""):
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of):
+    shown = help_of(name, "--help")
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        composed = OmegaConf.to_container(compose(name))
+    defaults = dict(re.findall(r"^  ([\w.]+)=(\S*)", shown, re.MULTILINE))
+    for full, value in leaves(composed):
+        if full == "algorithm" or full.endswith(".kind"):
+            continue  # which follow from the recipe and the choice
+        assert full in defaults
+        if defaults[full] and not full.startswith("replay."):  # whose kinds have several
+            written = OmegaConf.to_container(OmegaConf.create(f"v: {defaults[full]}"))
+            assert written == {"v": value}, full
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("seed=3", "--help", "nonsense=1")])
+def test_help_fits_the_screen_whatever_else_is_asked(name, arguments, help_of):
+    lines = help_of(name, *arguments).splitlines()
+    assert lines[0].startswith(f"Usage: python recipes/{name}.py")
+    assert max(map(len, lines)) <= 100
+
+
+def test_help_lists_the_choices_of_every_group(help_of):
+    words = set(re.findall(r"[\w-]+", help_of("td3", "--help")))
+    for group in ("env", "sampler", "replay", "collector", "logger", "experiment"):
+        choices = {file.stem for file in (ROOT / "configs" / group).glob("*.yaml")}
+        assert choices <= words
+
+
+def test_help_does_not_need_torch():
+    code = (
+        "import sys; from vmfer_recipes.training.launch import recipe;"
+        "from vmfer_recipes.training.options import TD3Config;"
+        "sys.argv[1:] = ['--help']; recipe('td3', TD3Config)(print)();"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_hydra_still_prints_the_configuration(help_of):
+    printed = OmegaConf.create(help_of("td3", "total_frames=1e4", "--cfg", "job"))
+    assert printed.total_frames == 10_000
+    assert printed.sampler.name == "vmf_uncertainty"
+
+
+def test_a_recipe_from_elsewhere_adds_keys_and_changes_defaults():
+    @dataclass
+    class MineConfig(TD3Config):
+        gamma: float = 0.5
+        quantiles: int = key(25, "quantiles of a critic", low=1, high=100)
+
+    described = {each.name: each for each in describe(MineConfig)}
+    assert described["gamma"].default == 0.5
+    assert described["gamma"].meaning == "discount factor"
+    assert described["gamma"].range == "0 to 1"
+    assert described["quantiles"].range == "1 to 100"
+    assert {each.name for each in describe(TD3Config)} < described.keys()
+
+
+def test_a_field_without_a_meaning_is_an_error_of_the_programmer():
+    @dataclass
+    class MineConfig(Config):
+        gamma: float = 0.5
+
+    with pytest.raises(TypeError, match=r"gamma has no meaning: define it with key\(\)"):
+        describe(MineConfig)
+
+
+def test_values_at_the_ends_of_a_range_are_allowed_and_those_beyond_are_not():
+    @dataclass
+    class MineConfig(Config):
+        share: float = key(0.5, "a share", low=0.25, high=1)
+
+    for share in (0.25, 1, 1.0):
+        validate(MineConfig(share))
+    for share in (0.2499, 1.0001, True, None, "0.5"):
+        with pytest.raises(UserError, match=r"share must be a number from 0\.25 to 1"):
+            validate(MineConfig(share))
