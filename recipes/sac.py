@@ -5,13 +5,29 @@ python recipes/sac.py env=HalfCheetah-v4 replay=per_rank sampler=vmf_uncertainty
 
 from __future__ import annotations
 
-from torchrl_vmfer import VMFSACLoss, VMFUncertainty
-from vmfer_recipes.training.collection import make_collector
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch.optim import Optimizer
+from torchrl.objectives import SoftUpdate
+
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFUncertainty
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.training.collection import AnyCollector, make_collector
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.networks import exploring, gaussian_actor, make_critics
+from vmfer_recipes.training.logs import agreement
+from vmfer_recipes.training.networks import (
+    Perception,
+    compiled,
+    exploring,
+    gaussian_actor,
+    make_critics,
+    make_perception,
+)
 from vmfer_recipes.training.options import SACConfig
-from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.replay import (
     CheckpointedReplay,
     generation,
@@ -20,8 +36,7 @@ from vmfer_recipes.training.replay import (
     prioritize,
     stores_factors,
 )
-from vmfer_recipes.training.session import Session
-from vmfer_recipes.training.updates import agreement, compiled
+from vmfer_recipes.training.session import Session, TrainingSession
 
 
 @recipe("sac", SACConfig)
@@ -29,12 +44,84 @@ def main(cfg: SACConfig) -> None:
     """Trains one agent, unless that was done before."""
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session)
+        train(cfg, session, make_agent(cfg, session.backend))
 
 
-def train(cfg: SACConfig, session: Session) -> None:
-    """Trains one agent."""
-    backend = session.backend
+@dataclass
+class Agent:
+    """All that SAC consists of."""
+
+    perception: Perception
+    policy: TensorDictModuleBase
+    loss: VMFSACLoss
+    uncertainty: VMFUncertainty
+    targets: SoftUpdate
+    critic_optimizer: Optimizer
+    actor_optimizer: Optimizer
+    alpha_optimizer: Optimizer
+    buffer: ActorCriticReplayBuffer
+    actor_batch: Callable[[TensorDictBase], TensorDictBase]
+    collector: AnyCollector
+
+
+def train(cfg: SACConfig, session: TrainingSession, agent: Agent) -> None:
+    """Trains one agent.
+
+    Each environment step is followed by ``utd_ratio`` updates of the critics and one of the
+    actor, which comes after the last of them. The target networks move after every update of the
+    critics, the last time after the update of the actor.
+    """
+    for step in session.steps(
+        policy=agent.policy,
+        perception=agent.perception,
+        loss=agent.loss,
+        critic_optimizer=agent.critic_optimizer,
+        actor_optimizer=agent.actor_optimizer,
+        alpha_optimizer=agent.alpha_optimizer,
+        replay=CheckpointedReplay(agent.buffer),
+        collector=agent.collector,
+    ):
+        agent.collector.collect()
+        if step <= cfg.init_random_frames:
+            continue
+
+        for update in range(1, cfg.utd_ratio + 1):
+            batch = update_critics(cfg, session, agent)
+            if update == cfg.utd_ratio:
+                update_actor(cfg, session, agent, batch)
+            agent.targets.step()
+
+
+def update_critics(cfg: SACConfig, session: TrainingSession, agent: Agent) -> TensorDictBase:
+    """Updates the critics once. Returns their batch."""
+    batch = agent.perception(agent.buffer.sample())
+    critic_loss, info = agent.loss.qvalue_v2_loss(batch)
+    session.backend.descend(agent.critic_optimizer, critic_loss)
+    session.metrics.add(critic_loss=critic_loss)
+    if cfg.replay.kind in ("per", "per_rank"):
+        prioritize(agent.buffer, batch, info["td_error"])
+    return batch
+
+
+def update_actor(
+    cfg: SACConfig, session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
+) -> None:
+    """Updates actor and temperature once, and stores the factors of the actor's batch."""
+    batch = agent.actor_batch(critic_batch)
+    actor_loss, info = agent.loss.actor_loss(batch)
+    session.backend.descend(agent.actor_optimizer, actor_loss)
+    # The temperature is learned on the batch of the actor, as in the paper.
+    alpha_loss = agent.loss.alpha_loss(info["log_prob"]).mean()
+    session.backend.descend(agent.alpha_optimizer, alpha_loss)
+    session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
+    if stores_factors(cfg.sampler):
+        agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
+    if "factor_mean" not in session.metrics:  # once per row of train.csv
+        session.metrics.add(**agreement(info, agent.uncertainty, batch))
+
+
+def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
+    """Makes the parts of SAC."""
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     actor = gaussian_actor(env, cfg.hidden)
@@ -59,44 +146,20 @@ def train(cfg: SACConfig, session: Session) -> None:
     actor_optimizer = backend.adam(loss.actor_network_params, cfg.actor_lr)
     alpha_optimizer = backend.adam([loss.log_alpha], cfg.alpha_lr)
     buffer = make_replay_buffer(env, cfg, backend)
-    actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
     explorer = perception.before(exploring(backend, actor))
-    collector = make_collector(env, explorer, perception, buffer, cfg, backend)
-
-    for step in session.steps(
-        policy=perception.before(actor),
+    return Agent(
         perception=perception,
+        policy=perception.before(actor),
         loss=loss,
+        uncertainty=uncertainty,
+        targets=targets,
         critic_optimizer=critic_optimizer,
         actor_optimizer=actor_optimizer,
         alpha_optimizer=alpha_optimizer,
-        replay=CheckpointedReplay(buffer),
-        collector=collector,
-    ):
-        collector.collect()
-        if step <= cfg.init_random_frames:
-            continue
-
-        for _ in range(cfg.utd_ratio):
-            batch = perception(buffer.sample())
-            critic_loss, info = loss.qvalue_v2_loss(batch)
-            backend.descend(critic_optimizer, critic_loss)
-            session.metrics.add(critic_loss=critic_loss)
-            if cfg.replay.kind in ("per", "per_rank"):
-                prioritize(buffer, batch, info["td_error"])
-
-        batch = actor_batch(batch)
-        actor_loss, info = loss.actor_loss(batch)
-        backend.descend(actor_optimizer, actor_loss)
-        # The temperature is learned on the batch of the actor, as in the paper.
-        alpha_loss = loss.alpha_loss(info["log_prob"]).mean()
-        backend.descend(alpha_optimizer, alpha_loss)
-        session.metrics.add(actor_loss=actor_loss, alpha=loss.log_alpha.exp())
-        if stores_factors(cfg.sampler):
-            buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
-        if "factor_mean" not in session.metrics:  # once per row of train.csv
-            session.metrics.add(**agreement(info, uncertainty, batch))
-        targets.step()
+        buffer=buffer,
+        actor_batch=make_actor_batches(buffer, perception, uncertainty, cfg),
+        collector=make_collector(env, explorer, perception, buffer, cfg, backend),
+    )
 
 
 if __name__ == "__main__":

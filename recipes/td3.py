@@ -5,13 +5,29 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
-from torchrl_vmfer import VMFTD3Loss, VMFUncertainty
-from vmfer_recipes.training.collection import make_collector
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch.optim import Optimizer
+from torchrl.objectives import SoftUpdate
+
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFTD3Loss, VMFUncertainty
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.training.collection import AnyCollector, make_collector
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.networks import deterministic_actor, exploring, make_critics
+from vmfer_recipes.training.logs import agreement
+from vmfer_recipes.training.networks import (
+    Perception,
+    compiled,
+    deterministic_actor,
+    exploring,
+    make_critics,
+    make_perception,
+)
 from vmfer_recipes.training.options import TD3Config
-from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.replay import (
     CheckpointedReplay,
     generation,
@@ -20,8 +36,7 @@ from vmfer_recipes.training.replay import (
     prioritize,
     stores_factors,
 )
-from vmfer_recipes.training.session import Session
-from vmfer_recipes.training.updates import agreement, compiled
+from vmfer_recipes.training.session import Session, TrainingSession
 
 
 @recipe("td3", TD3Config)
@@ -29,12 +44,82 @@ def main(cfg: TD3Config) -> None:
     """Trains one agent, unless that was done before."""
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session)
+        train(cfg, session, make_agent(cfg, session.backend))
 
 
-def train(cfg: TD3Config, session: Session) -> None:
-    """Trains one agent."""
-    backend = session.backend
+@dataclass
+class Agent:
+    """All that TD3 consists of."""
+
+    perception: Perception
+    policy: TensorDictModuleBase
+    loss: VMFTD3Loss
+    uncertainty: VMFUncertainty
+    targets: SoftUpdate
+    critic_optimizer: Optimizer
+    actor_optimizer: Optimizer
+    buffer: ActorCriticReplayBuffer
+    actor_batch: Callable[[TensorDictBase], TensorDictBase]
+    collector: AnyCollector
+
+
+def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
+    """Trains one agent.
+
+    Each environment step is followed by ``utd_ratio`` updates of the critics, and every
+    ``policy_delay``-th step by one of the actor. The target networks move after every
+    ``policy_delay``-th update of the critics, hence together with the actor if ``utd_ratio=1``.
+    """
+    for step in session.steps(
+        policy=agent.policy,
+        perception=agent.perception,
+        loss=agent.loss,
+        critic_optimizer=agent.critic_optimizer,
+        actor_optimizer=agent.actor_optimizer,
+        replay=CheckpointedReplay(agent.buffer),
+        collector=agent.collector,
+    ):
+        agent.collector.collect()
+        if step <= cfg.init_random_frames:
+            continue
+
+        last_update = step * cfg.utd_ratio
+        for update in range(last_update - cfg.utd_ratio + 1, last_update + 1):
+            batch = update_critics(cfg, session, agent)
+            if update == last_update and step % cfg.policy_delay == 0:
+                update_actor(cfg, session, agent, batch)
+            if update % cfg.policy_delay == 0:
+                agent.targets.step()
+
+
+def update_critics(cfg: TD3Config, session: TrainingSession, agent: Agent) -> TensorDictBase:
+    """Updates the critics once. Returns their batch."""
+    batch = agent.perception(agent.buffer.sample())
+    critic_loss, info = agent.loss.value_loss(batch)
+    session.backend.descend(agent.critic_optimizer, critic_loss)
+    session.metrics.add(critic_loss=critic_loss)
+    if cfg.replay.kind in ("per", "per_rank"):
+        td_error = info["td_error"].detach().amax(0).sqrt()
+        prioritize(agent.buffer, batch, td_error)
+    return batch
+
+
+def update_actor(
+    cfg: TD3Config, session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
+) -> None:
+    """Updates the actor once, and stores the factors of its batch."""
+    batch = agent.actor_batch(critic_batch)
+    actor_loss, info = agent.loss.actor_loss(batch)
+    session.backend.descend(agent.actor_optimizer, actor_loss)
+    session.metrics.add(actor_loss=actor_loss)
+    if stores_factors(cfg.sampler):
+        agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
+    if "factor_mean" not in session.metrics:  # once per row of train.csv
+        session.metrics.add(**agreement(info, agent.uncertainty, batch))
+
+
+def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
+    """Makes the parts of TD3."""
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     actor = deterministic_actor(env, cfg.hidden)
@@ -59,42 +144,19 @@ def train(cfg: TD3Config, session: Session) -> None:
     critic_optimizer = backend.adam(loss.qvalue_network_params, cfg.critic_lr)
     actor_optimizer = backend.adam(loss.actor_network_params, cfg.actor_lr)
     buffer = make_replay_buffer(env, cfg, backend)
-    actor_batch = make_actor_batches(buffer, perception, uncertainty, cfg)
     explorer = perception.before(exploring(backend, actor, cfg.exploration_noise))
-    collector = make_collector(env, explorer, perception, buffer, cfg, backend)
-
-    for step in session.steps(
-        policy=perception.before(actor),
+    return Agent(
         perception=perception,
+        policy=perception.before(actor),
         loss=loss,
+        uncertainty=uncertainty,
+        targets=targets,
         critic_optimizer=critic_optimizer,
         actor_optimizer=actor_optimizer,
-        replay=CheckpointedReplay(buffer),
-        collector=collector,
-    ):
-        collector.collect()
-        if step <= cfg.init_random_frames:
-            continue
-
-        for _ in range(cfg.utd_ratio):
-            batch = perception(buffer.sample())
-            critic_loss, info = loss.value_loss(batch)
-            backend.descend(critic_optimizer, critic_loss)
-            session.metrics.add(critic_loss=critic_loss)
-            if cfg.replay.kind in ("per", "per_rank"):
-                td_error = info["td_error"].detach().amax(0).sqrt()
-                prioritize(buffer, batch, td_error)
-
-        if step % cfg.policy_delay == 0:
-            batch = actor_batch(batch)
-            actor_loss, info = loss.actor_loss(batch)
-            backend.descend(actor_optimizer, actor_loss)
-            session.metrics.add(actor_loss=actor_loss)
-            if stores_factors(cfg.sampler):
-                buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
-            if "factor_mean" not in session.metrics:  # once per row of train.csv
-                session.metrics.add(**agreement(info, uncertainty, batch))
-            targets.step()
+        buffer=buffer,
+        actor_batch=make_actor_batches(buffer, perception, uncertainty, cfg),
+        collector=make_collector(env, explorer, perception, buffer, cfg, backend),
+    )
 
 
 if __name__ == "__main__":

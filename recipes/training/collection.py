@@ -1,4 +1,4 @@
-"""Collecting transitions, one for every step of a run, with TorchRL's collectors."""
+"""Collection: one transition for every step of a run, by TorchRL's collectors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from typing import Any, Protocol
 
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import GymWrapper
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend
-from vmfer_recipes.training.environments import environment_state, load_environment_state
+from vmfer_recipes.training import _upstream
+from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environments import Environment
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.networks import Perception
 from vmfer_recipes.training.options import Config
-from vmfer_recipes.training.perception import Perception
 
-__all__ = ["StepCount", "TransitionCollector", "kept", "make_collector"]
+__all__ = ["AnyCollector", "StepCount", "TransitionCollector", "kept", "make_collector"]
 
-# What is kept of a transition. A time limit sets `done` but not `terminated`, and losses
-# bootstrap unless `terminated`. Goals are there if the environment has some.
+# The entries of a transition that are stored. A time limit sets `done` but not `terminated`, and
+# losses bootstrap unless `terminated`. Goals are stored if the environment has them.
 _KEPT = (
     *("observation", "desired_goal", "action"),
     *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
@@ -27,29 +28,32 @@ _KEPT = (
 
 
 def kept(transitions: TensorDictBase) -> TensorDictBase:
-    """What is stored of transitions."""
+    """The entries of transitions that are stored."""
     return transitions.select(*_KEPT, strict=False)
 
 
 class AnyCollector(Protocol):
-    """What fills the buffer of a recipe."""
+    """A collector that fills the buffer of a recipe."""
 
     def collect(self) -> None:
-        """Sees to it that the buffer has got a transition for every call."""
+        """Returns when the buffer has received one transition for every call so far."""
 
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must hold of it."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a saved state."""
 
 
 def make_collector(
-    env: GymWrapper,
+    env: Environment,
     policy: TensorDictModuleBase,
     perception: Perception,
     buffer: ActorCriticReplayBuffer,
     cfg: Config,
     backend: Backend,
 ) -> AnyCollector:
-    """The collector that ``collector=`` asks for."""
+    """Makes the collector that ``collector=`` names."""
     if cfg.collector.kind == "single":
         return TransitionCollector(env, policy, perception, buffer, cfg, backend)
     if cfg.collector.kind == "ray":
@@ -62,7 +66,7 @@ def make_collector(
 
 
 class StepCount:
-    """The state of collectors with workers: what these are doing cannot be saved."""
+    """The state of collectors with worker processes, whose episodes cannot be saved."""
 
     _steps = 0
 
@@ -71,25 +75,25 @@ class StepCount:
         return {"steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on counting."""
+        """Continues the count."""
         self._steps = state["steps"]
 
 
 class TransitionCollector:
-    """Collects one transition at a time, and can stop and go on within an episode.
+    """Collects one transition at a time, and can be saved and restored within an episode.
 
     Args:
         env: the environment.
-        policy: the exploring policy; it is followed, not copied.
-        perception: learns from every transition.
-        buffer: gets every transition.
-        cfg: says how many random steps come first.
-        backend: says by which collector.
+        policy: the exploring policy; it is used directly, not copied.
+        perception: updates its statistics with every transition.
+        buffer: receives every transition.
+        cfg: holds the number of random steps at the start.
+        backend: provides the class of the collector.
     """
 
     def __init__(
         self,
-        env: GymWrapper,
+        env: Environment,
         policy: TensorDictModuleBase,
         perception: Perception,
         buffer: ActorCriticReplayBuffer,
@@ -99,6 +103,7 @@ class TransitionCollector:
         self._env = env
         self._perception = perception
         self._buffer = buffer
+        self._steps = 0
         devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
         self._collector = backend.collector(
             env,
@@ -107,6 +112,7 @@ class TransitionCollector:
             total_frames=-1,
             init_random_frames=cfg.init_random_frames,
             postproc=kept,
+            track_traj_ids=False,
             auto_register_policy_transforms=False,
             **({} if cfg.device == "cpu" else devices),
         )
@@ -121,22 +127,24 @@ class TransitionCollector:
     def next(self) -> TensorDictBase:
         """Acts once, and returns the transition as a batch of one, valid until the next call."""
         try:
-            return next(self._iterator)
+            transition = next(self._iterator)
         except UserError as error:
-            raise UserError(f"At step {self._collector._frames + 1}: {error}") from error
+            raise UserError(f"At step {self._steps + 1}: {error}") from error
+        self._steps += 1
+        return transition
 
     def state_dict(self) -> dict[str, Any]:
-        """The environment in the middle of its episode, and the collector's counters."""
+        """The environment in the middle of its episode, and the number of steps."""
         return {
             "environment": environment_state(self._env),
-            "carrier": self._collector._carrier.to_dict(),
-            "frames": self._collector._frames,
-            "trajectories": dict(self._collector._traj_pool.state_dict()),
+            "carrier": _upstream.carried(self._collector).to_dict(),
+            "frames": self._steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on in the middle of the episode."""
+        """Continues in the middle of the episode."""
+        self._steps = state["frames"]
+        self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
         load_environment_state(self._env, state["environment"])
-        self._collector._carrier.update(TensorDict(state["carrier"]))
-        self._collector._frames = state["frames"]
-        self._collector._traj_pool.load_state_dict(state["trajectories"])
+        carrier = TensorDict(state["carrier"]).exclude("collector")  # of older checkpoints
+        _upstream.carried(self._collector).update(carrier)

@@ -1,23 +1,32 @@
-"""How good is a policy? Whole episodes in an environment of its own."""
+"""Evaluation: whole episodes without exploration, in an environment of its own."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from vmfer_recipes.training.environments import tensors
+from vmfer_recipes.training.environments import Environment, tensors
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Episode", "Evaluation", "evaluate", "play_episode"]
+
+
+class Episode(NamedTuple):
+    """What one episode came to."""
+
+    total: float
+    length: int
+    success: float | None
 
 
 class Evaluation(NamedTuple):
-    """A row of ``eval.csv`` but for the step."""
+    """A row of ``eval.csv`` without the step."""
 
     return_mean: float
     return_std: float
@@ -26,8 +35,52 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
+def play_episode(
+    policy: TensorDictModuleBase | None,
+    simulator: gym.Env,
+    seed: int,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+) -> Episode:
+    """Plays one episode without exploration.
+
+    Args:
+        policy: the policy; ``None`` acts at random.
+        simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
+            steps, and none is stored.
+        seed: the seed of the initial state.
+        on_step: is called after the reset and after every step with ``observation``, and after a
+            step also with ``action``, ``reward``, ``terminated``, ``truncated`` and ``info``.
+    """
+    observation, info = simulator.reset(seed=seed)
+    if on_step is not None:
+        on_step({"observation": observation, "info": info})
+    total, length, is_over = 0.0, 0, False
+    while not is_over:
+        action = simulator.action_space.sample() if policy is None else _act(policy, observation)
+        observation, reward, terminated, truncated, info = simulator.step(action)
+        total, length, is_over = total + float(reward), length + 1, terminated or truncated
+        if on_step is not None:
+            on_step(
+                {
+                    "observation": observation,
+                    "action": action,
+                    "reward": reward,
+                    "terminated": terminated,
+                    "truncated": truncated,
+                    "info": info,
+                }
+            )
+    success = info.get("is_success", info.get("success"))
+    return Episode(total, length, None if success is None else float(success))
+
+
+def _act(policy: TensorDictModuleBase, observation: Any) -> np.ndarray:
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        return policy(TensorDict(tensors(observation)))["action"].numpy(force=True)
+
+
 def evaluate(
-    policy: TensorDictModuleBase | None, env: GymWrapper, episodes: int, seed: int
+    policy: TensorDictModuleBase | None, env: Environment, episodes: int, seed: int
 ) -> Evaluation:
     """Plays whole episodes without exploration.
 
@@ -38,29 +91,12 @@ def evaluate(
         seed: the first episode's seed; the others count up. The same seeds are used at every
             evaluation, so that curves differ by the policy and not by luck.
     """
-    returns, lengths, successes = [], [], []
-    # The simulator is asked directly: an episode is a thousand steps, and none is stored.
-    simulator = env._env
-    simulator.action_space.seed(seed)
-    for episode in range(episodes):
-        observation, info = simulator.reset(seed=seed + episode)
-        total, length, over = 0.0, 0, False
-        while not over:
-            if policy is None:
-                action = simulator.action_space.sample()
-            else:
-                with set_exploration_type(ExplorationType.DETERMINISTIC):
-                    action = policy(TensorDict(tensors(observation)))["action"].numpy(force=True)
-            observation, reward, terminated, truncated, info = simulator.step(action)
-            total, length, over = total + float(reward), length + 1, terminated or truncated
-        returns.append(total)
-        lengths.append(length)
-        success = info.get("is_success", info.get("success"))
-        if success is not None:
-            successes.append(float(success))
+    env.simulator.action_space.seed(seed)
+    played = [play_episode(policy, env.simulator, seed + number) for number in range(episodes)]
+    successes = [episode.success for episode in played if episode.success is not None]
     return Evaluation(
-        float(np.mean(returns)),
-        float(np.std(returns)),
-        float(np.mean(lengths)),
+        float(np.mean([episode.total for episode in played])),
+        float(np.std([episode.total for episode in played])),
+        float(np.mean([episode.length for episode in played])),
         float(np.mean(successes)) if successes else None,
     )

@@ -1,4 +1,4 @@
-"""Tables that a resumed run continues to the byte, and the loggers that mirror them."""
+"""Tables that a resumed run continues to the byte, and what is written to them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.record.loggers import Logger, get_logger
 
+from torchrl_vmfer import VMFUncertainty
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.evaluation import Evaluation
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.options import Config
 
-__all__ = ["Averages", "Table", "check_logger", "make_logger"]
+__all__ = ["RunLog", "Table", "agreement", "check_logger", "make_logger"]
 
 
 class Table:
-    """A CSV file. Its state is its number of rows: what was written beyond it is cut off.
+    """A CSV file. Its state is its number of rows: rows written after it are removed.
 
     Args:
         path: the file.
@@ -30,18 +34,18 @@ class Table:
         self._path = path
 
     def clear(self) -> None:
-        """Starts anew."""
+        """Deletes the file."""
         self._path.unlink(missing_ok=True)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row. What it lacks is left blank, and what is new gets a column."""
+        """Appends a row. Missing values stay blank, and new names add a column."""
         rows = self._read()
         columns = list(dict.fromkeys([*(rows[0] if rows else ()), *row]))
         if rows and columns == list(rows[0]):
             with self._path.open("a") as file:
                 csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
                 file.flush()
-                os.fsync(file.fileno())  # a checkpoint may count it
+                os.fsync(file.fileno())  # a checkpoint may count on this row
         else:
             self._rewrite([*rows, row], columns)
 
@@ -58,7 +62,7 @@ class Table:
             writer.writerows(rows)
 
     def state_dict(self) -> dict[str, int]:
-        """The present number of rows."""
+        """The current number of rows."""
         return {"rows": len(self._read())}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -75,43 +79,82 @@ class Table:
             self.clear()
 
 
-class Averages:
-    """Means of metrics since they were last read."""
+class RunLog:
+    """The tables of a run, and the logger that mirrors them.
 
-    def __init__(self) -> None:
-        self._values: dict[str, list[torch.Tensor]] = {}
+    Args:
+        run_dir: where they are.
+        cfg: the configuration of the run.
+    """
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
+    def __init__(self, run_dir: Path, cfg: Config) -> None:
+        self.tables = {
+            "evaluations": Table(run_dir / "eval.csv"),
+            "training": Table(run_dir / "train.csv"),
+        }
+        self._run_dir = run_dir
+        self._cfg = cfg
+        self._logger: Logger | None = None
 
-    def add(self, **metrics: torch.Tensor) -> None:
-        """Adds a value of each."""
-        for name, value in metrics.items():
-            self._values.setdefault(name, []).append(value.detach())
+    def open(self) -> None:
+        """Starts the logger."""
+        name = f"{self._cfg.algorithm}-{self._cfg.env.name}"
+        self._logger = make_logger(self._cfg.logger, self._run_dir, name)
 
-    def means(self) -> dict[str, float]:
-        """The means, by name."""
-        return {name: values.double().mean().item() for name, values in self.state_dict().items()}
+    def clear(self) -> None:
+        """Deletes the tables."""
+        for table in self.tables.values():
+            table.clear()
 
-    def pop(self) -> dict[str, float]:
-        """The means, by name; they start anew."""
-        means = self.means()
-        self._values.clear()
-        return means
+    def write_evaluation(self, step: int, result: Evaluation) -> None:
+        """Writes a row of ``eval.csv``."""
+        self.tables["evaluations"].write({"step": step, **result._asdict()})
+        known = {name: value for name, value in result._asdict().items() if value is not None}
+        self._mirror("eval", known, step)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The values, by name."""
-        return {name: torch.stack(values) for name, values in self._values.items()}
+    def write_training(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes a row of ``train.csv``."""
+        self.tables["training"].write({"step": step, **metrics})
+        self._mirror("train", metrics, step)
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Goes on from them."""
-        self._values = {name: list(values) for name, values in state.items()}
+    def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
+        if self._logger is not None:
+            self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
+
+    def close(self) -> None:
+        """Ends the logger."""
+        if self._logger is not None:
+            experiment = self._logger.experiment
+            (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
+
+
+def agreement(
+    info: dict[str, Tensor], uncertainty: VMFUncertainty, batch: TensorDictBase
+) -> dict[str, Tensor]:
+    """Mean and deciles of factor and resultant length over a batch of the actor.
+
+    Args:
+        info: the metadata of the actor's loss, which contain both if the loss measures them.
+        uncertainty: measures them otherwise.
+        batch: the batch.
+    """
+    if "vmf_factor" not in info:
+        with torch.random.fork_rng():  # logging leaves the random numbers of training alone
+            measured = uncertainty(batch.select("observation"))["vmf"]
+        info = {f"vmf_{name}": value for name, value in measured.items()}
+    statistics = {}
+    for name in ("factor", "resultant_length"):
+        values = info[f"vmf_{name}"].sort().values
+        statistics[f"{name}_mean"] = values.mean()
+        for percent in (10, 50, 90):
+            statistics[f"{name}_q{percent}"] = values[(len(values) - 1) * percent // 100]
+    return statistics
 
 
 def check_logger(cfg: Config) -> None:
-    """Refuses a logger whose package is not installed."""
+    """Raises an error if the package of the logger is not installed."""
     try:
-        importlib.import_module(cfg.kind)  # they are called as their packages are
+        importlib.import_module(cfg.kind)  # each logger has the name of its package
     except ImportError as error:
         raise UserError(
             f"logger={cfg.kind} needs a package that is not installed: "

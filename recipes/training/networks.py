@@ -1,20 +1,36 @@
-"""Actors and critics: plain ReLU networks, as in the paper's table of hyper-parameters."""
+"""Actors and critics, and what they see of a transition.
+
+All are plain ReLU networks, as in the paper's table of hyper-parameters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.modules.distributions.utils import safetanh_noeps
+from torchrl.objectives import LossModule
 
 from torchrl_vmfer.fast import Backend
+from vmfer_recipes.training.options import Config
 
-__all__ = ["deterministic_actor", "exploring", "gaussian_actor", "make_critics"]
+__all__ = [
+    "GoalPerception",
+    "Perception",
+    "RunningStatistics",
+    "compiled",
+    "deterministic_actor",
+    "exploring",
+    "gaussian_actor",
+    "make_critics",
+    "make_perception",
+]
 
 
 class _LocAndScale(nn.Module):
@@ -70,7 +86,7 @@ class _AddNoise(nn.Module):
 
 
 class _DrawAction(nn.Module):
-    """SAC's exploration: an action from the policy, when there is to be any exploration."""
+    """SAC's exploration: an action drawn from the policy, unless exploration is off."""
 
     def __init__(self, network: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
@@ -86,11 +102,11 @@ class _DrawAction(nn.Module):
 def exploring(
     backend: Backend, actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
 ) -> TensorDictModule:
-    """The policy that collects data: the actor's own network, and no more than it takes to act.
+    """The policy that collects data: the actor's own network and the exploration, nothing else.
 
     Args:
-        backend: says how its network is called.
-        actor: what was made above; its parameters are shared.
+        backend: decides how the network is called.
+        actor: an actor made by this module; its parameters are shared.
         noise: the standard deviation of the noise on the actions of a deterministic actor.
     """
     if noise is None:
@@ -109,5 +125,141 @@ def make_critics(
         ValueOperator(_mlp(size, 1, hidden), in_keys=["observation", "action"])
         for _ in range(count)
     ]
-    # Of a list of one, TorchRL makes parameters that cannot be optimised.
+    # Of a list of one, TorchRL makes parameters that cannot be optimized.
     return critics if count > 1 else critics[0]
+
+
+def compiled(loss: LossModule, *names: str) -> None:
+    """Compiles methods of a loss, which pays off on GPUs."""
+    for name in names:
+        setattr(loss, name, torch.compile(getattr(loss, name)))
+
+
+class Perception(TensorDictModuleBase):
+    """Networks see the stored observation as it is.
+
+    Args:
+        device: where the networks are.
+    """
+
+    in_keys: Sequence[str] = ["observation"]
+    out_keys = ["observation"]
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on what an environment returns."""
+        return actor if self._device.type == "cpu" else _PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation, and the next one, with what the networks see."""
+        # `to` takes time even if there is nothing to move.
+        return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
+
+
+class GoalPerception(Perception):
+    """Networks see observation and desired goal side by side, each number normalized.
+
+    Mean and variance are those of all collected data, while the buffer stores raw data: a sample
+    is normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, when
+    they are collected.) The statistics of goals include desired and achieved ones, since
+    hindsight relabeling turns the latter into the former.
+
+    Args:
+        sizes: the lengths of observation and goal.
+        clip: normalized numbers lie within ± this.
+        device: where the networks are.
+    """
+
+    in_keys = ["observation", "desired_goal"]
+
+    def __init__(self, sizes: tuple[int, int], clip: float, device: str) -> None:
+        super().__init__(device)
+        self.clip = clip
+        self.observation, self.goal = (RunningStatistics(size).to(device) for size in sizes)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+        self.observation.add(transition["observation"])
+        self.goal.add(transition["desired_goal"])
+        self.goal.add(transition["next", "achieved_goal"])
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on what an environment returns."""
+        return _PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation, and the next one, with what the networks see."""
+        tensordict = super().forward(tensordict)
+        goal = self.goal.normalized(tensordict.get("desired_goal"))
+        for key in ("observation", ("next", "observation")):
+            raw = tensordict.get(key, None)
+            if raw is not None:
+                seen = torch.cat([self.observation.normalized(raw), goal], -1)
+                tensordict.set(key, seen.clamp(-self.clip, self.clip))
+        return tensordict
+
+
+class _PerceivingPolicy(TensorDictModuleBase):
+    """Acts on the perceived observation, and keeps the raw one in the TensorDict to store."""
+
+    out_keys = ["action"]
+
+    def __init__(self, perception: Perception, actor: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.in_keys = perception.in_keys
+        self.perception = perception
+        self.actor = actor
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        seen = self.perception(tensordict.select(*self.in_keys))
+        return tensordict.set("action", self.actor(seen).get("action"))
+
+
+class RunningStatistics(nn.Module):
+    """Mean and variance of each number of the vectors seen so far.
+
+    Args:
+        size: the length of a vector.
+        least_deviation: the lower bound of the standard deviation that divides.
+    """
+
+    def __init__(self, size: int, least_deviation: float = 1e-2) -> None:
+        super().__init__()
+        self.least_deviation = least_deviation
+        self.count: Tensor
+        self.mean: Tensor
+        self.squares: Tensor  # the sum of squared deviations from the mean
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+
+    def add(self, vectors: Tensor) -> None:
+        """Adds vectors ``[n, size]`` (Chan's formula for joining two sets)."""
+        vectors = vectors.detach().to(self.mean)
+        count, mean = len(vectors), vectors.mean(0)
+        shift, total = mean - self.mean, self.count + len(vectors)
+        self.squares += (vectors - mean).square().sum(0)
+        self.squares += shift.square() * self.count * count / total
+        self.mean += shift * count / total
+        self.count.copy_(total)
+
+    def normalized(self, vectors: Tensor) -> Tensor:
+        """Vectors with mean 0 and deviation 1, by the statistics of those seen so far."""
+        variance = self.squares / self.count.clamp(min=1)
+        deviation = variance.sqrt().clamp(min=self.least_deviation)
+        return (vectors - self.mean.to(vectors.dtype)) / deviation.to(vectors.dtype)
+
+
+def make_perception(env: EnvBase, cfg: Config) -> Perception:
+    """The perception that ``replay=`` requires."""
+    if cfg.replay.kind != "her":
+        return Perception(cfg.device)
+    spec = env.observation_spec
+    sizes = spec["observation"].shape[-1], spec["desired_goal"].shape[-1]
+    return GoalPerception(sizes, cfg.replay.clip, cfg.device)

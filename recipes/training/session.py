@@ -1,4 +1,4 @@
-"""A training run from start to end: its directory, its logs, and how it goes on after a stop."""
+"""A training run from start to end: when it is evaluated, logged, saved and resumed."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 from tqdm import tqdm
 
-from torchrl_vmfer.fast import make_backend
-from vmfer_recipes.training.checkpoints import Checkpoints
+from torchrl_vmfer.fast import Backend, make_backend
+from vmfer_recipes.training.checkpoints import Checkpoints, check_readable
 from vmfer_recipes.training.curve import draw_learning_curve
-from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.evaluation import Evaluation, evaluate
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.interruption import Interruption
-from vmfer_recipes.training.lock import lock
-from vmfer_recipes.training.logs import Averages, Table, check_logger, make_logger
+from vmfer_recipes.training.logs import RunLog, check_logger
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.run_directory import RunDirectory
 
-__all__ = ["Session"]
+__all__ = ["Averages", "Session", "Stateful", "TrainingSession"]
 
-# Keys that say where and how a run is watched, not what it computes.
-_INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoints_at")
 # Far from the training environment's seeds.
 _EVALUATION_SEED = 1_000_000
 
@@ -41,32 +37,97 @@ _EVALUATION_SEED = 1_000_000
 class Stateful(Protocol):
     """Anything that can be part of a checkpoint."""
 
-    def state_dict(self) -> Any: ...
-    def load_state_dict(self, state: Any) -> Any: ...
+    def state_dict(self) -> Any:
+        """Plain data: tensors, numbers, strings, and containers of these."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Continues from a saved state."""
+
+
+class Averages:
+    """Means of metrics since they were last read."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[torch.Tensor]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def add(self, **metrics: torch.Tensor) -> None:
+        """Adds a value of each."""
+        for name, value in metrics.items():
+            self._values.setdefault(name, []).append(value.detach())
+
+    def means(self) -> dict[str, float]:
+        """The means, by name."""
+        return {name: values.double().mean().item() for name, values in self.state_dict().items()}
+
+    def pop(self) -> dict[str, float]:
+        """The means, by name, after which all values are dropped."""
+        means = self.means()
+        self._values.clear()
+        return means
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The values, by name."""
+        return {name: torch.stack(values) for name, values in self._values.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continues with saved values."""
+        self._values = {name: list(values) for name, values in state.items()}
+
+
+class TrainingSession(Protocol):
+    """What the ``train`` function of a recipe needs of a session.
+
+    :class:`Session` is the one that writes a run directory. A benchmark passes its own, which
+    decides how many steps are taken and writes nothing.
+
+    Attributes:
+        backend: the parts from which the training loop is made.
+        metrics: receives what the recipe measures.
+    """
+
+    backend: Backend
+    metrics: Averages
+
+    def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
+        """The numbers of the environment steps to take."""
 
 
 class Session:
-    """Leads a run through its steps and does on the way what is not learning.
+    """Counts the steps of a run and does between them all that is not learning.
 
     Args:
         cfg: the configuration of the run.
+        directory: the directory of the run; made from ``cfg`` by default, as are all parts.
+        log: the tables and the logger.
+        checkpoints: the checkpoints from which the run resumes.
+        kept_checkpoints: those of ``keep_checkpoints_at``.
 
     Attributes:
-        run_dir: where all output goes.
-        backend: TorchRL's own parts or the fast ones, as ``fast=`` asks for.
-        finished: whether the run was brought to its end before.
+        backend: TorchRL's own parts or those that replace them; the only reader of ``fast=``.
+        finished: whether the run was completed before.
         metrics: averages of what the recipe reports, for ``train.csv``.
     """
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        *,
+        directory: RunDirectory | None = None,
+        log: RunLog | None = None,
+        checkpoints: Checkpoints | None = None,
+        kept_checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.cfg = cfg
-        self._config = cfg.as_dict()
-        self.run_dir = Path(cfg.run_dir)
         self.metrics = Averages()
+        self._directory = directory or RunDirectory(cfg)
+        path = self._directory.path
         self._environment = make_environment(cfg.env.name, cfg.seed, cfg.replay.kind == "her")
         check_logger(cfg.logger)
-        self._check_config()
-        self.finished = self._is_finished()
+        self._directory.check()
+        self.finished = self._directory.is_finished()
         if self.finished:
             return
         torch.set_num_threads(cfg.threads)
@@ -75,220 +136,181 @@ class Session:
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
-        self._checkpoints = Checkpoints(self.run_dir / "checkpoint")
-        self._kept_checkpoints = Checkpoints(self.run_dir / "checkpoint" / "kept", keep=None)
-        self._evaluations = Table(self.run_dir / "eval.csv")
-        self._training = Table(self.run_dir / "train.csv")
-
-    def _check_config(self) -> None:
-        """Refuses a directory that holds a run of another configuration."""
-        file = self.run_dir / "config.yaml"
-        if not file.exists():
-            return
-        if not self.cfg.resume:
-            raise UserError(
-                f"{self.run_dir} holds a run and resume=false: delete it or choose another run_dir."
-            )
-        try:
-            before = _flat(OmegaConf.to_container(OmegaConf.load(file)))
-        except Exception as error:
-            raise UserError(
-                f"{file} cannot be read ({first_line(error)}): put back a copy of it, or choose "
-                "another run_dir."
-            ) from error
-        now = _flat(self._config)
-        differing = [
-            f"{key}={before.get(key)} there, {now.get(key)} here"
-            for key in sorted(before.keys() | now.keys())
-            if key.split(".")[0] not in _INCIDENTAL and before.get(key) != now.get(key)
-        ]
-        if differing:
-            raise UserError(
-                f"{self.run_dir} holds a run of another configuration ({'; '.join(differing)}): "
-                "choose another run_dir or use the same values."
-            )
-
-    def _is_finished(self) -> bool:
-        if not (self.run_dir / "finished").exists():
-            return False
-        print(f"The run in {self.run_dir} is finished. Nothing to do.")
-        return True
-
-    def _write_config(self) -> None:
-        with replacing(self.run_dir / "config.yaml") as file:
-            file.write(OmegaConf.to_yaml(self._config))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
-            raise UserError(
-                f"The run directory {self.run_dir} cannot be written ({first_line(error)}): make "
-                "room on the disk and start again, which goes on from the last checkpoint, or "
-                "choose another run_dir."
-            ) from error
+        self._log = log or RunLog(path, cfg)
+        self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
+        self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from where the run was stopped.
 
         Between two steps the policy is evaluated, metrics are written and checkpoints saved when
-        they are due. The run directory is locked meanwhile. After SIGINT or SIGTERM the step at
-        hand is finished and saved, and the program ends.
+        they are due. The run directory is locked meanwhile. After SIGINT or SIGTERM the current
+        step is finished and saved, and the program ends.
 
         Args:
-            policy: the policy to evaluate and to save in the end.
-            **components: all that a checkpoint must hold for the run to go on as if it had
-                never been stopped. What has a method ``close`` is closed in the end.
+            policy: the policy to evaluate, and to save at the end.
+            **components: all that a checkpoint must hold for the run to resume as if it had
+                never been stopped. Those with a method ``close`` are closed at the end.
         """
         parts: dict[str, Stateful] = {
             **components,
             "metrics": self.metrics,
-            "evaluations": self._evaluations,
-            "training": self._training,
+            **self._log.tables,
             # Last: restoring other parts may draw random numbers.
             "random": GlobalRNGState(),
         }
-        with self._writing():
-            held = lock(self.run_dir)
-        with held, Interruption() as interruption, ExitStack() as ends:
+        cfg, last = self.cfg, self.cfg.total_frames
+        with self._directory.lock(), Interruption() as interruption, ExitStack() as ends:
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
-            if self._is_finished():  # by whoever held the lock until now
+            if self._directory.is_finished():  # by the process that held the lock until now
                 return
+            ends.callback(self._log.close)
             start = self._begin(parts)
-            ends.callback(self._close_logger)
-            with tqdm(
-                total=self.cfg.total_frames,
-                initial=start,
-                unit="step",
-                # A log file need not hold every stroke of the bar.
-                mininterval=0.2 if sys.stderr.isatty() else 30,
-            ) as bar:
-                if start == 0:
-                    self._evaluate(0, policy, bar)
-                clock, since = time.perf_counter(), start
-                for step in range(start + 1, self.cfg.total_frames + 1):
-                    yield step
-                    bar.update()
-                    is_last = step == self.cfg.total_frames
-                    if step % self.cfg.log_interval == 0 or is_last:
-                        speed = (step - since) / (time.perf_counter() - clock)
-                        self._log(step, speed)
-                        clock, since = time.perf_counter(), step
-                    if step % self.cfg.eval_interval == 0 or is_last:
-                        paused = time.perf_counter()
+            bar = ends.enter_context(_progress_bar(start, last))
+            if start == 0:
+                self._evaluate(0, policy, bar)
+            clock = _Clock(start)
+            for step in range(start + 1, last + 1):
+                yield step
+                bar.update()
+                if step % cfg.log_interval == 0 or step == last:
+                    self._write_metrics(step, clock.speed(step))
+                if step % cfg.eval_interval == 0 or step == last:
+                    with clock.paused():
                         result = self._evaluate(step, policy, bar)
-                        clock += time.perf_counter() - paused
-                    if step in self.cfg.keep_checkpoints_at:
-                        self._save(step, parts, self._kept_checkpoints)
-                    if is_last:
-                        break
-                    if interruption.signal:
-                        return self._stop(step, parts)
-                    if step % self.cfg.checkpoint_interval == 0:
-                        self._save(step, parts, self._checkpoints)
+                if step in cfg.keep_checkpoints_at:
+                    self._save(step, parts, self._kept)
+                if step == last:
+                    break
+                if interruption.signal:
+                    return self._stop(step, parts)
+                if step % cfg.checkpoint_interval == 0:
+                    self._save(step, parts, self._checkpoints)
+            bar.close()
             self._finish(policy, result)
 
     def _begin(self, parts: dict[str, Stateful]) -> int:
-        """Makes the directory ready. Returns the step at which the run goes on."""
-        self._check_config()  # again: whoever held the lock until now may have written one
-        name = f"{self.cfg.algorithm}-{self.cfg.env.name}"
-        self._logger = make_logger(self.cfg.logger, self.run_dir, name)
-        with self._writing():
+        """Prepares the directory. Returns the step from which the run continues."""
+        self._directory.check()  # again: another process may have written one before the lock
+        self._log.open()
+        with self._directory.writing():
             start = self._restore(parts)
-            self._write_config()
+        if start == 0:
+            # Now, and not after hours of training that could never be resumed.
+            check_readable(_state(0, parts))
+        self._directory.write_config()
         return start
-
-    def _save(self, step: int, parts: dict[str, Stateful], checkpoints: Checkpoints) -> bool:
-        _check_finite(self.metrics.means(), step)
-        states = {name: part.state_dict() for name, part in parts.items()}
-        return checkpoints.save(step, {"step": step, "parts": states})
-
-    def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
-        is_saved = self._save(step, parts, self._checkpoints)
-        print(
-            f"Stopped {self.run_dir} at step {step}. The same command goes on from "
-            f"{'there' if is_saved else 'the last checkpoint'}.",
-            file=sys.stderr,
-        )
 
     def _restore(self, parts: dict[str, Stateful]) -> int:
         state = self._checkpoints.load()
+        path = self._directory.path
         if state is None:
-            self._evaluations.clear()
-            self._training.clear()
+            self._log.clear()
             return 0
         try:
             for name, part in parts.items():
                 part.load_state_dict(state["parts"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"The checkpoint of step {state['step']} in {self.run_dir} does not fit this "
+                f"The checkpoint of step {state['step']} in {path} does not fit this "
                 f"configuration ({first_line(error)}): choose another run_dir."
             ) from error
-        print(f"Resuming {self.run_dir} at step {state['step']}.", file=sys.stderr)
+        print(f"Resuming {path} at step {state['step']}.", file=sys.stderr)
         return state["step"]
+
+    def _save(self, step: int, parts: dict[str, Stateful], checkpoints: Checkpoints) -> bool:
+        _check_finite(self.metrics.means(), step)
+        return checkpoints.save(step, _state(step, parts))
+
+    def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
+        is_saved = self._save(step, parts, self._checkpoints)
+        print(
+            f"Stopped {self._directory.path} at step {step}. Run the same command to resume from "
+            f"{'there' if is_saved else 'the last checkpoint'}.",
+            file=sys.stderr,
+        )
 
     def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> Evaluation:
         try:
-            result = evaluate(
-                policy,
-                self._environment,
-                self.cfg.num_eval_episodes,
-                seed=_EVALUATION_SEED + self.cfg.seed,
-            )
+            result = self._play(policy, self._environment)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
-        with self._writing():
-            self._evaluations.write({"step": step, **result._asdict()})
+        with self._directory.writing():
+            self._log.write_evaluation(step, result)
         shown = {"return": f"{result.return_mean:.1f}"}
         if result.success_rate is not None:
             shown["success"] = f"{result.success_rate:.2f}"
         bar.set_postfix(shown)
-        self._mirror("eval", {k: v for k, v in result._asdict().items() if v is not None}, step)
         return result
 
-    def _log(self, step: int, speed: float) -> None:
+    def _play(self, policy: TensorDictModuleBase | None, env: Environment) -> Evaluation:
+        seed = _EVALUATION_SEED + self.cfg.seed
+        return evaluate(policy, env, self.cfg.num_eval_episodes, seed)
+
+    def _write_metrics(self, step: int, speed: float) -> None:
         means = self.metrics.pop()
         _check_finite(means, step)
         if means:
-            row = {**means, "steps_per_second": speed}
-            with self._writing():
-                self._training.write({"step": step, **row})
-            self._mirror("train", row, step)
-
-    def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
-        if self._logger is not None:
-            self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
-
-    def _close_logger(self) -> None:
-        if self._logger is not None:
-            experiment = self._logger.experiment
-            (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
+            with self._directory.writing():
+                self._log.write_training(step, {**means, "steps_per_second": speed})
 
     def _finish(self, policy: TensorDictModuleBase, trained: Evaluation) -> None:
-        with self._writing():
-            with replacing(self.run_dir / "policy.pt", "wb") as file:
+        path = self._directory.path
+        with self._directory.writing():
+            with replacing(path / "policy.pt", "wb") as file:
                 torch.save(policy.state_dict(), file)
-            picture = draw_learning_curve(self.run_dir)
-            (self.run_dir / "finished").touch()
-        at_random = evaluate(
-            None, self._environment, self.cfg.num_eval_episodes, _EVALUATION_SEED + self.cfg.seed
-        )
+            picture = draw_learning_curve(path)
+            (path / "finished").touch()
+        at_random = self._play(None, self._environment)
         print(
             f"{_summary(trained)} over {self.cfg.num_eval_episodes} episodes; the random policy "
             f"gets {_summary(at_random).removeprefix('Return ')}."
         )
-        for label, path in {
+        for label, file in {
             "learning curve": picture,
-            "evaluations": self.run_dir / "eval.csv",
-            "training metrics": self.run_dir / "train.csv",
-            "policy": self.run_dir / "policy.pt",
+            "evaluations": path / "eval.csv",
+            "training metrics": path / "train.csv",
+            "policy": path / "policy.pt",
         }.items():
-            if path is not None:
-                print(f"  {label:<17} {path}")
+            if file is not None:
+                print(f"  {label:<17} {file}")
+
+
+class _Clock:
+    """Measures the speed of training, without evaluations.
+
+    Args:
+        step: the step at which it starts.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._step, self._start = step, time.perf_counter()
+
+    def speed(self, step: int) -> float:
+        """The steps per second since this was last called."""
+        now = time.perf_counter()
+        speed = (step - self._step) / (now - self._start)
+        self._step, self._start = step, now
+        return speed
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context whose duration does not count."""
+        pause = time.perf_counter()
+        yield
+        self._start += time.perf_counter() - pause
+
+
+def _progress_bar(start: int, total: int) -> tqdm:
+    # A log file need not hold every update of the bar.
+    interval = 0.2 if sys.stderr.isatty() else 30
+    return tqdm(total=total, initial=start, unit="step", mininterval=interval)
+
+
+def _state(step: int, parts: dict[str, Stateful]) -> dict[str, Any]:
+    return {"step": step, "parts": {name: part.state_dict() for name, part in parts.items()}}
 
 
 def _check_finite(means: dict[str, float], step: int) -> None:
@@ -302,13 +324,3 @@ def _summary(result: Evaluation) -> str:
     if result.success_rate is not None:
         text += f" (success rate {result.success_rate:.2f})"
     return text
-
-
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(config, dict):
-        return {prefix[:-1]: config}
-    return {
-        key: value
-        for name, item in config.items()
-        for key, value in _flat(item, f"{prefix}{name}.").items()
-    }

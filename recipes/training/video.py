@@ -1,22 +1,19 @@
-"""A film of one episode."""
+"""A video of one episode."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-import torch
-from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from vmfer_recipes.training.environments import make_environment, tensors
+from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.evaluation import play_episode
 
 __all__ = ["record_video"]
 
 
-@torch.no_grad()
 def record_video(
     policy: TensorDictModuleBase, name: str, seed: int, path: Path, goals: bool = False
 ) -> Path:
@@ -27,16 +24,10 @@ def record_video(
     try:
         import imageio.v3 as imageio
 
-        env = make_environment(name, seed, goals, render_mode="rgb_array")._env
-        observation, _ = env.reset(seed=seed)
-        frames, over = [env.render()], False
-        while not over:
-            with set_exploration_type(ExplorationType.DETERMINISTIC):
-                action = policy(TensorDict(tensors(observation)))["action"].numpy()
-            observation, _, terminated, truncated, _ = env.step(action)
-            frames.append(env.render())
-            over = terminated or truncated
-        fps = env.metadata.get("render_fps", 30)
+        simulator = make_environment(name, seed, goals, render_mode="rgb_array").simulator
+        frames: list = []
+        play_episode(policy, simulator, seed, lambda step: frames.append(simulator.render()))
+        fps = simulator.metadata.get("render_fps", 30)
         imageio.imwrite(path, frames, fps=fps, plugin="pyav", codec="h264")
     except UserError:
         raise

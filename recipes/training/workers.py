@@ -1,4 +1,4 @@
-"""Collecting in several processes, which write into the replay buffer themselves."""
+"""Collection in several processes, which write to the replay buffer themselves."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
+from torchrl.weight_update import MultiProcessWeightSyncScheme
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
+from vmfer_recipes.training import _upstream
 from vmfer_recipes.training.collection import StepCount, kept
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
@@ -34,14 +36,15 @@ _FOREVER = 2**62
 class Workers(StepCount):
     """Processes that act in environments of their own.
 
-    A step of the run is a frame, whoever collected it: the learner waits where there are fewer
-    frames than steps. The weights of the policy are in memory that all processes share, so that
-    they act by the newest ones.
+    A step of the run is one frame, whichever process collected it: the learner waits while there
+    are fewer frames than steps. The weights of the policy are in memory that all processes share,
+    so that workers act with the newest ones.
 
     Args:
         policy: the exploring policy.
-        buffer: gets every transition.
+        buffer: receives every transition.
         cfg: the configuration of the run.
+        backend: provides the class of the collectors.
     """
 
     def __init__(
@@ -58,19 +61,19 @@ class Workers(StepCount):
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
-        """Waits for the workers where it must."""
+        """Waits for the workers if they are behind."""
         if self._workers is None:
             self._start()
         self._steps += 1
         try:
             self._await_frames()
         except (UserError, RuntimeError, OSError, ValueError) as error:
-            time.sleep(0.1)  # a signal to all of them may not have been heard here yet
+            time.sleep(0.1)  # a signal sent to all may not have arrived here yet
             if Interruption.came:  # the run is about to save and stop
                 return
             if isinstance(error, UserError):
                 raise
-            raise self._death(first_line(error)) from error  # TorchRL trips over it in many ways
+            raise self._death(first_line(error)) from error  # TorchRL raises many kinds
 
     def close(self) -> None:
         """Ends the processes."""
@@ -98,12 +101,12 @@ class Workers(StepCount):
     def _death(self, sign: str) -> UserError:
         self._close()
         return UserError(
-            f"A worker of collector={self._cfg.collector.kind} has died ({sign}): start again, "
-            "which goes on from the last checkpoint."
+            f"A worker of collector={self._cfg.collector.kind} has died ({sign}): run the same "
+            "command to resume from the last checkpoint."
         )
 
     def _start(self) -> None:
-        """Starts the processes: not before a checkpoint is loaded, which they share as well."""
+        """Starts the processes, after a checkpoint was loaded, which they share as well."""
         cfg, buffer = self._cfg, self._buffer
         make = partial(make_environment, cfg.env.name, goals=False)
         if not buffer.storage.initialized:
@@ -112,9 +115,10 @@ class Workers(StepCount):
             buffer.empty()
         buffer.share()
         is_sync = cfg.collector.kind == "multi_sync"
-        # How many frames there may be in all: workers wait where there are as many.
+        # The largest number of frames so far allowed: workers wait once it is reached.
         buffer.limit = multiprocessing.Value("q", _FOREVER if is_sync else 0)
         count = cfg.collector.num_workers
+        weights = MultiProcessWeightSyncScheme()
         try:
             self._workers = (MultiSyncCollector if is_sync else MultiAsyncCollector)(
                 [partial(make, seed=number) for number in range(count)],
@@ -126,6 +130,7 @@ class Workers(StepCount):
                 collector_class=partial(_worker, self._backend.collector),
                 postproc=kept,
                 init_fn=partial(_set_up, self._backend.is_fast),
+                weight_sync_schemes={"policy": weights},
                 num_threads=cfg.threads,
                 num_sub_threads=1,
                 auto_register_policy_transforms=False,
@@ -133,13 +138,15 @@ class Workers(StepCount):
         except RuntimeError as error:
             raise UserError(
                 f"The {count} workers of collector={cfg.collector.kind} could not be started "
-                f"({first_line(error)}): start again. If memory or /dev/shm is full, make room or "
+                f"({first_line(error)}): try again. If memory or /dev/shm is full, make room or "
                 "use collector=single."
             ) from error
-        self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
-        # One that died while it was writing keeps the lock.
-        buffer._write_lock.while_waiting = self._check_alive
-        # Drawn, lest a run that goes on should repeat its first episodes.
+        self._close = weakref.finalize(
+            self, _close, self._workers, weights, buffer.limit, cfg.threads
+        )
+        # A worker that died while it was writing keeps the lock.
+        _upstream.write_lock(buffer).while_waiting = self._check_alive
+        # Random, so that a resumed run does not repeat its first episodes.
         self._workers.set_seed(int(torch.randint(2**31, ())))
         if is_sync:
             self._iterator = iter(self._workers)
@@ -147,10 +154,14 @@ class Workers(StepCount):
             self._workers.start()
 
 
-def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, threads: int) -> None:
-    for scheme in (workers._weight_sync_schemes or {}).values():
-        scheme.shutdown()  # TorchRL leaves it to the end of the process, where it hangs
-    limit.value = _FOREVER  # those that wait shall hear of it
+def _close(
+    workers: MultiSyncCollector | MultiAsyncCollector,
+    weights: MultiProcessWeightSyncScheme,
+    limit: Any,
+    threads: int,
+) -> None:
+    weights.shutdown()  # TorchRL leaves it to the end of the process, where it hangs
+    limit.value = _FOREVER  # releases workers that wait
     workers.shutdown(raise_on_error=False)
     torch.set_num_threads(threads)
 
@@ -158,10 +169,10 @@ def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, thread
 # --- In the worker processes.
 
 
-def _set_up(fast: bool) -> None:
+def _set_up(is_fast: bool) -> None:
     torchrl_logger.setLevel("WARNING")
-    make_backend(fast)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the learner saves, and then ends them
+    make_backend(is_fast)  # which also sets up the process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the learner saves, then ends them
 
 
 def _worker(collector: type[Collector], *args: Any, **kwargs: Any) -> Collector:
@@ -169,7 +180,7 @@ def _worker(collector: type[Collector], *args: Any, **kwargs: Any) -> Collector:
 
 
 class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
-    """Makes a collector wait where it is too far ahead of the learner.
+    """Makes a collector wait when it is too far ahead of the learner.
 
     SIGTERM does not end it in the middle of a row, which the learner may be about to save.
     """
@@ -180,7 +191,7 @@ class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
         signal.signal(signal.SIGTERM, self._end)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if self.replay_buffer._write_lock.is_mine():
+        if _upstream.write_lock(self.replay_buffer).is_mine():
             self._is_told_to_end = True
         else:
             os._exit(128 + number)
@@ -194,9 +205,9 @@ class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
             time.sleep(1e-3)
             learner = multiprocessing.parent_process()
             if learner is None or not learner.is_alive():
-                raise EOFError("The learner has ended.")  # as TorchRL says it
+                raise EOFError("The learner has ended.")  # TorchRL's own signal for it
         try:
             return super().rollout()
-        except UserError as error:  # the learner hears of an exit code only
+        except UserError as error:  # the learner sees an exit code only
             print(f"error: At step {buffer.write_count + 1}: {error}", file=sys.stderr, flush=True)
             os._exit(1)

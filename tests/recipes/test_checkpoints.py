@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
 import resource
@@ -10,12 +11,13 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from torchrl_vmfer.fast import make_backend
-from vmfer_recipes.training.checkpoints import Checkpoints
+from vmfer_recipes.training.checkpoints import Checkpoints, UnsavableError, plain_data
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.options import to_config
@@ -103,7 +105,7 @@ def test_nothing_to_load_is_none(tmp_path):
 
 
 def test_nothing_readable_is_an_error_and_nothing_is_lost(crashed_run, finish, tmp_path):
-    """Starting anew would overwrite the tables of a long run."""
+    """Starting from step 0 would overwrite the tables of a long run."""
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
     for file in (run_dir / "checkpoint").glob("*.pt"):
         file.write_bytes(file.read_bytes()[:1000])
@@ -113,7 +115,7 @@ def test_nothing_readable_is_an_error_and_nothing_is_lost(crashed_run, finish, t
     assert (run_dir / "eval.csv").read_bytes() == before
 
 
-def test_run_goes_on_over_a_full_disk_and_the_older_checkpoint_stays(
+def test_run_continues_over_a_full_disk_and_the_older_checkpoint_stays(
     straight_run, crashed_run, finish, checkpoint, tmp_path, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
@@ -131,7 +133,7 @@ def test_run_goes_on_over_a_full_disk_and_the_older_checkpoint_stays(
     assert (run_dir / "eval.csv").read_bytes() == (straight / "eval.csv").read_bytes()
 
 
-def test_full_disk_leaves_the_old_file_and_no_rubbish(tmp_path):
+def test_full_disk_leaves_the_old_file_and_no_other(tmp_path):
     file = tmp_path / "policy.pt"
     with replacing(file, "wb") as stream:
         torch.save({"weight": torch.ones(3)}, stream)
@@ -179,6 +181,69 @@ def test_malicious_checkpoint_is_not_executed(form, tmp_path, capsys):
     assert exploded.exists()
 
 
+def test_whatever_is_saved_can_be_loaded(tmp_path, assert_equal):
+    Pair = collections.namedtuple("Pair", "one two")
+    weights = collections.OrderedDict(weight=torch.ones(2))
+    state = {
+        "step": 3,
+        "name": np.str_("Franka"),
+        "numbers": [np.float64(0.5), np.int32(2), np.bool_(True), 1j, b"x", None],
+        np.str_("key"): {"set": {np.str_("a"), "b"}, "frozen": frozenset({1})},
+        "counts": collections.defaultdict(int, a=1),
+        "recent": collections.deque([1, 2]),
+        "pair": Pair(1, torch.zeros(2)),
+        "weights": weights,
+        "shape": torch.Size([2]),
+    }
+    Checkpoints(tmp_path).save(3, state)
+    loaded = Checkpoints(tmp_path).load()
+    assert_equal(
+        loaded,
+        {
+            "step": 3,
+            "name": "Franka",
+            "numbers": [0.5, 2, True, 1j, b"x", None],
+            "key": {"set": {"a", "b"}, "frozen": {1}},
+            "counts": {"a": 1},
+            "recent": [1, 2],
+            "pair": (1, torch.zeros(2)),
+            "weights": weights,
+            "shape": torch.Size([2]),
+        },
+    )
+
+
+def test_plain_data_are_not_copied():
+    state = {"rows": [torch.zeros(3)], "weights": collections.OrderedDict(a=(1, 2))}
+    assert plain_data(state) is state
+
+
+@pytest.mark.parametrize("bad", [object(), np.zeros(2, object), Path("x"), lambda: 0])
+def test_what_cannot_be_loaded_is_not_saved_but_named(bad, tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"step": step})
+    with pytest.raises(UnsavableError, match=r"hold the state of step 3\.parts\.x\[1\], which"):
+        checkpoints.save(3, {"step": 3, "parts": {"x": [1, bad]}})
+    assert names(tmp_path) == ["step_000000000001.pt", "step_000000000002.pt"]
+    assert checkpoints.load() == {"step": 2}
+
+
+def test_run_whose_state_cannot_be_saved_ends_before_its_first_step(
+    configuration, tmp_path, monkeypatch
+):
+    from vmfer_recipes import td3
+    from vmfer_recipes.training.session import Session
+
+    cfg = plain(configuration("td3", tmp_path))
+    session = Session(cfg)
+    agent = td3.make_agent(cfg, session.backend)
+    monkeypatch.setattr(agent.perception, "state_dict", lambda: {"camera": Path("lens")})
+    with pytest.raises(UserError, match=r"state\.parts\.perception\.camera, which is a pathlib"):
+        td3.train(cfg, session, agent)
+    assert names(tmp_path) == ["lock"]
+
+
 def filled_buffer(cfg, rows: int):
     """A buffer of HalfCheetah transitions: 17 observations and 6 actions."""
     buffer = make_replay_buffer(None, to_config(cfg), make_backend(fast=True))
@@ -217,7 +282,7 @@ def test_checkpoint_holds_the_filled_rows_only(replay, configuration, tmp_path):
 
 @pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
 @pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty", "vmf_rank"])
-def test_full_ring_goes_on_where_it_was(replay, sampler, configuration, tmp_path, assert_equal):
+def test_full_ring_resumes_where_it_was(replay, sampler, configuration, tmp_path, assert_equal):
     # Past its capacity a buffer's cursor points into the middle of the rows.
     overrides = (f"replay={replay}", f"sampler={sampler}", "replay.buffer_size=100")
     cfg = configuration("sac", tmp_path, *overrides)

@@ -1,19 +1,19 @@
-"""Environments are made alike, and go on in the middle of an episode."""
+"""Environments have the same spaces, and resume in the middle of an episode."""
 
 from __future__ import annotations
 
+import collections
+import enum
 import io
+import random
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from vmfer_recipes.training.environments import (
-    environment_state,
-    load_environment_state,
-    make_environment,
-)
+from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
 
 MUJOCO = [
@@ -53,13 +53,13 @@ def through_a_file(state):
 
 
 @pytest.mark.parametrize("name", slow_but({"HalfCheetah-v4", "Ant-v4", "Pendulum-v1"}))
-def test_saved_episode_goes_on_to_the_last_bit(name):
+def test_saved_episode_resumes_to_the_last_bit(name):
     rng = np.random.default_rng(0)
     env = make_environment(name, seed=5)
     size = env.action_spec.shape[-1]
     # Weak actions keep those tasks alive that end by falling over.
     before, after = rng.uniform(-0.3, 0.3, (2, 300, size)).astype(np.float32)
-    simulator = env._env
+    simulator = env.simulator
     simulator.reset()
     for action in before[:230]:
         if any(simulator.step(action)[2:4]):
@@ -72,32 +72,32 @@ def test_saved_episode_goes_on_to_the_last_bit(name):
     start = simulator.reset()[0]
 
     other = make_environment(name, seed=6)
-    other._env.reset()
-    play(other._env, before[:17])
+    other.simulator.reset()
+    play(other.simulator, before[:17])
     load_environment_state(other, state)
-    assert play(other._env, after) == told
-    # The generator of initial states goes on, too.
-    assert other._env.reset()[0].tobytes() == start.tobytes()
+    assert play(other.simulator, after) == told
+    # The generator of initial states continues, too.
+    assert other.simulator.reset()[0].tobytes() == start.tobytes()
 
 
 def test_saved_state_is_not_moved_by_later_steps(assert_equal):
     env = make_environment("HalfCheetah-v4", seed=0)
-    env._env.reset()
+    env.simulator.reset()
     state = environment_state(env)
     copy = through_a_file(state)
-    play(env._env, np.zeros((5, 6), np.float32))
+    play(env.simulator, np.zeros((5, 6), np.float32))
     assert_equal(state, copy)
-    assert env._env.unwrapped.data.time != copy["4.data"]["time"]
+    assert env.simulator.unwrapped.data.time != copy["4.data"]["time"]
 
 
 def test_time_limit_counts_on(tmp_path):
     env, other = (make_environment("ShortCheetah-v0", seed) for seed in (0, 1))
     actions = np.zeros((50, 6), np.float32)
-    env._env.reset()
-    play(env._env, actions[:20])
-    other._env.reset()
+    env.simulator.reset()
+    play(env.simulator, actions[:20])
+    other.simulator.reset()
     load_environment_state(other, through_a_file(environment_state(env)))
-    truncated = [other._env.step(action)[3] for action in actions[:30]]
+    truncated = [other.simulator.step(action)[3] for action in actions[:30]]
     assert truncated == [False] * 29 + [True]
 
 
@@ -133,7 +133,7 @@ def test_actions_are_rescaled_to_one_and_observations_are_of_32_bits(name):
 
 def test_full_action_is_the_full_torque():
     # Pendulum's torque goes to 2.
-    simulator = make_environment("Pendulum-v1", seed=0)._env
+    simulator = make_environment("Pendulum-v1", seed=0).simulator
     simulator.reset()
     simulator.step(np.ones(1, np.float32))
     assert simulator.unwrapped.last_u == pytest.approx(2)
@@ -199,7 +199,7 @@ def test_lists_of_numbers_are_part_of_the_state():
     env, other = make_environment("OneArray-v0", 0), make_environment("OneArray-v0", 0)
     env.rollout(5)
     load_environment_state(other, environment_state(env))
-    assert other._env.unwrapped.state == [5, 0]
+    assert other.simulator.unwrapped.state == [5, 0]
 
 
 def test_environments_within_environments_are_part_of_the_state():
@@ -210,10 +210,160 @@ def test_environments_within_environments_are_part_of_the_state():
     load_environment_state(other, environment_state(env))
     action = np.ones(2, np.float32)
     for _ in range(5):
-        one, two = env._env.step(action)[0], other._env.step(action)[0]
+        one, two = env.simulator.step(action)[0], other.simulator.step(action)[0]
         np.testing.assert_array_equal(one, two)
 
 
 def test_an_environment_that_cannot_be_made_is_refused_in_one_line():
     with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
         make_environment("HalfCheetah-v3", 0)
+
+
+class Phase(enum.Enum):
+    DOWN = 0
+    UP = 1
+
+
+class Lever(gym.Env):
+    """Moves a lever by actions of any data type, and keeps its state in all kinds of attributes.
+
+    The names and dictionaries are those of FrankaKitchen: its actions have 64 bits.
+    """
+
+    observation_space = gym.spaces.Dict(
+        {
+            "observation": gym.spaces.Box(-np.inf, np.inf, (2,), np.float64),
+            "achieved_goal": gym.spaces.Dict({"x": gym.spaces.Box(-9, 9, (1,), np.float64)}),
+            "desired_goal": gym.spaces.Dict({"x": gym.spaces.Box(-9, 9, (1,), np.float64)}),
+        }
+    )
+
+    def __init__(self, dtype=np.float64, low=-2, high=2):
+        self.action_space = gym.spaces.Box(low, high, (2,), dtype)
+        self.robot_name = np.str_("Lever")
+        self.goal = {"x": np.array([0.5])}
+        self.received = []
+        self.renderer = object()  # no state
+        self._start(0)
+
+    def _start(self, seed):
+        self.tasks = {np.str_("up"), "down"}
+        self.counts = collections.defaultdict(int)
+        self.recent = collections.deque(maxlen=2)
+        self.phase = Phase.DOWN
+        self.nested = {"a": [np.float32(0.1), {"b": (1, None)}]}
+        self.legacy = np.random.RandomState(0)
+        self.python = random.Random(0)
+        self.array = np.random.Generator(np.random.MT19937(0))
+        self.received = []
+        self.renderer = object()  # no state
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self._start(seed)
+        self.position = self.np_random.uniform(-1, 1, 2)
+        return self._observation(), {"tasks": {"left": {"up"}}}
+
+    def step(self, action):
+        assert action.dtype == self.action_space.dtype
+        assert self.action_space.contains(action)
+        self.received.append(action.tolist())
+        self.recent.append(float(action[0]))
+        self.counts["steps"] += 1
+        self.phase = Phase.UP
+        self.tasks.discard("up")
+        self.nested["a"][0] = self.nested["a"][0] * np.float32(1.1)
+        noise = self.legacy.uniform() + self.python.random() + self.array.uniform()
+        self.position = self.position + 0.01 * action * (1 + self.nested["a"][0]) + noise
+        reward = float(self.counts["steps"] + sum(self.recent) + len(self.tasks))
+        return self._observation(), reward, False, False, {"tasks": {"left": self.tasks}}
+
+    def _observation(self):
+        goal = {"x": self.position[:1] * 1.0}
+        return {"observation": self.position, "achieved_goal": goal, "desired_goal": self.goal}
+
+
+gym.register("Lever-v0", Lever, max_episode_steps=30)
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_actions_of_64_bits_train_and_resume(
+    algorithm, fast, train, at_step, assert_equal, checkpoint, table, tmp_path
+):
+    def crash():
+        raise KeyboardInterrupt
+
+    options = ("env.name=Lever-v0", f"fast={fast}", "total_frames=131", "num_eval_episodes=1")
+    options += ("checkpoint_interval=65", "log_interval=40")
+    whole = train(algorithm, tmp_path / "whole", *options)
+    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
+        train(algorithm, tmp_path / "stopped", *options)
+    assert checkpoint(tmp_path / "stopped")["step"] == 65
+    train(algorithm, tmp_path / "stopped", *options)
+    rows = checkpoint(whole)["parts"]["replay"]["rows"]
+    assert rows["action"].dtype == torch.float32
+    assert_equal(rows, checkpoint(tmp_path / "stopped")["parts"]["replay"]["rows"])
+    for name in ("train.csv", "eval.csv"):
+        assert table(whole / name) == table(tmp_path / "stopped" / name)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "received"),
+    [
+        (np.float64, -3, 1, [-3, -1, 1]),
+        (np.float16, -3, 1, [-3, -1, 1]),
+        (np.int32, -4, 2, [-4, -1, 2]),
+        (np.uint8, 0, 255, [0, 128, 255]),
+    ],
+)
+def test_actions_of_any_type_are_rescaled_and_converted(dtype, low, high, received):
+    env = make_environment("Lever-v0", 0, dtype=dtype, low=low, high=high)
+    assert env.action_spec.dtype == torch.float32
+    assert (env.action_spec.space.low == -1).all()
+    assert (env.action_spec.space.high == 1).all()
+    env.simulator.reset()
+    for action in (-1, 0, 1):
+        env.simulator.step(np.full(2, action, np.float32))
+    assert env.simulator.unwrapped.received == [[value] * 2 for value in received]
+    assert env.rollout(3)["action"].dtype == torch.float32
+
+
+def test_state_in_containers_and_generators_resumes_to_the_last_bit():
+    env, other = make_environment("Lever-v0", 0), make_environment("Lever-v0", 1)
+    actions = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
+    env.simulator.reset()
+    play(env.simulator, actions[:5])
+    other.simulator.reset()
+    load_environment_state(other, through_a_file(environment_state(env)))
+    one, two = env.simulator.unwrapped, other.simulator.unwrapped
+    for name in ("robot_name", "goal", "tasks", "counts", "recent", "phase", "nested"):
+        assert getattr(two, name) == getattr(one, name), name
+    assert two.counts["new"] == 0
+    assert two.recent.maxlen == 2
+    assert type(two.nested["a"][0]) is np.float32
+    assert play(other.simulator, actions) == play(env.simulator, actions)
+
+
+def test_goals_that_are_no_vectors_are_refused_for_hindsight():
+    class Rewarded(Lever):
+        def compute_reward(self, achieved_goal, desired_goal, info): ...
+
+    gym.register("Rewarded-v0", Rewarded)
+    with pytest.raises(UserError, match="goals that are vectors, and those of Rewarded-v0"):
+        make_environment("Rewarded-v0", 0, goals=True)
+    del gym.registry["Rewarded-v0"]
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_franka_kitchen_trains_and_its_checkpoint_can_be_read(fast, train, checkpoint, tmp_path):
+    train(
+        "td3",
+        tmp_path,
+        *("env.name=FrankaKitchen-v1", f"fast={fast}", "init_random_frames=3"),
+        *("total_frames=6", "checkpoint_interval=5", "eval_interval=6"),
+    )
+    saved = checkpoint(tmp_path)
+    assert saved["step"] == 5
+    assert "Franka" in saved["parts"]["collector"]["environment"].values()

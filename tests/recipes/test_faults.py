@@ -80,13 +80,13 @@ def steps_saved(run_dir: Path) -> list[int]:
 )
 def test_broken_environment_is_named_with_its_step(fault, fast, told, breaking, train, tmp_path):
     breaking(f"training {fault}")
-    with pytest.raises(UserError, match=rf"^At step 75: Breaking-v0 {told}: mend it") as error:
+    with pytest.raises(UserError, match=rf"^At step 75: Breaking-v0 {told}: fix it") as error:
         train("td3", tmp_path, *BREAKING, f"fast={fast}")
     assert len(str(error.value).splitlines()) == 1
     assert steps_saved(tmp_path) == [40, 60]
 
 
-def test_run_in_a_mended_environment_goes_on_as_if_it_had_never_broken(
+def test_run_in_a_fixed_environment_resumes_as_if_it_had_never_broken(
     breaking, train, assert_same_run, tmp_path, capsys
 ):
     breaking("training nan reward")
@@ -155,7 +155,7 @@ def test_full_disk_costs_nothing_that_was_saved(
     run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
     saved = saved_files(run_dir)
     filler = fill(disk, but_for=room)
-    with pytest.raises(UserError, match=r"No space left.*: make room on the disk and start again"):
+    with pytest.raises(UserError, match=r"No space left.*: make room on the disk and run the same"):
         finish(RUN[0], run_dir, *RUN[1:])
     failed = "Could not save the checkpoint of step 160" in capfd.readouterr().err
     assert failed == (room > 0)

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.logs import Averages, Table
+from vmfer_recipes.training.logs import Table
+from vmfer_recipes.training.session import Averages
 
 SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")
 

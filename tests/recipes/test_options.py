@@ -11,6 +11,9 @@ import pytest
 import torch
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes.training.options import plain
+from vmfer_recipes.training.session import Averages
 
 CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
 # 60 random steps, then 40 steps of learning.
@@ -87,6 +90,72 @@ def test_utd_ratio_updates_the_critics_and_only_them_several_times(watch, algori
     assert len(seen.actor) == actor_updates
     batches = [batch["index"] for batch, *_ in seen.critic]
     assert not torch.equal(batches[0], batches[1])  # each on a batch of its own
+
+
+@pytest.fixture
+def order_of_updates(configuration, tmp_path, monkeypatch):
+    """``order_of_updates(algorithm, *overrides)``: the updates of each step after the warm-up."""
+
+    def record(algorithm, *overrides):
+        recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
+        cfg = plain(configuration(algorithm, tmp_path, "init_random_frames=60", *overrides))
+        session = RecordingSession(80)
+        agent = recipe.make_agent(cfg, session.backend)
+        for name in ("critic_optimizer", "actor_optimizer", "targets"):
+            part = getattr(agent, name)
+            setattr(agent, name, Recorded(part, name.split("_")[0], session))
+        recipe.train(cfg, session, agent)
+        return session.updates
+
+    return record
+
+
+class Recorded:
+    """Notes the calls of ``step``."""
+
+    def __init__(self, part, name, session):
+        self._part, self._name, self._session = part, name, session
+
+    def __getattr__(self, name):
+        return getattr(self._part, name)
+
+    def step(self):
+        self._session.updates.setdefault(self._session.step, []).append(self._name)
+        self._part.step()
+
+
+class RecordingSession:
+    """A session that writes nothing."""
+
+    def __init__(self, steps):
+        self.backend, self.metrics = make_backend(fast=False), Averages()
+        self.updates, self.step, self._steps = {}, 0, steps
+
+    def steps(self, policy, **components):
+        while self.step < self._steps:
+            self.step += 1
+            yield self.step
+
+
+def test_targets_follow_the_critics_of_td3(order_of_updates):
+    """Every ``policy_delay``-th update of the critics, whatever the UTD ratio."""
+    usual = order_of_updates("td3", "policy_delay=2")
+    assert usual == {
+        step: ["critic"] if step % 2 else ["critic", "actor", "targets"] for step in range(61, 81)
+    }
+    thrice = order_of_updates("td3", "policy_delay=2", "utd_ratio=3")
+    assert list(thrice) == list(range(61, 81))
+    # Critic updates 181 to 183 are those of step 61, and 184 to 186 those of step 62.
+    assert thrice[61] == ["critic", "critic", "targets", "critic"]
+    assert thrice[62] == ["critic", "targets", "critic", "critic", "actor", "targets"]
+    every = order_of_updates("td3", "policy_delay=1", "utd_ratio=2")
+    assert every[61] == ["critic", "targets", "critic", "actor", "targets"]
+
+
+def test_targets_follow_each_update_of_the_critics_of_sac(order_of_updates):
+    assert order_of_updates("sac")[61] == ["critic", "actor", "targets"]
+    thrice = order_of_updates("sac", "utd_ratio=3")
+    assert thrice[80] == ["critic", "targets"] * 2 + ["critic", "actor", "targets"]
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])

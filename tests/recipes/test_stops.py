@@ -197,14 +197,14 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_saves_the_very_step_from_which_the_run_goes_on(
+def test_signal_saves_the_very_step_from_which_the_run_resumes(
     number, code, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
 ):
     with at_step(97, lambda: signal.raise_signal(number)), pytest.raises(SystemExit) as stop:
         finish(RUN[0], tmp_path, *RUN[1:])
     assert stop.value.code == code
     told = capfd.readouterr().err
-    assert f"Stopped {tmp_path} at step 97. The same command goes on from there." in told
+    assert f"Stopped {tmp_path} at step 97. Run the same command to resume from there." in told
     finish(RUN[0], tmp_path, *RUN[1:])
     assert "at step 97." in capfd.readouterr().err
     assert_same_run(straight_run(*RUN), tmp_path)

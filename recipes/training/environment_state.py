@@ -1,0 +1,130 @@
+"""The state of an environment in the middle of an episode, saved and restored."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import torch
+
+from vmfer_recipes.training.checkpoints import UnsavableError, plain_data
+from vmfer_recipes.training.environments import Environment
+
+__all__ = ["environment_state", "load_environment_state"]
+
+# MuJoCo's own notion of a state (the first two lines) leaves out the positions, velocities and
+# forces of the last step, which enter the rewards and observations of the next.
+_SIMULATION = (
+    *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "qfrc_applied", "xfrc_applied"),
+    *("eq_active", "mocap_pos", "mocap_quat", "userdata", "plugin_state"),
+    *("qacc", "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat"),
+    *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
+    *("qfrc_actuator", "actuator_force", "sensordata"),
+)
+
+
+def environment_state(env: Environment) -> dict[str, Any]:
+    """All that decides how an episode continues: simulator, counters and random generators.
+
+    It is taken from the attributes of the environment and of its wrappers: numbers, strings,
+    arrays, enumerations, random generators, dictionaries, lists, tuples, sets and deques, and
+    every array of a MuJoCo simulation. Other objects are taken for constants. The result holds
+    plain data only (see :func:`~vmfer_recipes.training.checkpoints.plain_data`).
+    """
+    state = {}
+    for depth, layer in enumerate(_layers(env)):
+        for key, value in vars(layer).items():
+            try:
+                state[f"{depth}.{key}"] = _attribute_state(value)
+            except UnsavableError:
+                continue  # an object, such as a model or a renderer
+    return state
+
+
+def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
+    """Puts an environment made by the same name into a saved state."""
+    layers = list(_layers(env))
+    for path, saved in state.items():
+        depth, key = path.split(".", 1)
+        layer = layers[int(depth)]
+        _load_attribute_state(layer, key, saved)
+
+
+def _layers(env: Environment) -> Iterator[gym.Env]:
+    """The wrappers of an environment, the environment, and environments that it is made of."""
+    waiting = [env.simulator]
+    while waiting:
+        layer = waiting.pop()
+        yield layer
+        waiting += [value for value in vars(layer).values() if isinstance(value, gym.Env)]
+
+
+def _attribute_state(value: Any) -> Any:
+    if isinstance(value, mujoco.MjData):
+        arrays = {name: torch.from_numpy(getattr(value, name).copy()) for name in _SIMULATION}
+        return arrays | {"time": value.time}
+    if isinstance(value, np.random.Generator):
+        return _encode(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return _encode(value.get_state())
+    if isinstance(value, random.Random):
+        return _encode(value.getstate())
+    if isinstance(value, enum.Enum):
+        return value.name
+    return _encode(value)
+
+
+def _load_attribute_state(layer: gym.Env, key: str, saved: Any) -> None:
+    value = getattr(layer, key, None)
+    if isinstance(value, mujoco.MjData):
+        value.time = saved["time"]
+        for name in _SIMULATION:
+            getattr(value, name)[...] = saved[name].numpy()
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = _decode(saved)
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(_decode(saved))
+    elif isinstance(value, random.Random):
+        value.setstate(_decode(saved))
+    elif isinstance(value, enum.Enum):
+        setattr(layer, key, type(value)[saved])
+    elif isinstance(value, dict) and type(value) is not dict and isinstance(saved, dict):
+        value.clear()  # in place: a defaultdict keeps its default
+        value.update(_decode(saved))
+    elif isinstance(value, deque) and isinstance(saved, list):
+        value.clear()
+        value.extend(_decode(saved))
+    elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
+        setattr(layer, key, saved.numpy())
+    else:
+        setattr(layer, key, _decode(saved))
+
+
+def _encode(value: Any) -> Any:
+    # Tensors keep the data type of NumPy's numbers, which decides how results are rounded.
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
+        return torch.from_numpy(np.array(value))
+    if isinstance(value, dict):
+        return {plain_data(key): _encode(item) for key, item in value.items()}
+    if isinstance(value, (list, deque)):
+        return [_encode(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_encode(item) for item in value)
+    return plain_data(value)
+
+
+def _decode(saved: Any) -> Any:
+    if isinstance(saved, torch.Tensor):
+        array = saved.numpy()
+        return array if array.ndim else array[()]
+    if isinstance(saved, dict):
+        return {key: _decode(item) for key, item in saved.items()}
+    if isinstance(saved, (list, tuple)):
+        return type(saved)(map(_decode, saved))
+    return saved
