@@ -1,7 +1,7 @@
-"""Frames per second of a whole TD3 run, by who collects them.
+"""Frames per second of a whole TD3 run, by collector.
 
 One run after the other, in this process; a frame is collected, stored and learned from. The
-workers' processes come on top of the learner's, so that a machine needs a core for each.
+workers' processes are additional to the learner's, so that a machine needs a core for each.
 
     python benchmarks/collectors.py --frames 3000
     python benchmarks/collectors.py --kinds single multi_async --workers 1 2
@@ -18,17 +18,15 @@ import statistics
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-
 
 def speed(frames: int, *overrides: str) -> float:
     """The median over the rows of ``train.csv``, but for the first, in which the run warms up."""
-    from hydra import compose, initialize_config_dir
+    from hydra import compose, initialize_config_module
 
     from vmfer_recipes.training.options import to_config
 
     with tempfile.TemporaryDirectory() as folder:
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
             cfg = compose(
                 "td3",
                 [

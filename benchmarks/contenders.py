@@ -13,22 +13,22 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_module
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torchrl import torchrl_logger
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.fast import make_backend
+from vmfer_recipes.training import networks
 from vmfer_recipes.training.options import to_config
+from vmfer_recipes.training.session import Averages
 
-ROOT = Path(__file__).parents[1]
 TASK = "HalfCheetah-v4"
 HIDDEN = [256, 256]
 BATCH = 256
@@ -131,7 +131,6 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     from torchrl.modules import AdditiveGaussianModule
     from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
-    networks = importlib.import_module("vmfer_recipes.training.networks")
     descend = make_backend(fast=False).descend
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
     env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
@@ -198,73 +197,110 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
 
 
 def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:
-    """The recipe itself, whose session waits for orders."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
+    """The recipe itself, with a session that waits for orders and parts that are timed."""
+    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
+        cfg = to_config(
+            compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
+        )
     module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
-    module.train(to_config(cfg), _Session(filled, connection))
+    session = BenchmarkSession(connection)
+    agent = module.make_agent(cfg, session.backend)
+    fill(agent.buffer, filled)
+    watch(agent, session.stopwatch)
+    module.train(cfg, session, agent)
     raise AssertionError("The session never ends.")
 
 
-class _Session:
-    """Takes the place of a recipe's session: leads its loop as many steps as are asked for."""
+def fill(buffer: ActorCriticReplayBuffer, count: int) -> None:
+    """Fills a replay buffer, and gives each transition a factor if its sampler uses them."""
+    buffer.extend(transitions_tensordict(count))
+    if isinstance(buffer.actor_sampler, VMFSampler):
+        factors = 1 + torch.rand(count) * (math.e - 1) * 0.999
+        buffer.update_actor_priority(torch.arange(count), factors)
 
-    finished = False
 
-    def __init__(self, filled: int, connection: Connection) -> None:
-        self.backend = make_backend(fast=True)
-        self.metrics = importlib.import_module("vmfer_recipes.training.logs").Averages()
-        self._filled = filled
-        self._connection = connection
-        self._seconds: dict[str, float] = defaultdict(float)
+class Stopwatch:
+    """Splits the time of a step into parts: each ends where it is reported."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
         self._since = 0.0
-        # Of the class, since a recipe asks its buffer for the method before the first step.
-        sample_actor = self._watched(ActorCriticReplayBuffer.sample_actor, "sample")
-        setattr(ActorCriticReplayBuffer, "sample_actor", sample_actor)  # noqa: B010
 
-    def steps(self, policy: Any, **parts: Any) -> Iterator[int]:
-        buffer = parts["replay"]._buffer
-        buffer.extend(transitions_tensordict(self._filled))
-        if isinstance(buffer.actor_sampler, VMFSampler):
-            factors = 1 + torch.rand(self._filled) * (math.e - 1) * 0.999
-            buffer.update_actor_priority(torch.arange(self._filled), factors)
-        optimizers = {
-            "critic_optimizer": "critic",
-            "actor_optimizer": "actor",
-            "alpha_optimizer": "actor",
-        }
-        for owner, name, part in (
-            (parts["collector"], "collect", "collect"),
-            (buffer, "sample", "sample"),
-            *((parts[key], "step", part) for key, part in optimizers.items() if key in parts),
-            (buffer, "update_actor_priority", "priority"),
-        ):
-            setattr(owner, name, self._watched(getattr(owner, name), part))
+    def start(self) -> None:
+        """Forgets what was measured so far."""
+        self.seconds.clear()
+        self._since = time.perf_counter()
+
+    def end_of(self, part: str) -> None:
+        """Counts the time since the last report towards a part of a step."""
+        now = time.perf_counter()
+        self.seconds[part] += now - self._since
+        self._since = now
+
+
+class Watched:
+    """An object some of whose methods report when they end; all else is that of the object.
+
+    Args:
+        watched: the object.
+        stopwatch: receives the reports.
+        **parts: by method, the part of a step that ends with it.
+    """
+
+    def __init__(self, watched: Any, stopwatch: Stopwatch, **parts: str) -> None:
+        self._watched = watched
+        for method, part in parts.items():
+            setattr(self, method, reporting(getattr(watched, method), stopwatch, part))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._watched, name)
+
+
+def reporting(call: Callable, stopwatch: Stopwatch, part: str) -> Callable:
+    """A function that reports when it ends."""
+
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        stopwatch.end_of(part)
+        return result
+
+    return timed_call
+
+
+def watch(agent: Any, stopwatch: Stopwatch) -> None:
+    """Replaces the parts of an agent with watched ones."""
+    agent.collector = Watched(agent.collector, stopwatch, collect="collect")
+    agent.buffer = Watched(
+        agent.buffer, stopwatch, sample="sample", update_actor_priority="priority"
+    )
+    agent.actor_batch = reporting(agent.actor_batch, stopwatch, "sample")
+    agent.critic_optimizer = Watched(agent.critic_optimizer, stopwatch, step="critic")
+    agent.actor_optimizer = Watched(agent.actor_optimizer, stopwatch, step="actor")
+    if hasattr(agent, "alpha_optimizer"):
+        agent.alpha_optimizer = Watched(agent.alpha_optimizer, stopwatch, step="actor")
+
+
+class BenchmarkSession:
+    """A ``TrainingSession`` that takes as many steps as are asked for, and writes nothing."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.backend = make_backend(fast=True)
+        self.metrics = Averages()
+        self.stopwatch = Stopwatch()
+        self._connection = connection
+
+    def steps(self, policy: Any, **components: Any) -> Iterator[int]:
         done = 0
         while True:
             count = self._connection.recv()
-            self._seconds.clear()
-            start = self._since = time.perf_counter()
+            self.stopwatch.start()
+            start = time.perf_counter()
             for step in range(done + 1, done + count + 1):
                 yield step
-                self._end_of("rest")
+                self.stopwatch.end_of("rest")
             done += count
             self.metrics.pop()
-            self._connection.send({"step": time.perf_counter() - start, **self._seconds})
-
-    def _watched(self, call: Callable, part: str) -> Callable:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            result = call(*args, **kwargs)
-            self._end_of(part)
-            return result
-
-        return watched
-
-    def _end_of(self, part: str) -> None:
-        """Counts the time since the last call of it to a part of a step."""
-        now = time.perf_counter()
-        self._seconds[part] += now - self._since
-        self._since = now
+            self._connection.send({"step": time.perf_counter() - start, **self.stopwatch.seconds})
 
 
 def serve(make: str, algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:

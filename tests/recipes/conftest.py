@@ -14,14 +14,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
 from vmfer_recipes.training.collection import TransitionCollector
 from vmfer_recipes.training.options import to_config
 
 # absl, which rliable imports, keeps the stderr of the moment and closes it when Hydra sets up
-# logging anew. It must not be the one that pytest captures.
+# logging again. It must not be the one that pytest captures.
 with contextlib.suppress(ImportError):
     from absl import logging as absl_logging
 
@@ -52,7 +52,7 @@ SMALL = (
 
 
 def _compose(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         return compose(algorithm, [*SMALL, *overrides, f"run_dir={run_dir}"])
 
 
@@ -194,7 +194,7 @@ def straight_run(tmp_path_factory):
 def crashed_run(tmp_path_factory):
     """``crashed_run(algorithm, *overrides)``: the same, crashed between two checkpoints.
 
-    Shared by tests: copy it before going on with it.
+    Shared by tests: copy it before resuming it.
     """
     done: dict[tuple[str, ...], Path] = {}
 
@@ -216,7 +216,7 @@ def at_step():
 
 @pytest.fixture(scope="session")
 def finish():
-    """``finish(algorithm, run_dir, *overrides)``: goes on with a copy of a crashed run."""
+    """``finish(algorithm, run_dir, *overrides)``: resumes a copy of a crashed run."""
 
     def run(algorithm: str, run_dir: Path, *overrides: str) -> Path:
         return _train(algorithm, run_dir, *INTERRUPTED, *overrides)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vmfer_recipes.reporting.sweeps import planned_runs
@@ -51,7 +51,7 @@ def _fixed(options: str) -> list[str]:
 
 
 def _compose(recipe: str, overrides: list[str]):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         return compose(recipe, overrides, return_hydra_config=True)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_module
 
 from vmfer_recipes import shooting
 from vmfer_recipes.toy.agents import Critics, Shots
@@ -36,7 +36,7 @@ SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interv
 
 
 def configuration(*overrides):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         return to_config(compose("shooting", [*SMALL, *overrides]))
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from vmfer_recipes.reporting.progress import read_progress
@@ -43,7 +43,7 @@ def _write_run(run_dir: Path, *, step: int, checkpoint: int = 0, age: float = 0,
 
 def _note_sweep(folder: Path, **hydra) -> None:
     """What Hydra notes of a sweep, as far as it matters."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         config = compose("td3", ["total_frames=1000", "init_random_frames=10"])
     # The files were moved since: the place where they lie counts, not where they once were.
     hydra |= {"sweep": {"dir": "runs/sweeps"}, "runtime": {"cwd": "/elsewhere"}}
