@@ -1,8 +1,8 @@
 """Training speed of the recipes, of Stable-Baselines3 and of a loop of TorchRL's own parts.
 
-Every contender lives in a process of its own, on one thread, and runs some steps in its turn
-while the others wait; ratios are taken within a round of turns, so that the noise of the machine
-falls on all alike.
+Every contender runs in its own process, on one thread, and takes some steps in turn while the
+others wait; ratios are taken within a round of turns, so that the noise of the machine affects all
+of them alike.
 
     pip install -e '.[bench]'
     python benchmarks/throughput.py       # 10⁵ and 10⁶ transitions filled, TD3 and SAC
@@ -34,7 +34,7 @@ PARTS = ("collect", "sample", "critic", "actor", "priority", "rest")
 
 @dataclass
 class Contender:
-    """A training loop in a process of its own."""
+    """A training loop in its own process."""
 
     process: Any
     connection: Any
@@ -68,7 +68,7 @@ def compare(
         make, sampler = CONTENDERS[name]
         contenders[name] = start(make, algorithm, filled, sampler)
     for turn in range(rounds + 1):
-        # Alternating directions: nobody is always the first after somebody else.
+        # Alternating directions: none always runs right after the same other one.
         for name in list(contenders)[:: 1 if turn % 2 else -1]:
             seconds = contenders[name].run(steps)
             if turn:  # the first is for warming up
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes started below
     for algorithm in options.algorithms:
         for filled in map(int, options.filled):
             contenders = compare(

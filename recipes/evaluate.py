@@ -1,4 +1,4 @@
-"""Plays the policy that a finished run has saved.
+"""Evaluates the policy of a finished run.
 
 python recipes/evaluate.py runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0 episodes=20 video=true
 """
@@ -21,7 +21,7 @@ from vmfer_recipes.training.video import record_video
 
 DEFAULTS: dict[str, Any] = {
     "episodes": 10,  # how many to play
-    "seed": 2_000_000,  # of the first episode; the others count up
+    "seed": 2_000_000,  # of the first episode; later episodes count up
     "video": False,  # whether to record the first episode as video.mp4 in the run directory
 }
 
@@ -31,7 +31,9 @@ def main() -> None:
     """Prints the return of a saved policy."""
     quiet_torchrl()
     if len(sys.argv) < 2:
-        raise UserError("Which run? Usage: python recipes/evaluate.py <run_dir> [video=true]")
+        raise UserError(
+            "No run was given. Usage: python recipes/evaluate.py <run_dir> [video=true]"
+        )
     run_dir = Path(sys.argv[1])
     options = _options(sys.argv[2:])
     for name in ("config.yaml", "policy.pt"):

@@ -1,4 +1,4 @@
-"""The picture at the end of a run."""
+"""The learning curve that is drawn at the end of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 __all__ = ["draw_learning_curve"]
 
-# Columns of train.csv that have quantiles, and what they are called in the picture.
+# Columns of train.csv that have quantiles, and their labels.
 _QUANTILES = {"resultant_length": "agreement R", "factor": "factor p"}
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes without exploration, in an environment of its own."""
+"""Evaluation: whole episodes without exploration, in a separate environment."""
 
 from __future__ import annotations
 

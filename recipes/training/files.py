@@ -1,4 +1,4 @@
-"""Files that a crash or a full disk cannot cut in half."""
+"""Files that a crash or a full disk cannot leave half written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[Any]:
-    """A file to write in the place of ``path``: at any moment the old or the whole new is there."""
+    """A file that replaces ``path`` when it is complete; until then the old one stays."""
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open(mode) as file:

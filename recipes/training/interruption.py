@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM wait until a run has saved its state."""
+"""Ctrl-C and SIGTERM take effect after a run has saved its state."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Interruption", "StoppedError", "leaving_ctrl_c_to_the_runs"]
 
 
 class Interruption:
-    """A context in which SIGINT and SIGTERM are noted, and which ends the program after one.
+    """A context that records SIGINT and SIGTERM, and ends the program on exit if one came.
 
-    Its exit code is then 130 or 143. Further signals change nothing.
+    The exit code is then 130 or 143. Further signals have no effect.
 
     Attributes:
         signal: the signal that came, or ``None``.
@@ -32,7 +32,7 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         Interruption.came = False
-        # Python allows it there only; a run in another thread goes without.
+        # Python allows this in the main thread only; a run in another thread does without.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
@@ -40,7 +40,7 @@ class Interruption:
 
     def __exit__(self, *error: object) -> None:
         if self.signal is not None and error[0] is None:
-            sys.exit(128 + self.signal)  # with signals still held back until the very end
+            sys.exit(128 + self.signal)  # while signals are still blocked
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
@@ -53,14 +53,14 @@ class Interruption:
 
 
 class StoppedError(Exception):
-    """A run of a worker has stopped. Unlike ``SystemExit`` it leaves the other workers alone."""
+    """A worker's run has stopped. Unlike ``SystemExit``, it does not end the other workers."""
 
 
 @contextmanager
 def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
-    """Within it, processes are started that heed Ctrl-C only while they are at work on a run.
+    """A context in which new processes ignore Ctrl-C except while they work on a run.
 
-    Otherwise one that dies of it, be it idle, makes joblib kill those that save.
+    Otherwise Ctrl-C kills an idle process, and joblib then kills those that are saving.
     """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -15,31 +15,31 @@ __all__ = ["LockedError", "holder_is_gone", "lock"]
 
 
 class LockedError(UserError):
-    """Another process is at work on the run."""
+    """Another process is working on the run."""
 
 
 _locks: WeakSet[FileIO] = WeakSet()
 
 
-def _let_go() -> None:
+def _release() -> None:
     for file in list(_locks):
         file.close()
 
 
 # A forked child would hold the lock for as long as it lives.
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release)
 
 
 def lock(run_dir: Path) -> FileIO:
-    """Locks a run directory, which is made if need be, until the file returned is closed.
+    """Locks a run directory, which is created if needed, until the returned file is closed.
 
-    The kernel lets go of it when the process ends, however it ends. The file stays: to delete it
-    would let two processes lock two files of the same name.
+    The kernel releases the lock when the process ends, for whatever reason. The file stays:
+    deleting it would allow two processes to lock two files of the same name.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     file = FileIO(run_dir / "lock", "a+")
     try:
-        # Linux makes of it, on NFS, a lock that holds between machines.
+        # On NFS, Linux makes this a lock that also holds between machines.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
         file.write(f"{os.getpid()} on {platform.node()}".encode())
@@ -66,6 +66,6 @@ def holder_is_gone(run_dir: Path) -> bool:
             os.kill(int(process), 0)
     except ProcessLookupError:
         return True
-    except (OSError, ValueError):  # no lock, one being written, or a process of another user
+    except (OSError, ValueError):  # no lock, a lock being written, or another user's process
         pass
     return False
