@@ -32,7 +32,7 @@ def main() -> None:
     quiet_torchrl()
     if len(sys.argv) < 2:
         raise UserError(
-            "No run was given. Usage: python recipes/evaluate.py <run_dir> [video=true]"
+            "No run given. Usage: python recipes/evaluate.py <run_dir> [video=true]"
         )
     run_dir = Path(sys.argv[1])
     options = _options(sys.argv[2:])
