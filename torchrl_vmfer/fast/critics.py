@@ -172,7 +172,7 @@ class FastUpdates:
         """The weight of each transition in the loss of the batch, ``[B]`` or ``[]``."""
         loss, key = self._loss, self._loss.tensor_keys.priority_weight
         is_mean = loss.reduction == "mean"
-        if loss.use_prioritized_weights not in (True, "auto") or key not in tensordict.keys():
+        if loss.use_prioritized_weights not in (True, "auto") or key not in tensordict:
             return like.new_tensor(1 / len(tensordict) if is_mean else 1.0)
         weights = tensordict.get(key)
         if weights.shape != tensordict.shape:
