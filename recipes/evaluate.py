@@ -31,9 +31,7 @@ def main() -> None:
     """Prints the return of a saved policy."""
     quiet_torchrl()
     if len(sys.argv) < 2:
-        raise UserError(
-            "No run given. Usage: python recipes/evaluate.py <run_dir> [video=true]"
-        )
+        raise UserError("No run given. Usage: python recipes/evaluate.py <run_dir> [video=true]")
     run_dir = Path(sys.argv[1])
     options = _options(sys.argv[2:])
     for name in ("config.yaml", "policy.pt"):

@@ -224,7 +224,9 @@ class TrainingConfig(Config):
         low=0,
         aka=("learning_starts", "start_timesteps"),
     )
-    utd_ratio: int = key(1, "critic updates per environment step; target networks follow them", low=1)
+    utd_ratio: int = key(
+        1, "critic updates per environment step; target networks follow them", low=1
+    )
     num_critics: int = key(
         2, "size of the ensemble; critics beyond the second only serve the uncertainty", low=1
     )
@@ -322,7 +324,9 @@ class TD3Config(TrainingConfig):
     """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyper-parameters)."""
 
     algorithm: str = key("td3", "name of the recipe, part of the run directory", choices=("td3",))
-    policy_delay: int = key(2, "environment steps per actor update, and critic updates per target update", low=1)
+    policy_delay: int = key(
+        2, "environment steps per actor update, and critic updates per target update", low=1
+    )
     exploration_noise: float = key(
         0.1, "standard deviation of the noise on collected actions", low=0
     )

@@ -235,7 +235,7 @@ def test_run_whose_state_cannot_be_saved_ends_before_its_first_step(
     from vmfer_recipes import td3
     from vmfer_recipes.training.session import Session
 
-    cfg = plain(configuration("td3", tmp_path))
+    cfg = to_config(configuration("td3", tmp_path))
     session = Session(cfg)
     agent = td3.make_agent(cfg, session.backend)
     monkeypatch.setattr(agent.perception, "state_dict", lambda: {"camera": Path("lens")})
