@@ -17,7 +17,6 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.weight_update import MultiProcessWeightSyncScheme
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
@@ -118,7 +117,6 @@ class Workers(StepCount):
         # The largest number of frames so far allowed: workers wait once it is reached.
         buffer.limit = multiprocessing.Value("q", _FOREVER if is_sync else 0)
         count = cfg.collector.num_workers
-        weights = MultiProcessWeightSyncScheme()
         try:
             self._workers = (MultiSyncCollector if is_sync else MultiAsyncCollector)(
                 [partial(make, seed=number) for number in range(count)],
@@ -127,10 +125,9 @@ class Workers(StepCount):
                 total_frames=-1,
                 init_random_frames=cfg.init_random_frames,
                 replay_buffer=buffer,
-                collector_class=partial(_worker, self._backend.collector),
+                collector_class=_WorkerClass(self._backend.collector),
                 postproc=kept,
                 init_fn=partial(_set_up, self._backend.is_fast),
-                weight_sync_schemes={"policy": weights},
                 num_threads=cfg.threads,
                 num_sub_threads=1,
                 auto_register_policy_transforms=False,
@@ -141,9 +138,7 @@ class Workers(StepCount):
                 f"({first_line(error)}): try again. If memory or /dev/shm is full, make room or "
                 "use collector=single."
             ) from error
-        self._close = weakref.finalize(
-            self, _close, self._workers, weights, buffer.limit, cfg.threads
-        )
+        self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
         # A worker that died while it was writing keeps the lock.
         _upstream.write_lock(buffer).while_waiting = self._check_alive
         # Random, so that a resumed run does not repeat its first episodes.
@@ -154,13 +149,9 @@ class Workers(StepCount):
             self._workers.start()
 
 
-def _close(
-    workers: MultiSyncCollector | MultiAsyncCollector,
-    weights: MultiProcessWeightSyncScheme,
-    limit: Any,
-    threads: int,
-) -> None:
-    weights.shutdown()  # TorchRL leaves it to the end of the process, where it hangs
+def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, threads: int) -> None:
+    for scheme in _upstream.weight_sync_schemes(workers):
+        scheme.shutdown()  # TorchRL leaves it to the end of the process, where it hangs
     limit.value = _FOREVER  # releases workers that wait
     workers.shutdown(raise_on_error=False)
     torch.set_num_threads(threads)
@@ -175,8 +166,20 @@ def _set_up(is_fast: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the learner saves, then ends them
 
 
-def _worker(collector: type[Collector], *args: Any, **kwargs: Any) -> Collector:
-    return type("Worker", (_Worker, collector), {})(*args, **kwargs)
+class _WorkerClass:
+    """The class of the collectors in the workers, which is made there: it cannot be pickled.
+
+    TorchRL sets attributes of the class before it makes a collector; they are passed on.
+
+    Args:
+        collector: the class of collectors that workers derive from.
+    """
+
+    def __init__(self, collector: type[Collector]) -> None:
+        self.base = collector
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Collector:
+        return type("Worker", (_Worker, self.base), dict(vars(self)))(*args, **kwargs)
 
 
 class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
