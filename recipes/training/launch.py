@@ -85,7 +85,7 @@ class Recipe:
             sys.exit(130)
         except HydraException as error:
             raise explain(error, self._config) from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             if self._has_started:
                 raise
             given = " ".join(sys.argv[1:])
