@@ -23,7 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.data import HERReplayBuffer, LazyTensorStorage
 
-from torchrl_vmfer import CandidatePool, HindsightReplayBuffer
+from torchrl_vmfer import CandidatePool, HindsightReplayBuffer, VMFSampler
 
 BATCH = 256
 EPISODE = 50
@@ -114,6 +114,11 @@ def first_factors(batch: TensorDictBase) -> Tensor:
     return batch["observation"][:, 0].abs() + 1
 
 
+def sample_by(buffer: HindsightReplayBuffer, sampler: VMFSampler) -> Any:
+    """Draw the actor's batch by another sampler than the buffer's."""
+    return buffer.draw_with(sampler.sample, BATCH, ACTOR_KEYS)
+
+
 def time_actor_batches(buffer: Any, turns: int, cycles: int) -> dict[str, float]:
     """Median seconds of drawing the actor's batch in each of the paper's ways, after a write."""
     ways: dict[str, Callable[[], Any]] = {
@@ -121,9 +126,10 @@ def time_actor_batches(buffer: Any, turns: int, cycles: int) -> dict[str, float]
     }
     modes: list[Literal["uncertainty", "rank"]] = ["uncertainty", "rank"]
     for size, mode in itertools.product((2**11, 2**16), modes):
-        pool = CandidatePool(buffer, size, mode)
+        sampler = VMFSampler(mode, pool_size=size)
+        sampler.generator = buffer.generator
         name = f"stored factors of {size} candidates, {mode}"
-        ways[name] = partial(pool.sample, keys=ACTOR_KEYS)
+        ways[name] = partial(sample_by, buffer, sampler)
     for size in (256, 2560, 12800):
         pool = CandidatePool(buffer, size, "rank", first_factors)
         name = f"{size} candidates read, without the networks"

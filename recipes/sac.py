@@ -29,7 +29,6 @@ from vmfer_recipes.training.networks import (
 )
 from vmfer_recipes.training.options import SACConfig
 from vmfer_recipes.training.replay import (
-    CheckpointedReplay,
     generation,
     make_actor_batches,
     make_replay_buffer,
@@ -78,7 +77,7 @@ def train(cfg: SACConfig, session: TrainingSession, agent: Agent) -> None:
         critic_optimizer=agent.critic_optimizer,
         actor_optimizer=agent.actor_optimizer,
         alpha_optimizer=agent.alpha_optimizer,
-        replay=CheckpointedReplay(agent.buffer),
+        replay=agent.buffer,
         collector=agent.collector,
     ):
         agent.collector.collect()

@@ -29,7 +29,6 @@ from vmfer_recipes.training.networks import (
 )
 from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.replay import (
-    CheckpointedReplay,
     generation,
     make_actor_batches,
     make_replay_buffer,
@@ -76,7 +75,7 @@ def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
         loss=agent.loss,
         critic_optimizer=agent.critic_optimizer,
         actor_optimizer=agent.actor_optimizer,
-        replay=CheckpointedReplay(agent.buffer),
+        replay=agent.buffer,
         collector=agent.collector,
     ):
         agent.collector.collect()

@@ -89,19 +89,25 @@ def make_buffer(mode="uncertainty", hindsight=False):
     return buffer
 
 
+def ones(batch):
+    return torch.ones(len(batch))
+
+
 def state_of(buffer):
     samplers = [buffer.critic_sampler.state_dict(), buffer.actor_sampler.state_dict()]
-    return repr([state | {"keys": state["keys"].tolist()} for state in samplers]), len(buffer)
+    return repr([state | {"priorities": state["priorities"].tolist()} for state in samplers]), len(
+        buffer
+    )
 
 
 def assert_sound(buffer):
     for sampler in (buffer.critic_sampler, buffer.actor_sampler):
-        keys, probabilities = sampler.state_dict()["keys"], sampler.probabilities()
+        keys, probabilities = sampler.state_dict()["priorities"], sampler.probabilities()
         assert keys.isfinite().all()
         assert (keys >= 0).all()
         assert probabilities.sum().item() == pytest.approx(1)
         assert (probabilities > 0).all()
-    assert (buffer.actor_sampler.state_dict()["keys"] <= math.e * (1 + 1e-6)).all()
+    assert (buffer.actor_sampler.state_dict()["priorities"] <= math.e * (1 + 1e-6)).all()
 
 
 SAMPLER_ARGUMENTS = [
@@ -150,7 +156,7 @@ def test_priorities_are_taken_whole_or_not_at_all(hindsight, for_actor, index, p
 @example(False, "sample", -1, None)
 def test_a_batch_has_the_size_asked_for_or_is_refused(hindsight, way, size, keys):
     buffer = make_buffer(hindsight=hindsight)
-    sample = CandidatePool(buffer, 5).sample if way == "pool" else getattr(buffer, way)
+    sample = CandidatePool(buffer, 5, score=ones).sample if way == "pool" else getattr(buffer, way)
     before = state_of(buffer)
     arguments = {} if way == "sample" else {"keys": keys}
     batch = attempt(sample, size, **arguments)
@@ -173,7 +179,7 @@ def test_a_pool_is_usable_or_not_made(size, mode, score):
 @given(st.sampled_from(["uncertainty", "rank"]), JUNK | tensors(st.tuples(st.integers(1, 4))))
 @example("rank", torch.ones(2, 2))
 def test_a_pool_has_probabilities_or_refuses_the_factors(mode, factors):
-    pool = CandidatePool(make_buffer(), 5, mode)
+    pool = CandidatePool(make_buffer(), 5, mode, ones)
     probabilities = attempt(pool.probabilities, factors)
     if probabilities is not None and probabilities.numel():
         assert probabilities.shape == factors.shape
@@ -203,13 +209,13 @@ def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
 
 
 @settings(max_examples=40)
-@given(st.sampled_from(["keys", "max_priority", "beta", "sampler"]), st.booleans(), JUNK)
+@given(st.sampled_from(["priorities", "max_priority", "beta", "sampler"]), st.booleans(), JUNK)
 @example("max_priority", False, 1e300)
 def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
     buffer = make_buffer()
     state = buffer.state_dict()
     part = state["actor_sampler" if for_actor else "_sampler"]
-    part |= {"keys": torch.ones(ROWS), entry: value}
+    part |= {"priorities": torch.ones(ROWS), entry: value}
     before = state_of(buffer)
     accepted = attempt(lambda: buffer.load_state_dict(state) or True)
     assert accepted or state_of(buffer) == before

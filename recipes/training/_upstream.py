@@ -9,16 +9,15 @@ from typing import Any
 
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
-from torchrl.data import ReplayBuffer
 
-__all__ = ["RELIED_ON", "carried", "weight_sync_schemes", "write_lock"]
+__all__ = ["RELIED_ON", "CommandedCollector", "carried", "sync_no_weights", "weight_sync_schemes"]
 
-# By class: its private names that are used below.
-RELIED_ON: dict[type, tuple[str, ...]] = {
-    Collector: ("_carrier",),
-    MultiSyncCollector: ("_weight_sync_schemes",),
-    MultiAsyncCollector: ("_weight_sync_schemes",),
-    ReplayBuffer: ("_write_lock",),
+# By class: its private names that are used below. (Names, since importing Ray's takes time.)
+RELIED_ON: dict[str, tuple[str, ...]] = {
+    "torchrl.collectors.Collector": ("_carrier", "_should_use_random_frames"),
+    "torchrl.collectors.MultiSyncCollector": ("_weight_sync_schemes",),
+    "torchrl.collectors.MultiAsyncCollector": ("_weight_sync_schemes",),
+    "torchrl.collectors.distributed.RayCollector": ("_weight_sync_initialized",),
 }
 
 
@@ -35,6 +34,19 @@ def weight_sync_schemes(workers: MultiSyncCollector | MultiAsyncCollector) -> li
     return list((workers._weight_sync_schemes or {}).values())
 
 
-def write_lock(buffer: Any) -> Any:
-    """The lock that processes hold while they write to a shared replay buffer."""
-    return buffer._write_lock
+def sync_no_weights(workers: Any) -> None:
+    """Keep a ``RayCollector`` from sending weights to its workers."""
+    workers._weight_sync_initialized = True
+
+
+class CommandedCollector(Collector):
+    """A collector that is told whether to act at random. TorchRL's asks its buffer every frame.
+
+    Attributes:
+        is_random: whether the next actions are random.
+    """
+
+    is_random = True
+
+    def _should_use_random_frames(self) -> bool:
+        return self.is_random

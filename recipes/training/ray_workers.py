@@ -13,17 +13,25 @@ import torch
 from ray.exceptions import RayError
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torchrl.collectors import Collector
 from torchrl.collectors.distributed import RayCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
+from vmfer_recipes.training._upstream import CommandedCollector, sync_no_weights
 from vmfer_recipes.training.collection import StepCount, kept
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.options import Config
-from vmfer_recipes.training.replay import CheckpointedReplay
 
 __all__ = ["RayWorkers", "RemoteReplay"]
+
+_FORWARDED = (
+    "load_state_dict",
+    "sample",
+    "sample_actor",
+    "state_dict",
+    "update_actor_priority",
+    "update_priority",
+)
 
 
 def _ray_options(cfg: Config) -> dict[str, Any]:
@@ -39,21 +47,15 @@ def _ray_options(cfg: Config) -> dict[str, Any]:
 
 
 class _ReplayActor(ActorCriticReplayBuffer):
-    """What runs in the actor."""
+    """The buffer in the Ray actor, which makes its own random generator."""
 
     def __init__(self, *, seed: int, **kwargs: Any) -> None:
         super().__init__(**kwargs, generator=torch.Generator().manual_seed(seed))
-        self._transform = None
-
-    def checkpoint_state(self) -> dict[str, Any]:
-        return CheckpointedReplay(self).state_dict()
-
-    def load_checkpoint_state(self, state: dict[str, Any]) -> None:
-        CheckpointedReplay(self).load_state_dict(state)
+        self.drop_transform()
 
 
 class RemoteReplay:
-    """The buffer as the learner sees it: its methods are those of the buffer in the actor.
+    """The learner's end of a buffer in a Ray actor, with the methods that a recipe uses.
 
     Args:
         cfg: the configuration of the run.
@@ -85,6 +87,8 @@ class RemoteReplay:
         return self._client.write_count
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _FORWARDED:
+            raise AttributeError(f"RemoteReplay has no attribute {name!r}.")
         method = getattr(self._client, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +97,7 @@ class RemoteReplay:
             except Exception as error:  # Ray has no class of its own for a lost actor
                 raise UserError(
                     f"The replay buffer of collector=ray failed in {name} ({first_line(error)}): "
-                    "start again, which goes on from the last checkpoint."
+                    "start again, which resumes from the last checkpoint."
                 ) from error
 
         return call
@@ -119,7 +123,7 @@ class RayWorkers(StepCount):
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
-        """Waits for the workers where it must."""
+        """Wait for the workers if necessary."""
         self._steps += 1
         try:
             if self._workers is None:
@@ -131,12 +135,12 @@ class RayWorkers(StepCount):
         except RayError as error:
             raise UserError(
                 f"A worker of collector=ray has died ({first_line(error)}): start again, which "
-                "goes on from the last checkpoint."
+                "resumes from the last checkpoint."
             ) from error
 
     def _start(self) -> None:
         cfg = self._cfg.collector
-        seeds = torch.randint(2**31, (cfg.num_workers,)).tolist()  # others when it goes on
+        seeds = torch.randint(2**31, (cfg.num_workers,)).tolist()  # different ones after a resume
         self._workers = RayCollector(
             [partial(make_environment, self._cfg.env.name, seed) for seed in seeds],
             self._policy,
@@ -149,7 +153,7 @@ class RayWorkers(StepCount):
             remote_configs={"num_cpus": 1},
             weight_sync_schemes={},  # they would not find the weights of a short-cut policy
         )
-        self._workers._weight_sync_initialized = True  # we do it ourselves
+        sync_no_weights(self._workers)  # `_send_weights` does
         self._frames = self._buffer.write_count
         self._iterator = iter(self._workers)
 
@@ -160,7 +164,7 @@ class RayWorkers(StepCount):
             worker.take.remote(weights, is_random)
 
     def close(self) -> None:
-        """Ends the actors, and Ray."""
+        """Stop the actors, and Ray."""
         if self._workers is not None:
             self._workers.shutdown()
         self._buffer.actor.shutdown()
@@ -168,24 +172,18 @@ class RayWorkers(StepCount):
 
 
 def _weights(policy: Any) -> list[Tensor]:
-    steps = policy.module.network._steps
-    return [weight for step in steps if isinstance(step, tuple) for weight in step]
+    return list(policy.module.network.parameters())
 
 
-class _RayWorker(Collector):
-    """What runs in the actors: TorchRL's collector, which is told when to act at random."""
+class _RayWorker(CommandedCollector):
+    """TorchRL's collector in a Ray actor, which the learner tells when to act at random."""
 
     def __init__(self, *args: Any, seed: int, **kwargs: Any) -> None:
         torch.manual_seed(seed)
-        self._is_random = True
         super().__init__(*args, **kwargs, auto_register_policy_transforms=False)
 
     def take(self, weights: list[Tensor], is_random: bool) -> None:
-        """Acts by other weights from now on."""
-        self._is_random = is_random
+        """Use other weights from now on."""
+        self.is_random = is_random
         for weight, value in zip(_weights(self.policy), weights, strict=True):
             weight.data.copy_(value)
-
-    def _should_use_random_frames(self) -> bool:
-        # TorchRL would ask the buffer, at every frame.
-        return self._is_random

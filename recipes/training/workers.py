@@ -140,7 +140,7 @@ class Workers(StepCount):
             ) from error
         self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
         # A worker that died while it was writing keeps the lock.
-        _upstream.write_lock(buffer).while_waiting = self._check_alive
+        buffer.process_lock.while_waiting = self._check_alive
         # Random, so that a resumed run does not repeat its first episodes.
         self._workers.set_seed(int(torch.randint(2**31, ())))
         if is_sync:
@@ -194,7 +194,7 @@ class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
         signal.signal(signal.SIGTERM, self._end)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if _upstream.write_lock(self.replay_buffer).is_mine():
+        if self.replay_buffer.process_lock.is_mine():
             self._is_told_to_end = True
         else:
             os._exit(128 + number)

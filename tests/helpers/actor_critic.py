@@ -116,4 +116,4 @@ def assert_same_future(buffer, twin, rounds=4):
 
 
 def stored_factors(sampler):
-    return sampler.state_dict()["keys"]
+    return sampler.state_dict()["priorities"]

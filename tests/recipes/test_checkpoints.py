@@ -21,7 +21,7 @@ from vmfer_recipes.training.checkpoints import Checkpoints, UnsavableError, plai
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.replay import CheckpointedReplay, make_replay_buffer
+from vmfer_recipes.training.replay import make_replay_buffer
 
 RUN = ("td3", "sampler=vmf_rank")
 
@@ -48,7 +48,7 @@ def truncate(file: Path) -> None:
 def flip_a_bit_of_a_tensor(file: Path) -> None:
     state = torch.load(file, weights_only=True)
     content = bytearray(file.read_bytes())
-    rows = state["parts"]["replay"]["rows"]["observation"].numpy().tobytes()
+    rows = state["parts"]["replay"]["storage"]["rows"]["tensors"]["observation"].numpy().tobytes()
     position = bytes(content).index(rows) + len(rows) // 2
     content[position] ^= 1
     file.write_bytes(content)
@@ -274,7 +274,7 @@ ROW = 4 * (17 + 17 + 6 + 1) + 2 + 8
 def test_checkpoint_holds_the_filled_rows_only(replay, configuration, tmp_path):
     cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=100000")
     buffer = filled_buffer(cfg, 1000)
-    Checkpoints(tmp_path).save(1, {"step": 1, "replay": CheckpointedReplay(buffer).state_dict()})
+    Checkpoints(tmp_path).save(1, {"step": 1, "replay": buffer.state_dict()})
     size = (tmp_path / "step_000000000001.pt").stat().st_size
     # Besides the rows: a priority of at most 8 bytes from either sampler, and 20 kB in all.
     assert 1000 * ROW < size < 1000 * (ROW + 16) + 20_000
@@ -291,23 +291,23 @@ def test_full_ring_resumes_where_it_was(replay, sampler, configuration, tmp_path
     buffer.update_priority(torch.arange(50), torch.rand(50))
     if sampler != "uniform":
         buffer.update_actor_priority(torch.arange(20, 60), torch.rand(40) + 1)
-    Checkpoints(tmp_path).save(1, {"step": 1, "replay": CheckpointedReplay(buffer).state_dict()})
+    Checkpoints(tmp_path).save(1, {"step": 1, "replay": buffer.state_dict()})
     restored = make_replay_buffer(None, to_config(cfg), make_backend(fast=True))
-    CheckpointedReplay(restored).load_state_dict(Checkpoints(tmp_path).load()["replay"])
+    restored.load_state_dict(Checkpoints(tmp_path).load()["replay"])
     more = filled_buffer(cfg, 5)[:].exclude("index")
     for one in (buffer, restored):
         one.extend(more.clone())
     for _ in range(3):
         assert_equal(buffer.sample().to_dict(), restored.sample().to_dict())
         assert_equal(buffer.sample_actor().to_dict(), restored.sample_actor().to_dict())
-    assert_equal(CheckpointedReplay(buffer).state_dict(), CheckpointedReplay(restored).state_dict())
+    assert_equal(buffer.state_dict(), restored.state_dict())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
 def test_a_million_transitions_are_saved_in_under_ten_seconds(replay, configuration, tmp_path):
     cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=1000000")
-    replay_state = CheckpointedReplay(filled_buffer(cfg, 1_000_000))
+    buffer = filled_buffer(cfg, 1_000_000)
     start = time.perf_counter()
-    assert Checkpoints(tmp_path).save(1, {"replay": replay_state.state_dict()})
+    assert Checkpoints(tmp_path).save(1, {"replay": buffer.state_dict()})
     assert time.perf_counter() - start < 10

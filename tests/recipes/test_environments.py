@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
@@ -189,7 +190,7 @@ gym.register("OneArray-v0", OneArray, max_episode_steps=20)
 @pytest.mark.parametrize("fast", ["true", "false"])
 def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, checkpoint, tmp_path):
     train("td3", tmp_path, "env.name=OneArray-v0", f"fast={fast}", "total_frames=66")
-    rows = checkpoint(tmp_path)["parts"]["replay"]["rows"]
+    rows = rows_in(checkpoint(tmp_path)["parts"]["replay"])
     assert rows["observation"].shape[-1] == 4
     assert rows["observation"][:20, 0].tolist() == list(range(20))
     assert rows["next"]["observation"][:20, 0].tolist() == list(range(1, 21))

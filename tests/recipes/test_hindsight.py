@@ -11,6 +11,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.networks import GoalPerception, RunningStatistics
@@ -69,7 +70,7 @@ def runs(train, tmp_path_factory):
 
 
 def test_raw_observations_and_goals_are_stored(runs, checkpoint):
-    rows = checkpoint(runs[True])["parts"]["replay"]["rows"]
+    rows = rows_in(checkpoint(runs[True])["parts"]["replay"])
     assert set(rows) == {"observation", "desired_goal", "action", "next"}
     assert set(rows["next"]) == {"observation", "achieved_goal", "reward", "done", "terminated"}
     assert rows["observation"].shape == (110, 10)
@@ -83,7 +84,7 @@ def test_raw_observations_and_goals_are_stored(runs, checkpoint):
 
 
 def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
-    fast, slow = (checkpoint(runs[way])["parts"]["replay"]["rows"] for way in (True, False))
+    fast, slow = (rows_in(checkpoint(runs[way])["parts"]["replay"]) for way in (True, False))
     for rows in (fast, slow):
         rows.pop("index", None)  # TorchRL's writer notes the slots
     order = sorted(fast)
@@ -97,7 +98,7 @@ def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
 
 def test_statistics_are_those_of_all_collected_data(runs, checkpoint):
     parts = checkpoint(runs[True])["parts"]
-    rows, seen = parts["replay"]["rows"], parts["perception"]
+    rows, seen = rows_in(parts["replay"]), parts["perception"]
     observation = rows["observation"].double()
     torch.testing.assert_close(seen["observation.mean"], observation.mean(0))
     torch.testing.assert_close(

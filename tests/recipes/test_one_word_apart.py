@@ -20,6 +20,7 @@ from torchrl.modules import (
 )
 from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
 
+from helpers.saved_rows import rows_in
 from vmfer_recipes.training.collection import TransitionCollector
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 300, 50
@@ -204,7 +205,7 @@ def test_short_way_to_the_simulator_yields_the_transitions_of_torchrl(
             "checkpoint_interval=170",
         )
         saved[fast] = checkpoint(tmp_path / fast)["parts"]
-    rows, expected = (saved[fast]["replay"]["rows"] for fast in ("true", "false"))
+    rows, expected = (rows_in(saved[fast]["replay"]) for fast in ("true", "false"))
     for key in ("observation", "action"):
         assert torch.equal(rows[key], expected[key]), key
     assert rows["next"].keys() == expected["next"].keys()
@@ -233,14 +234,15 @@ def test_environment_does_not_depend_on_the_sampler(sampler, recorded):
 
 
 def test_time_limit_is_stored_as_done_but_not_terminated(straight_run, checkpoint):
-    rows = checkpoint(straight_run("td3", "sampler=vmf_rank"))["parts"]["replay"]["rows"]
+    run = checkpoint(straight_run("td3", "sampler=vmf_rank"))
+    rows = rows_in(run["parts"]["replay"])
     assert rows["next"]["done"].squeeze(-1).nonzero().flatten().tolist() == [49, 99, 149]
     assert not rows["next"]["terminated"].any()
 
 
 def test_termination_is_stored_as_terminated(train, checkpoint, tmp_path):
     train("td3", tmp_path, "total_frames=66", "init_random_frames=60", "sampler=uniform")
-    rows = checkpoint(tmp_path)["parts"]["replay"]["rows"]
+    rows = rows_in(checkpoint(tmp_path)["parts"]["replay"])
     # A random InvertedPendulum falls within a few steps, long before its time limit.
     assert rows["next"]["terminated"].sum() >= 3
     assert torch.equal(rows["next"]["terminated"], rows["next"]["done"])
@@ -248,7 +250,7 @@ def test_termination_is_stored_as_terminated(train, checkpoint, tmp_path):
 
 def test_warm_up_is_random_and_kept(straight_run, checkpoint):
     saved = checkpoint(straight_run("td3", "sampler=vmf_rank"))
-    rows = saved["parts"]["replay"]["rows"]
+    rows = rows_in(saved["parts"]["replay"])
     observation, following = rows["observation"], rows["next"]["observation"]
     assert len(observation) == saved["step"] == 160
     inside = ~rows["next"]["done"][:-1, 0]

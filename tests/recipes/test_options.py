@@ -12,7 +12,7 @@ import torch
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from torchrl_vmfer.fast import make_backend
-from vmfer_recipes.training.options import plain
+from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import Averages
 
 CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
@@ -98,7 +98,7 @@ def order_of_updates(configuration, tmp_path, monkeypatch):
 
     def record(algorithm, *overrides):
         recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
-        cfg = plain(configuration(algorithm, tmp_path, "init_random_frames=60", *overrides))
+        cfg = to_config(configuration(algorithm, tmp_path, "init_random_frames=60", *overrides))
         session = RecordingSession(80)
         agent = recipe.make_agent(cfg, session.backend)
         for name in ("critic_optimizer", "actor_optimizer", "targets"):

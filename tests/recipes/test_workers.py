@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.saved_rows import rows_in
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.options import to_config
@@ -62,12 +63,12 @@ def updates(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, int, int]]:
     )
 
     def noting_sample(self, *args, **kwargs):
-        with self._in_step():
+        with self.locked():
             self.written_at_sample = self.write_count
             return sample(self, *args, **kwargs)
 
     def noting_update(self, index, factor, generation):
-        with self._in_step():
+        with self.locked():
             told.append((index, factor.clone(), self.written_at_sample, self.write_count))
             update(self, index, factor, generation)
 
@@ -122,7 +123,7 @@ def test_lengths_factors_and_probabilities_are_right_whoever_writes(
     if kind == "multi_sync":  # or else all may be written before the first is scored
         assert (factors == 1).any()
     assert (factors > 1).any()
-    torch.testing.assert_close(torch.from_numpy(buffer.actor_sampler._keys.array), factors)
+    torch.testing.assert_close(buffer.actor_sampler.state_dict()["priorities"], factors)
     if "sampler=vmf_rank" in overrides:
         order = factors.double().sort(descending=True).values
         mass = 1 / torch.arange(1, CAPACITY + 1, dtype=torch.float64)
@@ -155,15 +156,15 @@ def test_killed_worker_ends_the_run_with_a_line_and_the_run_goes_on_later(
     assert not multiprocessing.active_children()
     saved = checkpoint(run_dir)
     assert saved["step"] >= 100
-    assert len(saved["parts"]["replay"]["rows"]["action"]) == CAPACITY
+    assert len(rows_in(saved["parts"]["replay"])["action"]) == CAPACITY
     monkeypatch.setattr(Workers, "collect", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train("td3", run_dir, *overrides)
     assert collectors[1]._steps == saved["step"]
     buffer = collectors[1]._buffer
     assert buffer.write_count == saved["parts"]["replay"]["writer"]["_write_count"]
-    keys = saved["parts"]["replay"]["actor_sampler"]["keys"]
-    assert torch.equal(torch.from_numpy(buffer.actor_sampler._keys.array), keys)
+    keys = saved["parts"]["replay"]["actor_sampler"]["priorities"]
+    assert torch.equal(buffer.actor_sampler.state_dict()["priorities"], keys)
 
 
 def processes_of(run_dir: Path) -> list[int]:
@@ -289,8 +290,8 @@ def test_ray_trains_to_the_end_with_the_buffer_in_an_actor(train, table, checkpo
     assert (run_dir / "finished").exists()
     assert table(run_dir / "eval.csv")[-1]["step"] == "150"
     replay = checkpoint(run_dir)["parts"]["replay"]
-    assert len(replay["rows"]["action"]) == CAPACITY
-    factors = replay["actor_sampler"]["keys"]
+    assert len(rows_in(replay)["action"]) == CAPACITY
+    factors = replay["actor_sampler"]["priorities"]
     assert len(factors) == CAPACITY
     assert (factors == 1).any()  # new ones
     assert (factors > 1).any()

@@ -3,11 +3,18 @@
 import pickle
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torchrl.checkpoint import Checkpoint
-from torchrl.data import LazyMemmapStorage, LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    ListStorage,
+    PrioritizedSampler,
+    TensorDictRoundRobinWriter,
+)
 
 from helpers.actor_critic import (
     BATCH,
@@ -18,7 +25,6 @@ from helpers.actor_critic import (
     generator,
     make,
     rows,
-    stored_factors,
     used_buffer,
 )
 from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
@@ -66,7 +72,7 @@ each_transport = pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=T
         ("without_replacement", "uniform"),
     ],
 )
-def test_a_restored_buffer_goes_on_as_the_original(transport, critic, actor, tmp_path):
+def test_a_restored_buffer_continues_like_the_original(transport, critic, actor, tmp_path):
     source = used_buffer(critic, actor)
     target = transport(source, make(critic, actor, seed=99), tmp_path)
     assert len(target) == len(source)
@@ -87,7 +93,7 @@ def test_a_restored_buffer_goes_on_as_the_original(transport, critic, actor, tmp
 )
 def test_prefetched_batches_survive_a_restore(transport, storage, tmp_path):
     source = used_buffer("rank_per", "vmf_uncertainty", storage=storage, prefetch=3)
-    assert len(source._prefetch_queue) == 3
+    assert len(source.state_dict()["prefetched"]) == 3
     target = make("rank_per", "vmf_uncertainty", seed=99, storage=storage, prefetch=3)
     target = transport(source, target, tmp_path)
     assert_same_future(source, target, rounds=8)
@@ -154,25 +160,108 @@ def test_a_buffer_made_of_factories_can_be_pickled():
     assert_same_future(buffer, pickle.loads(pickle.dumps(buffer)))
 
 
-def files_below(folder):
-    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+def test_only_live_rows_are_saved(tmp_path):
+    sizes = {}
+    for capacity in (32, 100_000):
+        buffer = ActorCriticReplayBuffer(
+            storage=LazyTensorStorage(capacity),
+            writer=TensorDictRoundRobinWriter(track_generations=True),
+            critic_sampler=PrioritizedSampler(capacity, alpha=0.7, beta=0.5),
+            batch_size=BATCH,
+        )
+        buffer.extend(rows(0, 20))
+        buffer.dumps(tmp_path / str(capacity))
+        files = [file for file in (tmp_path / str(capacity)).rglob("*") if file.is_file()]
+        sizes[capacity] = sum(file.stat().st_size for file in files)
+    assert sizes[100_000] < sizes[32] + 500
 
 
-def test_the_storage_is_saved_once(tmp_path):
-    buffer = used_buffer("uniform", "vmf_uncertainty")
-    plain = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, generator=generator()
-    )
-    plain.extend(rows(0, 20))
-    buffer.dumps(tmp_path / "both")
-    plain.dumps(tmp_path / "plain")
-    both = files_below(tmp_path / "both")
-    added = both - files_below(tmp_path / "plain")
-    assert sum("observation.memmap" in name for name in both) == 2  # and that of "next"
-    assert {name for name in added if name.endswith(".memmap")} == set()
-    size = sum((tmp_path / "both" / name).stat().st_size for name in added)
-    # 32 factors of four bytes and the envelopes of two small files.
-    assert size < 8_000
+def test_a_state_is_read_without_pickle(tmp_path):
+    source = used_buffer("per", "vmf_rank", prefetch=2)
+    torch.save(source.state_dict(), tmp_path / "state.pt")
+    target = make("per", "vmf_rank", seed=99, prefetch=2)
+    target.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_same_future(source, target, rounds=6)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_strings_in_stored_rows_survive_a_restore(storage, tmp_path):
+    source, target = make(storage=storage), make(storage=storage, seed=99)
+    data = rows(0, 20)
+    data["name"] = NonTensorStack(*(NonTensorData(np.str_(f"row {i}")) for i in range(20)))
+    source.extend(data)
+    source.dumps(tmp_path)
+    target.loads(tmp_path)
+    batch, restored = source.sample(), target.sample()
+    assert list(restored["name"]) == list(batch["name"])
+    assert torch.equal(restored["number"], batch["number"])
+
+
+def test_an_entry_that_only_pickle_could_save_is_named(tmp_path):
+    buffer = make()
+    data = rows(0, 3)
+    data["secret"] = NonTensorStack(*(NonTensorData(object()) for _ in range(3)))
+    buffer.extend(data)
+    with pytest.raises(TypeError, match=r"'secret'.* holds a object.*store tensors"):
+        buffer.dumps(tmp_path)
+
+
+def test_a_failing_save_leaves_the_older_one_intact(tmp_path, monkeypatch):
+    source = used_buffer()
+    source.dumps(tmp_path)
+    reference = pickle.loads(pickle.dumps(source))
+    source.extend(rows(500, 9))
+
+    def full_disk(state, stream, *args, **kwargs):
+        stream.write(b"half of it")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            source.dumps(tmp_path)
+    target = make("rank_per", "vmf_rank", seed=99)
+    target.loads(tmp_path)
+    assert_same_future(reference, target)
+
+
+def test_a_full_ring_does_not_load_into_a_larger_one():
+    state = used_buffer("uniform", "uniform").state_dict()
+    larger = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY + 1), batch_size=BATCH)
+    with pytest.raises(ValueError, match=f"storage of {CAPACITY} and this one has {CAPACITY + 1}"):
+        larger.load_state_dict(state)
+
+
+def damage(name):
+    def change(state):
+        state["actor_sampler"]["priorities"].fill_(1.0)
+        if name == "writer":
+            del state["writer"]["_cursor"]
+        elif name == "critic_sampler":
+            state["critic_sampler"] = {"sampler": "Other"}
+        elif name == "rows":
+            state["storage"]["rows"]["tensors"]["action"] = torch.zeros(CAPACITY, 7)
+        elif name == "generator":
+            state["generator"] = (torch.zeros(3, dtype=torch.uint8), "cpu")
+        else:
+            del state[name]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "name", ["writer", "critic_sampler", "rows", "generator", "storage", "prefetched"]
+)
+def test_a_failing_load_changes_nothing(name):
+    buffer = used_buffer()
+    reference = pickle.loads(pickle.dumps(buffer))
+    other = used_buffer()
+    other.extend(rows(700, 11))
+    state = other.state_dict()
+    damage(name)(state)
+    with pytest.raises((KeyError, ValueError, RuntimeError, TypeError)):
+        buffer.load_state_dict(state)
+    assert_same_future(reference, buffer)
 
 
 def test_saving_again_into_the_same_folder_saves_the_present_state(tmp_path):
@@ -187,18 +276,6 @@ def test_saving_again_into_the_same_folder_saves_the_present_state(tmp_path):
     assert_same_future(source, target, rounds=6)
 
 
-def test_a_plain_buffers_files_load_with_default_factors(tmp_path):
-    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH)
-    plain.extend(rows(0, 20))
-    plain.dumps(tmp_path)
-    buffer = make()
-    buffer.extend(rows(100, CAPACITY))
-    buffer.update_actor_priority(torch.arange(CAPACITY), 2.0)
-    buffer.loads(tmp_path)
-    assert sorted(set(buffer.sample_actor(2000)["number"].tolist())) == list(range(20))
-    assert stored_factors(buffer.actor_sampler).tolist() == [1.0] * 20
-
-
 def buffer_with_factors():
     buffer = make("uniform")
     buffer.extend(rows(0, 20))
@@ -210,14 +287,4 @@ def test_a_folder_that_is_not_there_leaves_the_actors_factors(tmp_path):
     buffer, before = buffer_with_factors()
     with pytest.raises(OSError, match="nowhere"):
         buffer.loads(tmp_path / "nowhere")
-    assert torch.equal(buffer.actor_sampler.probabilities(), before)
-
-
-def test_an_incomplete_state_leaves_the_actors_factors():
-    buffer, before = buffer_with_factors()
-    state = buffer.state_dict()
-    del state["_writer"]
-    state["actor_sampler"]["keys"].fill_(1.0)
-    with pytest.raises(KeyError, match="_writer"):
-        buffer.load_state_dict(state)
     assert torch.equal(buffer.actor_sampler.probabilities(), before)

@@ -4,12 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from tensordict import NonTensorData, NonTensorStack
 from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
     TensorDictRoundRobinWriter,
 )
+from torchrl.data.replay_buffers.sample_units import Sequence
 from torchrl.envs.transforms import CatTensors, RewardScaling
 
 from helpers.actor_critic import BATCH, CAPACITY, make, rows
@@ -132,3 +134,23 @@ def test_the_generation_of_a_slot_comes_along_where_the_writer_counts_it(ndim):
     generation = batch["index_generation"]
     assert (generation[written_twice] == generation[~written_twice].unique() + 1).all()
     assert torch.equal(generation, buffer.writer.generations_of(batch["index"]))
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+@pytest.mark.parametrize("keys", [["name"], ["observation", "name"], ["name", ("next", "reward")]])
+def test_entries_that_are_not_tensors_can_be_selected(storage, keys):
+    buffer = make(storage=storage)
+    data = rows(0, 20)
+    data["name"] = NonTensorStack(*(NonTensorData(f"row {i}") for i in range(20)))
+    buffer.extend(data)
+    batch = buffer.sample_actor(keys=keys)
+    assert list(batch["name"]) == [f"row {slot}" for slot in batch["index"].tolist()]
+    assert set(batch.keys()) == {
+        *(key if isinstance(key, str) else key[0] for key in keys),
+        "index",
+    }
+
+
+def test_sample_units_are_an_error_with_the_cure():
+    with pytest.raises(ValueError, match="leave out sample_unit"):
+        make(sample_unit=Sequence(length=2))

@@ -12,7 +12,6 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.data import (
     LazyTensorStorage,
-    RandomSampler,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
@@ -75,6 +74,11 @@ def hindsight(count=20, seed=0, **kwargs):
     return buffer
 
 
+def by_number(batch):
+    """A score that follows from the slot."""
+    return 1 + batch["observation"][:, 0]
+
+
 def reference(factors, mode):
     """The probabilities, one candidate after the other."""
     factors = np.asarray(factors, dtype=np.float64)
@@ -112,79 +116,44 @@ def assert_follows(draws, probabilities):
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from([0.3, 1.0, 1.5, 2.0, 2.5, 2.71]), min_size=1, max_size=30))
 def test_probabilities_are_exact(mode, factors):
-    pool = CandidatePool(plain(), 4, mode)
+    pool = CandidatePool(plain(), 4, mode, by_number)
     for _ in range(2):
         probabilities = pool.probabilities(torch.tensor(factors)).numpy()
         expected = reference(np.float32(factors), mode)
         np.testing.assert_allclose(probabilities, expected, rtol=1e-9)
 
 
-FACTORS = [1.0, 2.7, 1.5, 1.5]
-
-
 @each_mode
 def test_slots_are_drawn_with_the_marginal_probability_over_all_pools(mode):
-    pool = CandidatePool(plain(4, FACTORS, seed=1), 3, mode)
+    pool = CandidatePool(plain(4, seed=1), 3, mode, by_number)
     # One row each: rows of one batch share a pool and are not independent.
     draws = [int(pool.sample(1, keys=["observation"])["index"]) for _ in range(2000)]
-    assert_follows(draws, marginal(np.float32(FACTORS), 3, mode))
+    assert_follows(draws, marginal(1 + np.arange(4.0), 3, mode))
 
 
 @each_mode
-def test_a_batch_is_resampled_from_its_pool_by_the_stored_factors(mode, monkeypatch):
-    factors = torch.linspace(1, 2.7, 20)
-    pool = CandidatePool(plain(20, factors, seed=2), 6, mode)
-    candidates = torch.tensor([3, 19, 3, 0, 7, 12])
-    monkeypatch.setattr(pool, "_candidates", lambda: candidates)
-    expected = np.zeros(20)
-    np.add.at(expected, candidates.numpy(), reference(factors[candidates], mode))
-    assert_follows(pool.sample(50_000)["index"].numpy(), expected)
+def test_a_batch_is_resampled_from_its_pool_by_the_score(mode):
+    candidates = []
 
+    def score(batch):
+        candidates.append(batch["index"])
+        return by_number(batch)
 
-@each_mode
-def test_a_batch_is_resampled_from_its_pool_by_the_score(mode, monkeypatch):
-    pool = CandidatePool(
-        plain(20, seed=3), 6, mode, score=lambda batch: 1 + batch["observation"][:, :1]
-    )
-    candidates = torch.tensor([3, 19, 3, 0, 7, 12])
-    monkeypatch.setattr(pool, "_candidates", lambda: candidates)
+    batch = CandidatePool(plain(20, seed=3), 6, mode, score).sample(50_000)
     expected = np.zeros(20)
-    np.add.at(expected, candidates.numpy(), reference(1 + candidates, mode))
-    assert_follows(pool.sample(50_000)["index"].numpy(), expected)
+    np.add.at(expected, candidates[0].numpy(), reference(1 + candidates[0], mode))
+    assert_follows(batch["index"].numpy(), expected)
 
 
 def test_candidates_are_drawn_uniformly():
-    pool = CandidatePool(plain(20, seed=4), 50_000)
-    assert_follows(pool._candidates().numpy(), np.full(20, 1 / 20))
+    draws = plain(20, seed=4).sample_uniformly(50_000, keys=["observation"])["index"]
+    assert_follows(draws.numpy(), np.full(20, 1 / 20))
 
 
-def test_the_highest_rank_among_many_candidates_has_its_share():
-    factors = torch.linspace(1, 2, 64)
-    pool = CandidatePool(plain(64, factors, seed=5), 2**11, "rank")
-    draws = torch.cat([pool.sample(256, keys=["observation"])["index"] for _ in range(40)])
-    # Slot 63 takes about the first 32 of 2048 ranks: H(32) / H(2048) = 0.495.
-    share = (draws == 63).double().mean()
-    assert 0.45 < share < 0.54
+# --- with hindsight relabeling -----------------------------------------------------------------
 
 
-# --- with goals in hindsight -------------------------------------------------------------------
-
-
-def test_only_the_chosen_rows_are_read(monkeypatch):
-    buffer = hindsight()
-    read = []
-    original = HindsightReplayBuffer._read
-    monkeypatch.setattr(
-        HindsightReplayBuffer,
-        "_read",
-        lambda self, index, keys: read.append(len(index)) or original(self, index, keys),
-    )
-    batch = CandidatePool(buffer, 2**16).sample(keys=["observation", "desired_goal"])
-    assert read == [8]
-    assert set(batch.keys()) == {"observation", "desired_goal", "index"}
-
-
-@pytest.mark.parametrize("score", [None, lambda batch: batch["observation"][:, 0] + 1])
+@pytest.mark.parametrize("score", [by_number, lambda batch: by_number(batch)[:, None]])
 def test_goals_come_from_the_same_episode(score):
     buffer = hindsight()
     batch = CandidatePool(buffer, 64, score=score).sample(500, keys=["observation", "desired_goal"])
@@ -202,18 +171,6 @@ def test_a_candidate_is_scored_with_the_goal_that_it_is_returned_with():
     batch = pool.sample(200, keys=["observation", "desired_goal"])
     assert (batch["desired_goal"] % 5 == 4).all()
     assert len(batch["index"].unique()) > 10
-
-
-def test_stored_factors_and_goals_are_independent():
-    # Choosing first and relabelling then is what a relabelled pool would give.
-    buffer = hindsight(5)
-    buffer.update_actor_priority(torch.arange(5), torch.tensor([1.0, 1.5, 2.0, 2.5, 2.7]))
-    batch = CandidatePool(buffer, 64).sample(100_000, keys=["observation", "desired_goal"])
-    for number in range(4):
-        goals = batch["desired_goal"][batch["index"] == number, 0].long()
-        expected = np.zeros(5)
-        expected[number:] = 1 / (5 - number)
-        assert_follows(goals.numpy(), expected)
 
 
 def actor_and_critics():
@@ -246,7 +203,7 @@ def test_vmf_uncertainty_scores_candidates(mode):
 # --- what is read and returned -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score", [None, lambda batch: batch["observation"][:, 0] + 1])
+@pytest.mark.parametrize("score", [by_number, lambda batch: by_number(batch)[:, None]])
 @pytest.mark.parametrize("make", [plain, hindsight])
 def test_one_seed_gives_identical_samples(make, score):
     kwargs = {} if make is plain else {"reward_fn": lambda achieved, desired: desired}
@@ -260,7 +217,7 @@ def test_one_seed_gives_identical_samples(make, score):
         assert all(torch.equal(first[key], second[key]) for key in first.keys(True, True))
 
 
-@pytest.mark.parametrize("score", [None, lambda batch: batch["input"][:, 0].abs() + 1])
+@pytest.mark.parametrize("score", [lambda batch: batch["input"][:, 0].abs() + 1])
 def test_transforms_are_applied_before_scoring_and_choosing_keys(score):
     keys = ["observation", "desired_goal"]
     buffer = hindsight(transform=CatTensors(keys, "input", del_keys=False), reward_fn=reward)
@@ -273,7 +230,7 @@ def reward(achieved, desired):
     return -(achieved != desired).float()
 
 
-@pytest.mark.parametrize("score", [None, lambda batch: batch["observation"][:, 0] + 1])
+@pytest.mark.parametrize("score", [by_number, lambda batch: by_number(batch)[:, None]])
 def test_generations_come_with_the_index(score):
     writer = TensorDictRoundRobinWriter(track_generations=True)
     buffer = plain(writer=writer)
@@ -281,7 +238,7 @@ def test_generations_come_with_the_index(score):
     assert torch.equal(batch["index_generation"], writer.generations_of(batch["index"]))
 
 
-@pytest.mark.parametrize("score", [None, lambda batch: batch["number"] + 1.0])
+@pytest.mark.parametrize("score", [lambda batch: batch["number"] + 1.0])
 def test_storages_of_two_dimensions_serve_a_plain_buffer(score):
     buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(60, ndim=2), batch_size=100)
     buffer.extend(TensorDict({"number": torch.arange(24).reshape(4, 6)}, [4, 6]))
@@ -291,30 +248,21 @@ def test_storages_of_two_dimensions_serve_a_plain_buffer(score):
     buffer.update_actor_priority(batch["index"], torch.full((100,), 2.0))
 
 
-def test_updated_factors_and_new_transitions_are_seen():
-    buffer = plain(20, torch.full((20,), 1e-6))
-    pool = CandidatePool(buffer, 4000)
-    buffer.update_actor_priority(torch.tensor([7]), 2.5)
-    # Another slot comes up with probability 8 * 19e-6 / 2.5 < 1e-4.
-    assert pool.sample()["index"].tolist() == [7] * 8
-    buffer.extend(rows(3))
-    assert set(pool.sample(500)["index"].tolist()) == {7, 20, 21, 22}
-
-
 # --- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: CandidatePool(plain(), 0), ValueError, "at least 1, got 0"),
-        (lambda: CandidatePool(plain(), 2.5), ValueError, "got 2.5"),
-        (lambda: CandidatePool(plain(), 8, "ranks"), ValueError, "'rank', got 'ranks'"),
+        (lambda: CandidatePool(plain(), 0, score=by_number), ValueError, "at least 1, got 0"),
+        (lambda: CandidatePool(plain(), 2.5, score=by_number), ValueError, "got 2.5"),
+        (lambda: CandidatePool(plain(), True, score=by_number), ValueError, "got True"),
+        (lambda: CandidatePool(plain(), 8, "ranks", by_number), ValueError, "'rank', got 'ranks'"),
         (lambda: CandidatePool(plain(), 8, score=3), TypeError, "score must be a function"),
         (
-            lambda: CandidatePool(plain(actor_sampler=RandomSampler()), 8),
+            lambda: CandidatePool(plain(), 8, "rank"),
             TypeError,
-            r"RandomSampler stores no factors: pass actor_sampler=VMFSampler\(\)",
+            r"requires score=.*VMFSampler\('rank', pool_size=8\)",
         ),
         (
             lambda: CandidatePool(TensorDictReplayBuffer(), 8),
@@ -360,8 +308,8 @@ def test_sampling_without_data_batch_size_or_a_list_of_keys_is_refused():
         storage=LazyTensorStorage(8), actor_sampler=VMFSampler(), batch_size=4
     )
     with pytest.raises(RuntimeError, match="empty storage"):
-        CandidatePool(empty, 8).sample()
+        CandidatePool(empty, 8, score=by_number).sample()
     with pytest.raises(RuntimeError, match="No batch size"):
-        CandidatePool(plain(batch_size=None), 8).sample()
+        CandidatePool(plain(batch_size=None), 8, score=by_number).sample()
     with pytest.raises(TypeError, match=r"pass \['observation'\]"):
-        CandidatePool(plain(), 8).sample(keys="observation")
+        CandidatePool(plain(), 8, score=by_number).sample(keys="observation")

@@ -1,10 +1,7 @@
 """The index of episodes against an enumeration of everything that was written."""
 
-import copy
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,25 +74,12 @@ def test_episodes_and_draws_are_those_of_an_enumeration(plan):
         assert_right(ring.index, ring.episodes())
 
 
-@settings(max_examples=50)
-@given(writes())
-def test_a_loaded_state_goes_on_like_the_original(plan):
-    capacity, chunks = plan
-    ring = Ring(capacity)
-    for chunk in chunks:
-        ring.index.write_count += 3
-        state = copy.deepcopy(ring.index.state_dict())
-        ring.index = EpisodeIndex()
-        ring.index.load_state_dict(state)
-        assert ring.index.state_dict()["write_count"] == state["write_count"]
-        ring.write(*map(list, zip(*chunk, strict=True)))
-        assert_right(ring.index, ring.episodes())
-
-
 def test_long_use_neither_takes_more_memory_nor_rebuilds_often(monkeypatch):
     rebuilt = []
-    record = EpisodeIndex._record
-    monkeypatch.setattr(EpisodeIndex, "_record", lambda self: rebuilt.append(1) or record(self))
+    live_steps = EpisodeIndex._live_steps
+    monkeypatch.setattr(
+        EpisodeIndex, "_live_steps", lambda self: rebuilt.append(1) or live_steps(self)
+    )
     ring, random = Ring(200), np.random.default_rng(0)
     step = np.zeros(5, int)
     for time in range(6000):
@@ -136,35 +120,6 @@ def test_nothing_to_append_changes_nothing():
     ring = Ring(5)
     ring.write([0, 0], [False, False])
     ring.index.append(np.empty(0, int), np.empty(0, int), np.empty(0, bool))
-    assert_right(ring.index, ring.episodes())
-
-
-def test_a_state_can_be_saved_without_pickle(tmp_path):
-    ring = Ring(5)
-    ring.write([0, 1, 0, 1, 0, 0, 1][:5], [False] * 5)
-    torch.save(ring.index.state_dict(), tmp_path / "state.pt")
-    index = EpisodeIndex()
-    index.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert_right(index, ring.episodes())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state.pop("done"), "lacks done"),
-        (lambda state: state.update(done=state["done"][1:]), "2 done flags"),
-        (lambda state: state.update(cursor=9), "cursor 9"),
-        (lambda state: state.update(trajectory=[1, 2, 3]), "trajectory of the state"),
-        (lambda state: state.update(trajectory=torch.rand(3)), "trajectory of the state"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, message):
-    ring = Ring(3)
-    ring.write([0, 1, 0], [False] * 3)
-    state = ring.index.state_dict()
-    change(state)
-    with pytest.raises(ValueError, match=message):
-        ring.index.load_state_dict(state)
     assert_right(ring.index, ring.episodes())
 
 

@@ -43,7 +43,7 @@ def make_buffer(critic=RandomSampler, actor=VMFSampler, ndim=1, **kwargs):
 
 
 def keys(sampler):
-    return torch.from_numpy(sampler._keys.array.copy())
+    return sampler.state_dict()["priorities"]
 
 
 def priorities(sampler):
@@ -62,7 +62,7 @@ def in_another_process(function):
 
 def shared(buffer, filled=CAPACITY):
     buffer.extend(rows(filled))
-    buffer.storage._storage.share_memory_()
+    buffer.storage[:].share_memory_()
     buffer.share()
     return buffer
 
@@ -183,7 +183,7 @@ def test_a_pool_and_a_saved_state_know_what_another_process_wrote(tmp_path):
     buffer = shared(make_buffer())
     buffer.update_actor_priority(torch.arange(CAPACITY), 2.0)
     in_another_process(lambda: buffer.extend(rows(4)))
-    CandidatePool(buffer, size=8).sample(4)
+    CandidatePool(buffer, size=8, score=lambda batch: torch.ones(8)).sample(4)
     expected = torch.tensor([1.0] * 4 + [2.0] * 12)
     assert torch.equal(keys(buffer.actor_sampler), expected)
     in_another_process(lambda: buffer.extend(rows(4)))
@@ -204,7 +204,7 @@ def test_a_process_that_dies_while_it_writes_does_not_hang_the_others(monkeypatc
     buffer = shared(make_buffer())
 
     def die():
-        with buffer._write_lock:
+        with buffer.process_lock:
             os.kill(os.getpid(), signal.SIGKILL)
 
     process = multiprocessing.get_context("fork").Process(target=die)

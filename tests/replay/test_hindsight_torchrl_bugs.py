@@ -96,4 +96,4 @@ def test_loading_leaves_the_callers_state_as_it_is():
     make().load_state_dict(state)
     assert state.keys() == before.keys()
     assert set(TensorDict(state["actor_sampler"]).keys()) == set(before["actor_sampler"])
-    assert torch.equal(state["actor_sampler"]["keys"], before["actor_sampler"]["keys"])
+    assert torch.equal(state["actor_sampler"]["priorities"], before["actor_sampler"]["priorities"])

@@ -1,8 +1,13 @@
-"""Goals in hindsight keep up with the storage, whoever writes into it or empties it."""
+"""Hindsight relabeling follows the storage, whoever writes into it or empties it."""
 
 import pytest
 import torch
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
+from torchrl.data import (
+    LazyTensorStorage,
+    ListStorage,
+    TensorDictReplayBuffer,
+    TensorDictRoundRobinWriter,
+)
 
 from helpers.actor_critic import generator
 from helpers.hindsight import (
@@ -14,24 +19,26 @@ from helpers.hindsight import (
     pairs,
     transitions,
 )
-from torchrl_vmfer import HindsightReplayBuffer, RankPrioritizedSampler
+from torchrl_vmfer import RankPrioritizedSampler
+from torchrl_vmfer.fast.storage import RowStorage
+from torchrl_vmfer.replay.episode_index import EpisodeIndex
 
 # Tests draw more than a batch where they look at a distribution.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 
 def rebuilds(monkeypatch):
+    """Counts how often the index of episodes is rebuilt."""
     done = []
-    rebuild = HindsightReplayBuffer._rebuild
-    monkeypatch.setattr(
-        HindsightReplayBuffer, "_rebuild", lambda self: done.append(1) or rebuild(self)
-    )
+    clear = EpisodeIndex.clear
+    monkeypatch.setattr(EpisodeIndex, "clear", lambda self: done.append(1) or clear(self))
     return done
 
 
-def test_the_storage_is_scanned_once_and_then_followed(monkeypatch):
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, RowStorage])
+def test_the_storage_is_scanned_once_and_then_followed(storage, monkeypatch):
+    world, buffer = World(1, trajectories=False), make(storage)
     done = rebuilds(monkeypatch)
-    world, buffer = World(2), make()
     for _ in range(100):
         buffer.extend(world.steps(3))
         buffer.sample()
@@ -41,10 +48,10 @@ def test_the_storage_is_scanned_once_and_then_followed(monkeypatch):
 
 @pytest.mark.parametrize("count", [20, 32])
 def test_a_storage_that_was_filled_before_is_scanned_once(count, monkeypatch):
-    done = rebuilds(monkeypatch)
     world, storage = World(2), LazyTensorStorage(CAPACITY)
     TensorDictReplayBuffer(storage=storage).extend(world.steps(count))
     buffer = make(lambda _: storage)
+    done = rebuilds(monkeypatch)
     for _ in range(3):
         assert_goals_are_those_enumerated(buffer, world, "future")
     assert len(done) == 1
@@ -81,6 +88,39 @@ def test_a_slot_that_is_rewritten_in_place_is_noticed():
     buffer.sample()
     buffer.writer.write_at(torch.tensor([4]), transitions([4], [True], [1000]))
     world.history[4] = 1000
+    assert_goals_are_those_enumerated(buffer, world, "future")
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, RowStorage])
+@pytest.mark.parametrize("then_written", [0, 1, 3])
+@pytest.mark.parametrize("sampled_first", [False, True])
+def test_a_done_flag_that_is_changed_in_place_is_noticed(storage, then_written, sampled_first):
+    world = World(1, trajectories=False)
+    world.left, world.num_episodes = [9], 1
+    buffer = make(storage)
+    buffer.extend(world.steps(6))
+    buffer.sample()
+    if sampled_first:
+        buffer.extend(world.steps(1))
+        buffer.sample()
+    buffer[torch.tensor([2])] = transitions([2], [True])
+    world.history[:3] = [100] * 3
+    if then_written:
+        buffer.extend(world.steps(then_written))
+    assert_goals_are_those_enumerated(buffer, world, "future")
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, RowStorage])
+@pytest.mark.parametrize("count", [12, CAPACITY])
+def test_another_buffer_may_empty_and_refill_the_storage(storage, count):
+    buffer = make(storage)
+    other = TensorDictReplayBuffer(storage=buffer.storage, writer=buffer.writer)
+    buffer.set_rng(generator())
+    buffer.extend(World(1, trajectories=False).steps(count))
+    buffer.sample()
+    other.empty()
+    world = World(1, trajectories=False, seed=5)
+    other.extend(world.steps(count))
     assert_goals_are_those_enumerated(buffer, world, "future")
 
 

@@ -53,7 +53,7 @@ def factors(count, seed=0):
 
 
 def stored_factors(buffer):
-    return buffer.sampler.state_dict()["keys"]
+    return buffer.sampler.state_dict()["priorities"]
 
 
 @each_mode

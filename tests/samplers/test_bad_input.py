@@ -45,7 +45,7 @@ def buffer(request):
 def what_is_observable(buffer):
     """The whole state, and the next draws from a known generator, which is put back."""
     state = buffer.sampler.state_dict()
-    state["keys"] = state["keys"].tolist()
+    state["priorities"] = state["priorities"].tolist()
     before = buffer._rng.get_state()
     draws = buffer.sample()
     buffer._rng.set_state(before)
@@ -118,7 +118,7 @@ def test_the_bound_e_is_accepted_in_every_precision(name, dtype):
     assert e.dtype == dtype
     for _ in range(300):  # a running average comes as near to the bound as it can
         buffer.update_priority(torch.tensor([3, 4]), e.expand(2))
-    keys = buffer.sampler.state_dict()["keys"]
+    keys = buffer.sampler.state_dict()["priorities"]
     assert keys[3].item() == pytest.approx(math.e, rel=1e-6)
     assert keys[3].item() <= math.e * (1 + 2**-22)
     make_buffer(name).sampler.load_state_dict(buffer.sampler.state_dict())
@@ -187,7 +187,7 @@ def test_a_bad_value_at_a_coordinate_changes_nothing(name):
 def test_zero_and_large_priorities_are_good_ones():
     buffer = make_buffer("rank_prioritized")
     buffer.update_priority(torch.tensor([1, 2, 3]), torch.tensor([0.0, 3e38, -0.0]))
-    keys = buffer.sampler.state_dict()["keys"]
+    keys = buffer.sampler.state_dict()["priorities"]
     assert keys[[1, 2, 3]].tolist() == [0, torch.tensor(3e38).item(), 0]
     probability = buffer.sampler.probabilities()
     assert probability.argmax() == 2
@@ -217,7 +217,7 @@ def test_initial_factors_within_the_bounds_are_accepted(value):
         storage=LazyTensorStorage(4), sampler=VMFSampler(initial_factor=value), batch_size=2
     )
     buffer.extend(TensorDict({"observation": torch.zeros(4)}, [4]))
-    assert buffer.sampler.state_dict()["keys"].tolist() == pytest.approx([value] * 4)
+    assert buffer.sampler.state_dict()["priorities"].tolist() == pytest.approx([value] * 4)
 
 
 def another(name):
@@ -250,15 +250,15 @@ def test_the_file_of_another_sampler_is_refused(name, tmp_path):
 @pytest.mark.parametrize("bad", [NAN, INF, -1.0])
 def test_a_state_with_a_bad_key_is_refused(buffer, bad):
     state = buffer.sampler.state_dict()
-    state["keys"][6] = bad
-    state["keys"][8] = NAN
+    state["priorities"][6] = bad
+    state["priorities"][8] = NAN
     with Unchanged(buffer), pytest.raises(ValueError, match=f"Index 6 .*{bad}"):
         buffer.sampler.load_state_dict(state)
 
 
 def test_a_file_with_a_bad_key_is_refused(buffer, tmp_path):
     state = buffer.sampler.state_dict()
-    state["keys"][6] = NAN
+    state["priorities"][6] = NAN
     buffer.sampler.dumps(tmp_path)
     (file,) = tmp_path.iterdir()
     torch.save(state, file)
@@ -275,19 +275,19 @@ CLEAR = (ValueError, TypeError, RuntimeError)
     ids=["none", "list", "matrix", "scalar"],
 )
 def test_keys_that_are_no_vector_of_numbers_are_refused(buffer, keys):
-    state = buffer.sampler.state_dict() | {"keys": keys}
-    with Unchanged(buffer), pytest.raises(CLEAR, match="keys"):
+    state = buffer.sampler.state_dict() | {"priorities": keys}
+    with Unchanged(buffer), pytest.raises(CLEAR, match="priorities"):
         buffer.sampler.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("name", "entry"),
-    [(name, "keys") for name in SAMPLERS]
+    [(name, "priorities") for name in SAMPLERS]
     + [("rank_prioritized", "max_priority"), ("rank_prioritized", "beta")],
 )
 def test_a_state_that_lacks_an_entry_changes_nothing(name, entry):
     buffer = make_buffer(name)
-    state = SAMPLERS[name]().state_dict() | {"keys": torch.full((4,), 1.5)}
+    state = SAMPLERS[name]().state_dict() | {"priorities": torch.full((4,), 1.5)}
     del state[entry]
     with Unchanged(buffer), pytest.raises((*CLEAR, KeyError), match=entry):
         buffer.sampler.load_state_dict(state)
@@ -297,7 +297,7 @@ def test_a_state_that_lacks_an_entry_changes_nothing(name, entry):
 @pytest.mark.parametrize("bad", [NAN, INF, -1.0, "1"])
 def test_a_state_with_a_bad_number_changes_nothing(entry, bad):
     buffer = make_buffer("rank_prioritized")
-    state = buffer.sampler.state_dict() | {"keys": torch.full((4,), 1.5), entry: bad}
+    state = buffer.sampler.state_dict() | {"priorities": torch.full((4,), 1.5), entry: bad}
     with Unchanged(buffer), pytest.raises(CLEAR, match=entry):
         buffer.sampler.load_state_dict(state)
 

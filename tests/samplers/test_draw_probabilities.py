@@ -204,7 +204,7 @@ TINY = {
 def test_factors_far_below_one_are_drawn_exactly(factors, batch_size):
     recorded = RecordedBuffer(UNCERTAINTY, 500, seed=10, sampler=VMFSampler(initial_factor=1e-6))
     recorded.extend(500)
-    np.testing.assert_allclose(recorded.sampler.state_dict()["keys"], 1e-6, rtol=1e-7)
+    np.testing.assert_allclose(recorded.sampler.state_dict()["priorities"], 1e-6, rtol=1e-7)
     keys = TINY[factors](np.random.default_rng(10)).astype(np.float32)
     recorded.update(np.arange(500), keys)
     batches = 300 if batch_size == 64 else 1

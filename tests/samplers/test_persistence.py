@@ -252,7 +252,9 @@ class TestStateDict:
         loaded.extend(rows(10))
         loaded.sampler.load_state_dict(state)
         loaded.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
-        torch.testing.assert_close(state.pop("keys"), before.pop("keys"), rtol=0, atol=0)
+        torch.testing.assert_close(
+            state.pop("priorities"), before.pop("priorities"), rtol=0, atol=0
+        )
         assert state == before
 
     def test_a_state_loads_before_the_storage_does(self, make_sampler):
@@ -264,7 +266,7 @@ class TestStateDict:
         loaded.writer.load_state_dict(source.writer.state_dict())
         assert_same(loaded, source)
 
-    @pytest.mark.parametrize("missing", ["sampler", "keys", "max_priority", "beta"])
+    @pytest.mark.parametrize("missing", ["sampler", "priorities", "max_priority", "alpha", "beta"])
     def test_an_incomplete_state_is_refused_and_changes_nothing(self, missing):
         buffer = used_buffer(RankPrioritizedSampler(0.7, 0.5))
         before, default = buffer.sampler.probabilities(), buffer.sampler.default_priority
@@ -276,12 +278,21 @@ class TestStateDict:
         assert buffer.sampler.default_priority == default
         assert buffer.sampler.beta == 0.5
 
+    def test_a_state_of_another_alpha_is_an_error_and_changes_nothing(self):
+        state = used_buffer(RankPrioritizedSampler(0.6, 0.4)).sampler.state_dict()
+        buffer = used_buffer(RankPrioritizedSampler(0.7, 0.5))
+        before = buffer.sampler.probabilities()
+        with pytest.raises(ValueError, match=r"alpha=0\.6 and this sampler has alpha=0\.7"):
+            buffer.sampler.load_state_dict(state)
+        assert torch.equal(buffer.sampler.probabilities(), before)
+        assert buffer.sampler.beta == 0.5
+
     @pytest.mark.parametrize("key", [float("nan"), float("inf"), -1.0])
     def test_a_state_with_a_bad_key_is_refused_and_changes_nothing(self, make_sampler, key):
         buffer = used_buffer(make_sampler())
         before = buffer.sampler.probabilities()
         state = buffer.sampler.state_dict()
-        state["keys"] = torch.tensor([1.0, 2.0, key])
+        state["priorities"] = torch.tensor([1.0, 2.0, key])
         with pytest.raises(ValueError, match=r"2 .*(nan|inf|-1)"):
             buffer.sampler.load_state_dict(state)
         assert torch.equal(buffer.sampler.probabilities(), before)

@@ -25,7 +25,7 @@ def test_smoothing_is_the_running_average_with_the_last_duplicate(mode, smoothin
         for slot, factor in last.items():
             expected[slot] = smoothing * expected[slot] + (1 - smoothing) * factor
     # The average forgets the rounding of earlier steps, so a few float32 steps are enough.
-    keys = recorded.sampler.state_dict()["keys"]
+    keys = recorded.sampler.state_dict()["priorities"]
     np.testing.assert_allclose(keys, expected, rtol=1e-6)
 
 
@@ -35,7 +35,7 @@ def test_one_smoothed_update_is_exact_to_the_last_bit():
     recorded.extend(4)
     recorded.buffer.update_priority(torch.tensor([1, 1, 2]), torch.tensor([2.5, 2.0, 1.0]))
     expected = torch.tensor([1.0, 0.9 * 1 + 0.1 * 2.0, 1.0, 1.0])
-    torch.testing.assert_close(sampler.state_dict()["keys"], expected, rtol=1.2e-7, atol=0)
+    torch.testing.assert_close(sampler.state_dict()["priorities"], expected, rtol=1.2e-7, atol=0)
 
 
 def test_smoothing_starts_again_at_the_initial_factor_when_a_slot_is_overwritten():
@@ -46,20 +46,20 @@ def test_smoothing_starts_again_at_the_initial_factor_when_a_slot_is_overwritten
     recorded.extend(1)
     recorded.buffer.update_priority(torch.tensor([0]), 1.0)
     expected = torch.tensor([1.9, 1.9, 1.9])
-    torch.testing.assert_close(sampler.state_dict()["keys"], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sampler.state_dict()["priorities"], expected, rtol=1e-6, atol=0)
     recorded.extend(2)
     expected = torch.tensor([1.9, 2.0, 2.0])
-    torch.testing.assert_close(sampler.state_dict()["keys"], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(sampler.state_dict()["priorities"], expected, rtol=1e-6, atol=0)
 
 
 def test_fresh_transitions_get_the_highest_priority_seen():
     recorded = RecordedBuffer(PRIORITIZED[0], 4)
     recorded.extend(3)
-    assert recorded.sampler.state_dict()["keys"].tolist() == [1, 1, 1]
+    assert recorded.sampler.state_dict()["priorities"].tolist() == [1, 1, 1]
     recorded.buffer.update_priority(torch.arange(3), torch.tensor([0.25, 8.0, 0.5]))
     recorded.buffer.update_priority(torch.tensor([1]), 0.125)  # 8 was seen, if no longer held
     recorded.extend(2)
-    assert recorded.sampler.state_dict()["keys"].tolist() == [8, 0.125, 0.5, 8]
+    assert recorded.sampler.state_dict()["priorities"].tolist() == [8, 0.125, 0.5, 8]
     assert recorded.sampler.probabilities().argmax() in (0, 3)
 
 
@@ -70,4 +70,4 @@ def test_overwritten_slots_are_back_at_the_initial_factor():
     recorded.buffer.update_priority(torch.arange(4), torch.tensor([2.0, 2.25, 2.5, 1.0]))
     recorded.extend(1)
     recorded.extend(2)
-    assert sampler.state_dict()["keys"].tolist() == [1.5, 1.5, 1.5, 1]
+    assert sampler.state_dict()["priorities"].tolist() == [1.5, 1.5, 1.5, 1]

@@ -79,7 +79,7 @@ class Soak:
 
     def check(self, draws):
         """No drift: keys, probabilities and draws are those of a sampler made just now."""
-        np.testing.assert_array_equal(self.sampler.state_dict()["keys"], self.record)
+        np.testing.assert_array_equal(self.sampler.state_dict()["priorities"], self.record)
         expected = self.expected()
         np.testing.assert_allclose(self.sampler.probabilities(), expected, rtol=1e-9)
         self.fresh.load_state_dict(self.sampler.state_dict())

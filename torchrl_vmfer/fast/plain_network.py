@@ -68,6 +68,10 @@ class PlainNetwork:
         layers = (step for step in self._steps if isinstance(step, tuple))
         return [tensor for layer in layers for tensor in layer if tensor is not None]
 
+    def parameters(self) -> Iterator[Tensor]:
+        """All weights and biases, as a module would list them."""
+        return iter(self.tensors)
+
     def shares_memory(self, other: PlainNetwork) -> bool:
         """Whether the parameters of another network begin where those of this one do."""
         return [t.data_ptr() for t in self.tensors] == [t.data_ptr() for t in other.tensors]

@@ -10,9 +10,9 @@ from torch import Tensor
 from torchrl.data import LazyTensorStorage, TensorDictRoundRobinWriter
 
 from torchrl_vmfer._torchrl import (
-    add_to_length,
     claim_slots,
-    storage_rows,
+    count_write,
+    stored_rows,
     unchecked_tensordict,
     write_rows,
 )
@@ -31,7 +31,7 @@ class RowStorage(LazyTensorStorage):
     _columns_of: Any = None
 
     def _columns(self) -> list[tuple[Any, Tensor]]:
-        rows = storage_rows(self)
+        rows: Any = stored_rows(self)
         if self._columns_of is not rows:
             columns = list(rows.items(True, True))
             for key, _ in columns:
@@ -47,7 +47,7 @@ class RowStorage(LazyTensorStorage):
         if not (self.initialized and set_cursor and isinstance(cursor, Tensor)):
             super().set(cursor, data, set_cursor=set_cursor)
             return
-        add_to_length(self, len(cursor))
+        count_write(self, len(cursor))
         slots = cursor.numpy()
         for key, column in self._columns():
             column.numpy()[slots] = data.get(key).numpy()  # for few rows far faster than PyTorch

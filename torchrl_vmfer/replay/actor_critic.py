@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import TensorDictReplayBuffer
+from torchrl.data import PrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler
-from torchrl.data.replay_buffers.storages import TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
+from torchrl_vmfer._torchrl import (
+    SeamReplayBuffer,
+    empty_sampler,
+    note_written,
+    set_generator,
+    stored_rows,
+    unchecked_tensordict,
+)
+from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.samplers.resampling import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
 
-_ACTOR_SAMPLER = "actor_sampler"
-_PREFETCHED = "prefetched"
+_FILE = "replay_buffer.pt"
+Draw = Callable[[Storage, int], tuple[Any, dict[str, Any]]]
 
 
-class ActorCriticReplayBuffer(TensorDictReplayBuffer):
+class ActorCriticReplayBuffer(SeamReplayBuffer):
     """A :class:`~torchrl.data.TensorDictReplayBuffer` with a second sampler for the actor.
 
     ``sample()`` and ``update_priority()`` serve the critics, as in any TorchRL buffer;
     ``sample_actor()`` and ``update_actor_priority()`` serve the actor. Both samplers follow one
-    storage, one writer, one lock and one random generator, and one call saves or loads all.
-    Files are read without executing code from them.
+    storage, one writer, one lock and one random generator.
+
+    ``state_dict()`` and ``dumps()`` save all of these, with the live rows only, as plain tensors,
+    numbers and strings, which are loaded without executing code. A state replaces whatever the
+    buffer holds; one that does not fit changes nothing.
 
     Keyword Args:
         critic_sampler: any TorchRL sampler. Defaults to uniform sampling.
         actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
         **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
             ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` concerns the
-            critics' batches only: the actor's follow the newest factors.
+            critics' batches only: the actor's follow the newest factors. ``sample_unit`` is not
+            supported.
 
     Examples:
         >>> from torchrl.data import LazyTensorStorage
@@ -52,8 +65,6 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
         >>> buffer.update_actor_priority(actor_batch["index"], torch.full((4,), 2.5))
     """
 
-    _sampler: Sampler
-
     def __init__(
         self,
         *,
@@ -66,27 +77,36 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
                 "ActorCriticReplayBuffer has two samplers: pass `critic_sampler=` and "
                 "`actor_sampler=` in place of `sampler=`."
             )
-        self._actor_sampler_init: Any = VMFSampler if actor_sampler is None else actor_sampler
+        if kwargs.get("sample_unit") is not None:
+            raise ValueError(
+                f"{type(self).__name__} draws single transitions for the actor: leave out "
+                f"sample_unit={kwargs['sample_unit']!r}."
+            )
+        self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
         self._foreign_writes = ForeignWrites()
         super().__init__(sampler=critic_sampler, **kwargs)
 
-    def _init(self) -> None:
-        if self._initialized:
-            return
-        # Before TorchRL's part, which hands its random generator to the samplers.
-        self._actor_sampler = self._maybe_make_sampler(self._actor_sampler_init)
-        super()._init()
-        self._actor_sampler_init = None
-        self._foreign_writes.skip(self._writer)
+    def make_parts(self) -> None:
+        """Make the actor's sampler."""
+        sampler = self._actor_sampler
+        if not isinstance(sampler, Sampler) and callable(sampler):
+            sampler = sampler()
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"actor_sampler must be a Sampler or a function that makes one, got {sampler!r}."
+            )
+        self._actor_sampler = sampler
 
-    def _initialize_prioritized_sampler(self) -> None:
-        super()._initialize_prioritized_sampler()
-        # TorchRL does it for one sampler, so that the actor's takes that one's place for once.
-        critic_sampler, self._sampler = self._sampler, self._actor_sampler
-        try:
-            super()._initialize_prioritized_sampler()
-        finally:
-            self._sampler = critic_sampler
+    def check_parts(self) -> None:
+        """Give the actor's sampler the data that the storage holds already."""
+        # TorchRL does it for the critics' sampler, and only its own class needs it.
+        length = len(self.storage)
+        if length and isinstance(self._actor_sampler, PrioritizedSampler):
+            default = float(self._actor_sampler.default_priority)
+            self._actor_sampler.update_priority(
+                torch.arange(length), torch.full((length,), default), storage=self.storage
+            )
+        self._foreign_writes.skip(self.writer)
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -96,49 +116,122 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
     @property
     def actor_sampler(self) -> Sampler:
         """The sampler behind ``sample_actor()``."""
-        self._init()
+        self.ensure_built()
         return self._actor_sampler
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Set the random generator of the storage, the writer and both samplers."""
+        super().set_rng(generator)
+        set_generator(self._actor_sampler, generator)
+
+    # --- Sampling.
 
     def sample_actor(
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
-        """Samples a batch for the actor.
+        """Sample a batch for the actor.
 
         Args:
             batch_size: defaults to the buffer's.
-            keys: a list of the entries to read. The actor's update needs the observation only,
-                and what is not asked for costs nothing. Defaults to all.
+            keys: a list of the entries to read, all by default. The actor's update needs the
+                observation only, and other entries need not be read.
 
         Returns:
             the batch, with its slots under ``"index"``.
         """
-        self._init()
-        batch_size = self._batch_size if batch_size is None else batch_size
+        return self._sample_with(self.actor_sampler.sample, batch_size, keys)
+
+    def sample_uniformly(
+        self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
+    ) -> TensorDictBase:
+        """Sample a batch uniformly with replacement, whatever the samplers.
+
+        Args:
+            batch_size: defaults to the buffer's.
+            keys: as in :meth:`sample_actor`.
+        """
+        self.ensure_built()
+        return self._sample_with(self._draw_uniformly, batch_size, keys)
+
+    def _draw_uniformly(self, storage: Storage, count: int) -> tuple[Any, dict[str, Any]]:
+        if len(storage) == 0:
+            raise RuntimeError("Cannot sample from an empty storage.")
+        slots = torch.from_numpy((uniform(count, self.generator) * len(storage)).astype(np.int64))
+        return slots if storage.ndim == 1 else torch.unravel_index(slots, storage.shape), {}
+
+    def _sample_with(
+        self, draw: Draw, batch_size: int | None, keys: Sequence[NestedKey] | None
+    ) -> TensorDictBase:
+        batch_size = self.batch_size if batch_size is None else batch_size
         if batch_size is None:
-            raise RuntimeError(
-                "No batch size: pass it to sample_actor() or to the buffer's constructor."
-            )
+            raise RuntimeError("No batch size: pass it to this method or to the constructor.")
         if isinstance(keys, (str, tuple)):
             raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
-        has_transform = self._transform is not None and len(self._transform) > 0
-        with self._in_step():
-            index, info = self._actor_sampler.sample(self._storage, batch_size)
-            if self._writer.tracks_generations:
-                info["index_generation"] = self._writer.generations_of(index)
-            data = self._read(index, None if has_transform else keys)
-        if has_transform:
-            data = self._transform(data)
-        if keys is not None and (has_transform or not isinstance(self._storage, TensorStorage)):
+        # A transform may read any entry.
+        data, info = self.draw_with(draw, batch_size, None if self.has_transform else keys)
+        if keys is not None and (self.has_transform or stored_rows(self.storage) is None):
             data = data.select(*keys)
+        index = info["index"]
         info["index"] = torch.stack(index, -1) if isinstance(index, tuple) else index
         for key, value in info.items():
             data.set(key, value)
         return data
 
+    def draw_with(
+        self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
+    ) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Draw, read and transform a batch.
+
+        Args:
+            draw: the ``sample`` of a sampler.
+            batch_size: how many transitions to draw.
+            keys: the entries to read; ``None`` reads all.
+
+        Returns:
+            the batch and its metadata, among them ``"index"``.
+        """
+        with self.locked():
+            index, info = draw(self.storage, batch_size)
+            info["index"] = index
+            if self.writer.tracks_generations:
+                info["index_generation"] = self.writer.generations_of(index)
+            data = self.read_rows(index, keys)
+        return (self.transform(data) if self.has_transform else data), info
+
+    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Draw a batch for ``sample()``."""
+        if not self.shared:  # TorchRL's own takes the lock for as short as possible
+            return super().draw_batch(batch_size)
+        with self.locked():
+            return super().draw_batch(batch_size)
+
+    def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
+        """Read transitions.
+
+        Args:
+            index: what a sampler has drawn.
+            keys: the entries to read; ``None`` reads all. Storages that do not keep all rows in
+                one TensorDict read all entries in any case.
+        """
+        rows = stored_rows(self.storage)
+        if keys is None or rows is None:
+            return self.collate(self.storage.get(index))
+        columns = {key: rows.get(key, None) for key in keys}
+        if isinstance(index, tuple) or not all(isinstance(c, Tensor) for c in columns.values()):
+            return self.collate(rows.select(*keys)[index])
+        # Several times faster than indexing, for rows scattered over a large storage.
+        columns = {key: select_rows(column, index) for key, column in columns.items()}
+        size = torch.Size([len(index)])
+        if all(isinstance(key, str) for key in keys):
+            return self.collate(unchecked_tensordict(columns, size, rows.device))
+        return self.collate(TensorDict(columns, size, device=rows.device))
+
+    # --- Priorities.
+
     def update_actor_priority(
         self, index: Any, factor: float | Tensor, generation: Tensor | None = None
     ) -> None:
-        """Tells the actor's sampler the factors of some transitions.
+        """Give the actor's sampler the factors of some transitions.
 
         Args:
             index: the ``"index"`` entry of the actor's batch.
@@ -147,25 +240,35 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
                 ``track_generations=True``. Slots that were overwritten since keep the factor of
                 a new transition.
         """
-        self._init()
-        with self._in_step():
+        self.ensure_built()
+        with self.locked():
             index, factor = self._live_rows(index, factor, generation)
-            self._actor_sampler.update_priority(index, factor, storage=self._storage)
+            self._actor_sampler.update_priority(index, factor, storage=self.storage)
 
     def update_priority(
         self, index: Any, priority: float | Tensor, generation: Tensor | None = None
     ) -> None:
-        """Tells the critics' sampler the priorities of some transitions.
+        """Give the critics' sampler the priorities of some transitions.
 
         Args:
             index: the ``"index"`` entry of the critics' batch.
             priority: their priorities.
             generation: as in :meth:`update_actor_priority`.
         """
-        self._init()
-        with self._in_step():
+        self.ensure_built()
+        with self.locked():
             index, priority = self._live_rows(index, priority, generation)
             super().update_priority(index, priority)
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Give the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""
+        # TorchRL does so for its own PrioritizedSampler only, and ignores others silently.
+        if not isinstance(self.critic_sampler, RankPrioritizedSampler):
+            super().update_tensordict_priority(data)
+        elif self.priority_key in data.keys(True):
+            batch = data if data.ndim else data.unsqueeze(0)
+            generation = batch.get("index_generation", None)
+            self.update_priority(batch["index"], self.priorities_in(batch), generation)
 
     def _live_rows(self, index: Any, values: Any, generation: Tensor | None) -> tuple[Any, Any]:
         """The rows whose slots were not written since they had the given generations."""
@@ -173,186 +276,91 @@ class ActorCriticReplayBuffer(TensorDictReplayBuffer):
             index = torch.stack(index, -1)
         if generation is None:
             return index, values
-        if not self._writer.tracks_generations:
+        if not self.writer.tracks_generations:
             raise ValueError(
                 "The writer counts no generations: pass writer=TensorDictRoundRobinWriter("
                 "track_generations=True) to the buffer."
             )
         index, values = torch.as_tensor(index), torch.as_tensor(values)
-        live = self._writer.generations_of(index) == generation.to(index.device)
+        live = self.writer.generations_of(index) == generation.to(index.device)
         return index[live], values if values.numel() == 1 else values[live.to(values.device)]
 
-    def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
-        """Lets other processes write into the buffer. TorchRL's collectors call it.
-
-        Their copies of the buffer write into the same storage. What they have written is seen,
-        by both samplers, at the next call to a method of this one.
-        """
-        super().share(shared)
-        if shared:
-            self._write_lock = WriteLock()
-            if getattr(self, "_initialized", False):
-                self._foreign_writes.skip(self._writer)
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        if get_spawning_popen() is not None:
-            # TorchRL would hand the process shared memory that is freed before it starts.
-            state["_rng"] = None
-        return state
-
-    def _in_step(self) -> AbstractContextManager[Any]:
-        """Holds the locks, and tells the samplers first of what other processes have written."""
-        return self._in_shared_step() if self.shared else self._replay_lock
-
-    @contextmanager
-    def _in_shared_step(self) -> Iterator[None]:
-        with self._replay_lock, self._write_lock:
-            slots = self._foreign_writes.slots(self._writer, self._storage)
-            if slots is not None:
-                if self._writer.tracks_generations:
-                    self._writer._bump_generation(slots, None)
-                index = self._writer._replicate_index(slots)
-                self.mark_update(index)
-                self._sampler.extend(index)
-            yield
-
-    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        if not self.shared:  # and outside of the lock as much as TorchRL does
-            return super()._sample(batch_size)
-        with self._in_step():
-            return super()._sample(batch_size)
-
-    def _read(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        storage = self._storage
-        if keys is None or not isinstance(storage, TensorStorage):
-            return self._collate_fn(storage.get(index))
-        rows = storage._storage
-        if isinstance(index, tuple):
-            return self._collate_fn(rows.select(*keys)[index])
-        # Several times faster than indexing, for rows scattered over a large storage.
-        columns = {key: _rows_of(rows[key], index) for key in keys}
-        size = torch.Size([len(index)])
-        if all(isinstance(key, str) for key in keys):
-            # Without checks: they are what the storage has checked.
-            return self._collate_fn(TensorDict._new_unsafe(columns, size, device=rows.device))
-        return self._collate_fn(TensorDict(columns, size, device=rows.device))
-
-    def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Tells the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""
-        # TorchRL does so for its own PrioritizedSampler only, and passes over others silently.
-        if not isinstance(self.critic_sampler, RankPrioritizedSampler):
-            super().update_tensordict_priority(data)
-        elif self.priority_key in data.keys(True):
-            batch = data if data.ndim else data.unsqueeze(0)
-            generation = batch.get("index_generation", None)
-            self.update_priority(batch["index"], self._get_priority_vector(batch), generation)
+    # --- Writes, by this process and by others.
 
     def mark_update(self, index: Any) -> None:
-        """Tells both samplers of written slots. The writer calls it."""
+        """Report written slots to both samplers. The writer calls it."""
         super().mark_update(index)
-        self._actor_sampler.mark_update(index, storage=self._storage)
+        self._actor_sampler.mark_update(index, storage=self.storage)
         if isinstance(index, Tensor):
             self._actor_sampler.extend(index)
         else:
             self._actor_sampler.add(index)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empties the buffer, drops prefetched batches and resets both samplers."""
-        self._init()
-        with self._futures_lock:
-            self._clear_prefetch_queue_locked()
-            with self._replay_lock, self._write_lock:
+        """Empty the buffer, drop prefetched batches and reset both samplers."""
+        self.ensure_built()
+        with self.prefetch_lock:
+            self.replace_prefetched([])
+            with self.thread_lock, self.process_lock:
                 super().empty(empty_write_count=empty_write_count)
-                self._actor_sampler._empty()
-                self._foreign_writes.skip(self._writer)
+                empty_sampler(self._actor_sampler)
+                self._foreign_writes.skip(self.writer)
 
-    def set_rng(self, generator: torch.Generator | None) -> None:
-        """Sets the random generator of the storage, the writer and both samplers."""
-        super().set_rng(generator)
-        self._actor_sampler._rng = generator
+    def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
+        """Let other processes write into the buffer. TorchRL's collectors call it.
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of storage, writer, both samplers and random generator."""
-        self._init()
-        with self._capture_prefetch_state(), self._in_step():
-            return super().state_dict() | {_ACTOR_SAMPLER: self._actor_sampler.state_dict()}
+        Their copies of the buffer write into the same storage. The next call to a method of this
+        one reports what they have written to both samplers.
+        """
+        super().share(shared)
+        if shared:
+            self.process_lock = WriteLock()
+            if self.is_built:
+                self._foreign_writes.skip(self.writer)
+        return self
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state."""
-        self._init()
-        if _ACTOR_SAMPLER not in state_dict:
-            raise ValueError(
-                f"The state has no {_ACTOR_SAMPLER!r}: it is not one of ActorCriticReplayBuffer."
-            )
-        with self._futures_lock:
-            self.synchronize()
-            with self._replay_lock, self._keeping_actor_sampler():
-                self._actor_sampler.load_state_dict(state_dict[_ACTOR_SAMPLER])
-                super().load_state_dict(state_dict)
-                self._foreign_writes.skip(self._writer)
-
-    def dumps(self, path: str | Path) -> None:
-        """Saves everything, the storage once, in the folder ``path``."""
-        self._init()
-        path = Path(path)
-        path.mkdir(parents=True, exist_ok=True)
-        with self._capture_prefetch_state(clone_queue=False), self._in_step():
-            super().dumps(path)
-            self._actor_sampler.dumps(path / _ACTOR_SAMPLER)
-
-    def loads(self, path: str | Path) -> None:
-        """Loads what :meth:`dumps` saved."""
-        self._init()
-        path = Path(path)
-        # TorchRL reads these with pickle allowed, so they are first read without it.
-        for folder in (path / "storage", path / "rng_state"):
-            if folder.exists():
-                TensorDict.load_memmap(folder, allow_pickle=False)
-        with self._futures_lock:
-            self.synchronize()
-            with self._replay_lock, self._keeping_actor_sampler():
-                self._actor_sampler.loads(path / _ACTOR_SAMPLER)
-                super().loads(path)
-                self._foreign_writes.skip(self._writer)
+    def locked(self) -> AbstractContextManager[Any]:
+        """Hold the locks, with both samplers up to date with writes of other processes."""
+        return self._locked_for_all() if self.shared else self.thread_lock
 
     @contextmanager
-    def _keeping_actor_sampler(self) -> Iterator[None]:
-        """Undoes what was loaded into the actor's sampler if the rest cannot be loaded."""
-        before = self._actor_sampler.state_dict()
-        try:
+    def _locked_for_all(self) -> Iterator[None]:
+        with self.thread_lock, self.process_lock:
+            slots = self._foreign_writes.slots(self.writer, self.storage)
+            if slots is not None:
+                index = note_written(self.writer, slots)
+                self.mark_update(index)
+                self.sampler.extend(index)
             yield
-        except Exception:
-            self._actor_sampler.load_state_dict(before)
-            raise
 
-    # TorchRL pickles the queue of prefetched batches; memory maps need no pickle.
+    # --- Saving and loading.
 
-    def _dump_prefetch_state(self, path: Path, prefetch_state: dict[str, Any]) -> None:
-        folder = path / _PREFETCHED
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for position, (data, _) in enumerate(prefetch_state["queue"]):
-            data.memmap(folder / str(position))
-        infos = [info for _, info in prefetch_state["queue"]]
-        torch.save(prefetch_state | {"queue": infos}, folder / "queue.pt")
+    def state_dict(self) -> dict[str, Any]:
+        """Copy live rows, writer, both samplers, generator, transform and prefetched batches."""
+        self.ensure_built()
+        with self.holding_prefetched() as prefetched, self.locked():
+            return checkpoint.state_of(self, prefetched)
 
-    def _load_prefetch_state(self, path: Path) -> dict[str, Any] | None:
-        folder = path / _PREFETCHED
-        if not folder.exists():
-            return None
-        state = torch.load(folder / "queue.pt", weights_only=True)
-        batches = [
-            TensorDict.load_memmap(folder / str(position), allow_pickle=False).clone()
-            for position in range(len(state["queue"]))
-        ]
-        return state | {"queue": list(zip(batches, state["queue"], strict=True))}
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace everything by a copy of a state. A state that does not fit changes nothing."""
+        self.ensure_built()
+        with self.prefetch_lock:
+            self.synchronize()
+            with self.locked():
+                checkpoint.load_state(self, state_dict)
+                self._foreign_writes.skip(self.writer)
+
+    def dumps(self, path: str | Path) -> None:
+        """Save the state in the folder ``path``. A failing save leaves an older one intact."""
+        checkpoint.save_file(self.state_dict(), Path(path) / _FILE)
+
+    def loads(self, path: str | Path) -> None:
+        """Load what :meth:`dumps` saved."""
+        self.load_state_dict(checkpoint.load_file(Path(path) / _FILE))
 
 
-def _rows_of(column: Any, index: Tensor) -> Any:
-    if not isinstance(column, Tensor):
-        return column[index]
+def select_rows(column: Tensor, index: Tensor) -> Tensor:
+    """Read rows of one entry."""
     return column.index_select(
         0, index if index.device == column.device else index.to(column.device)
     )

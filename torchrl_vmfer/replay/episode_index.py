@@ -1,12 +1,10 @@
-"""Which slots of a ring of transitions hold the steps of one episode."""
+"""An index of the slots of a ring that hold the steps of one episode."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 __all__ = ["EpisodeIndex", "Strategy"]
 
@@ -14,26 +12,36 @@ Strategy = Literal["future", "final", "episode"]
 
 _EPISODE = np.dtype(
     [
-        ("first", np.int64),  # where its oldest live step stands in the pool
+        ("first", np.int64),  # the place of its oldest live step in the pool
         ("end", np.int64),  # one past its newest step
-        ("limit", np.int64),  # one past the last place that is kept for it
+        ("limit", np.int64),  # one past the last place reserved for it
         ("trajectory", np.int64),
         ("finished", np.bool_),
     ]
 )
-_LEAST_ROOM = 64  # places for an episode that goes on; it doubles when they are used up
+_PIECE = np.dtype(
+    [
+        ("start", np.int64),  # among the steps of a call, sorted by trajectory
+        ("size", np.int64),
+        ("trajectory", np.int64),
+        ("finished", np.bool_),  # whether its last step is done
+        ("may_continue", np.bool_),  # whether it is the first of its trajectory in the call
+        ("episode", np.int64),
+    ]
+)
+_LEAST_ROOM = 64  # places reserved for an unfinished episode; doubled when they are used up
 
 
 class EpisodeIndex:
-    """Finds the other live steps of a step's episode, at a cost that no length matters to.
+    """Finds the live steps of an episode, at a cost independent of the buffer size.
 
-    The slots of each episode stand in the order of its steps in a block of one large array, the
-    pool. A step knows its place there and its episode, an episode knows where its block begins
-    and ends. So a goal is drawn by one random place in the block, for any number of rows at
-    once. Overwriting a step moves the beginning of its block; an unfinished episode that
-    outgrows its block moves to one of twice the size; when the pool is used up everything is
-    written anew into one with as much free space as data. All of it is O(1) per written step,
-    on average.
+    The slots of each episode, in the order of its steps, form a block of one large array, the
+    pool. The index holds the place in the pool and the episode of each step, and the bounds of
+    the block of each episode. So a goal is one random place in a block, for any number of rows
+    at once. Overwriting a step moves the beginning of its block; an unfinished episode that
+    outgrows its block moves to one of twice the size; when the pool is used up, all
+    live steps are copied into a new one with as much free space as data. This takes O(1) per
+    written step, on average.
 
     An episode is what is written under one trajectory number up to and including a step that
     is done. Steps must be written round robin: slot after slot, from 0, and from 0 again once
@@ -41,7 +49,7 @@ class EpisodeIndex:
 
     Attributes:
         cursor: the slot that comes next.
-        write_count: for the owner's use: how many writes the index knows of.
+        write_count: for use by the owner: how many writes the index includes.
 
     Examples:
         >>> index = EpisodeIndex()
@@ -60,7 +68,7 @@ class EpisodeIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all steps."""
+        """Forget all steps."""
         self.write_count = 0
         self._reset()
 
@@ -79,7 +87,7 @@ class EpisodeIndex:
         return self._length
 
     def draw(self, slots: np.ndarray, uniform: np.ndarray, strategy: Strategy) -> np.ndarray:
-        """Draws for each slot one of its own episode.
+        """Draw for each slot one of its own episode.
 
         Args:
             slots: live slots.
@@ -108,7 +116,7 @@ class EpisodeIndex:
         return self._pool[episode["first"] : episode["end"]].copy()
 
     def append(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
-        """Takes over steps in the order in which they were written.
+        """Add steps in the order in which they were written.
 
         Args:
             slots: where they are; each slot at most once.
@@ -124,70 +132,69 @@ class EpisodeIndex:
         self._write(slots, trajectory, done)
 
     def _write(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
-        # Pieces: consecutive steps of one episode, trajectory by trajectory.
-        order = np.argsort(trajectory, kind="stable")
-        row_trajectory, row_done = trajectory[order], done[order]
-        changes = np.empty(len(slots), np.bool_)
-        changes[0] = True
-        np.not_equal(row_trajectory[1:], row_trajectory[:-1], out=changes[1:])
-        begins = changes.copy()
-        begins[1:] |= row_done[:-1]
-        start = np.flatnonzero(begins)
-        size = np.diff(start, append=len(slots))
-        finished = row_done[start + size - 1]
-        number = row_trajectory[start]
-
-        # The first piece of a trajectory may go on with an episode of an earlier call.
-        episode = np.full(len(start), -1)
-        first_of_trajectory = np.flatnonzero(changes[start])
-        episode[first_of_trajectory] = [
-            self._unfinished.pop(key, -1) for key in number[first_of_trajectory].tolist()
-        ]
-        going_on = np.flatnonzero(episode >= 0)
-        total, fits = size.copy(), np.zeros(len(start), np.bool_)
-        if len(going_on):
-            known = self._episodes[episode[going_on]]
-            total[going_on] += known["end"] - known["first"]
-            fits[going_on] = known["end"] + size[going_on] <= known["limit"]
-        room = np.where(finished, total, np.maximum(2 * total, _LEAST_ROOM))
-        room[fits] = 0
-
+        order, pieces = _pieces(trajectory, done)
+        room = self._match(pieces)
         needed = int(room.sum())
+        if self._used + needed > len(self._pool) and self._num_episodes:
+            self._compact(slots, trajectory, done)
+            return
         if self._used + needed > len(self._pool):
-            if self._num_episodes:
-                before = self._record()
-                self._reset()
-                now = (slots, trajectory, done)
-                self._write(*(np.concatenate(pair) for pair in zip(before, now, strict=True)))
-                return
             self._pool = np.empty(2 * needed, np.int64)
+        self._reserve(max(self._length, int(slots.max()) + 1), self._num_episodes + len(pieces))
+        self._allocate(pieces, room)
+        self._place(slots[order], pieces)
+        self.cursor = int(slots[-1]) + 1
 
+    def _match(self, pieces: np.ndarray) -> np.ndarray:
+        """Find the episodes that pieces continue. Returns the room in the pool that each needs."""
+        firsts = np.flatnonzero(pieces["may_continue"])
+        pieces["episode"] = -1
+        pieces["episode"][firsts] = [
+            self._unfinished.pop(number, -1) for number in pieces["trajectory"][firsts].tolist()
+        ]
+        total, fits = pieces["size"].copy(), np.zeros(len(pieces), np.bool_)
+        continued = np.flatnonzero(pieces["episode"] >= 0)
+        if len(continued):
+            known = self._episodes[pieces["episode"][continued]]
+            total[continued] += known["end"] - known["first"]
+            fits[continued] = known["end"] + pieces["size"][continued] <= known["limit"]
+        room = np.where(pieces["finished"], total, np.maximum(2 * total, _LEAST_ROOM))
+        room[fits] = 0
+        return room
+
+    def _compact(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
+        """Write all live steps, and those given, into a new pool with free space."""
+        before, now = self._live_steps(), (slots, trajectory, done)
+        self._reset()
+        self._write(*(np.concatenate(pair) for pair in zip(before, now, strict=True)))
+
+    def _allocate(self, pieces: np.ndarray, room: np.ndarray) -> None:
+        """Move continued episodes that outgrow their blocks, and add new episodes."""
         begin = self._used + np.cumsum(room) - room
-        self._used += needed
-        self._reserve(max(self._length, int(slots.max()) + 1), self._num_episodes + len(start))
-        for piece in going_on[~fits[going_on]].tolist():
-            self._move(episode[piece], begin[piece], room[piece])
-        fresh = np.flatnonzero(episode < 0)
-        episode[fresh] = self._num_episodes + np.arange(len(fresh))
-        self._num_episodes += len(fresh)
-        entries = np.empty(len(fresh), _EPISODE)
-        entries["first"] = entries["end"] = begin[fresh]
-        entries["limit"] = begin[fresh] + room[fresh]
-        entries["trajectory"] = number[fresh]
-        self._episodes[episode[fresh]] = entries
+        self._used += int(room.sum())
+        for piece in np.flatnonzero((pieces["episode"] >= 0) & (room > 0)).tolist():
+            self._move(pieces["episode"][piece], begin[piece], room[piece])
+        new = np.flatnonzero(pieces["episode"] < 0)
+        pieces["episode"][new] = self._num_episodes + np.arange(len(new))
+        self._num_episodes += len(new)
+        entries = np.empty(len(new), _EPISODE)
+        entries["first"] = entries["end"] = begin[new]
+        entries["limit"] = begin[new] + room[new]
+        entries["trajectory"] = pieces["trajectory"][new]
+        self._episodes[pieces["episode"][new]] = entries
 
-        place = np.arange(len(slots)) + np.repeat(self._episodes["end"][episode] - start, size)
-        slots_in_order = slots[order]
-        self._pool[place] = slots_in_order
-        self._place_of[slots_in_order] = place
-        self._episode_of[slots_in_order] = np.repeat(episode, size)
+    def _place(self, slots: np.ndarray, pieces: np.ndarray) -> None:
+        """Append the slots of each piece to the block of its episode."""
+        episode, size, finished = pieces["episode"], pieces["size"], pieces["finished"]
+        place = np.arange(len(slots))
+        place += np.repeat(self._episodes["end"][episode] - pieces["start"], size)
+        self._pool[place] = slots
+        self._place_of[slots] = place
+        self._episode_of[slots] = np.repeat(episode, size)
         self._episodes["end"][episode] += size
         self._episodes["finished"][episode] = finished
-        goes_on = ~finished
-        self._unfinished.update(
-            zip(number[goes_on].tolist(), episode[goes_on].tolist(), strict=True)
-        )
-        self.cursor = int(slots[-1]) + 1
+        open_trajectories = pieces["trajectory"][~finished].tolist()
+        self._unfinished.update(zip(open_trajectories, episode[~finished].tolist(), strict=True))
 
     def _reserve(self, length: int, num_episodes: int) -> None:
         self._length = length
@@ -203,7 +210,7 @@ class EpisodeIndex:
         self._place_of[slots] = np.arange(begin, end)
         entry["first"], entry["end"], entry["limit"] = begin, end, begin + room
 
-    def _record(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _live_steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The live steps, as they would have to be appended to an empty index."""
         slots = (self.cursor + np.arange(self._length)) % max(self._length, 1)
         place, episodes = self._place_of[slots], self._episodes[self._episode_of[slots]]
@@ -211,39 +218,28 @@ class EpisodeIndex:
         live = place >= episodes["first"]
         return slots[live], episodes["trajectory"][live], done[live]
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as plain tensors and numbers: the live steps in the order of writing."""
-        _, trajectory, done = self._record()
-        return {
-            "write_count": self.write_count,
-            "cursor": self.cursor,
-            "trajectory": torch.from_numpy(trajectory),
-            "done": torch.from_numpy(done),
-        }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a copy of a state. A state that does not fit changes nothing."""
-        missing = self.state_dict().keys() - state_dict.keys()
-        if missing:
-            raise ValueError(f"The state of an EpisodeIndex lacks {', '.join(sorted(missing))}.")
-        cursor = int(state_dict["cursor"])
-        trajectory, done = (_vector(state_dict, name) for name in ("trajectory", "done"))
-        length = len(trajectory)
-        if len(done) != length or not 0 <= cursor <= length:
-            raise ValueError(
-                f"The state of an EpisodeIndex holds {length} trajectory numbers, {len(done)} "
-                f"done flags and the cursor {cursor}, which do not fit together."
-            )
-        self.clear()
-        self.append((cursor + np.arange(length)) % max(length, 1), trajectory, done)
-        self.write_count = int(state_dict["write_count"])
+def _pieces(trajectory: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sort steps by trajectory and cut them into pieces, each of one episode.
 
-
-def _vector(state_dict: dict[str, Any], name: str) -> np.ndarray:
-    value = state_dict[name]
-    if not (isinstance(value, Tensor) and value.ndim == 1 and not value.is_floating_point()):
-        raise ValueError(f"{name} of the state of an EpisodeIndex is not a vector: {value!r}.")
-    return value.cpu().numpy().astype(np.bool_ if name == "done" else np.int64)
+    Returns:
+        the order of the steps, and the pieces.
+    """
+    order = np.argsort(trajectory, kind="stable")
+    trajectory, done = trajectory[order], done[order]
+    changes = np.empty(len(order), np.bool_)
+    changes[0] = True
+    np.not_equal(trajectory[1:], trajectory[:-1], out=changes[1:])
+    begins = changes.copy()
+    begins[1:] |= done[:-1]
+    start = np.flatnonzero(begins)
+    pieces = np.empty(len(start), _PIECE)
+    pieces["start"] = start
+    pieces["size"] = np.diff(start, append=len(order))
+    pieces["trajectory"] = trajectory[start]
+    pieces["finished"] = done[start + pieces["size"] - 1]
+    pieces["may_continue"] = changes[start]
+    return order, pieces
 
 
 def _grown(array: np.ndarray, size: int) -> np.ndarray:

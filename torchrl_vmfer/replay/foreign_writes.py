@@ -1,4 +1,4 @@
-"""What a buffer must know of processes that write into its storage as well."""
+"""Keeping up with other processes that write into the storage of a buffer."""
 
 from __future__ import annotations
 
@@ -11,49 +11,51 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 
+from torchrl_vmfer._torchrl import capacity_along_dim0, is_held_here, position
+
 __all__ = ["ForeignWrites", "WriteLock"]
 
 
 class ForeignWrites:
-    """Tells which slots were written since it was last asked, by whatever process.
+    """A record of the slots that any process has written since the last call.
 
     A process marks the slots it writes in its own samplers only. But writers share their
     counters with each other, and round-robin ones write in order.
     """
 
     def __init__(self) -> None:
-        self._count = self._cursor = 0
+        self._count = self._next = 0
 
     def skip(self, writer: Writer) -> None:
-        """Takes all that is written for known."""
+        """Note the current position of the writer."""
         if isinstance(writer, RoundRobinWriter):
-            self._count, self._cursor = writer._write_count, writer._cursor
+            self._count, self._next = position(writer)
 
     def slots(self, writer: Writer, storage: Storage) -> Tensor | None:
         """The slots along the first dimension, or ``None`` if there are none."""
         if not isinstance(writer, RoundRobinWriter):
             return None
-        before, written = self._cursor, writer._write_count - self._count
+        before, written = self._next, position(writer)[0] - self._count
         if written == 0:
             return None
         self.skip(writer)
-        capacity = storage._max_size_along_dim0()
-        in_order = (before + written - self._cursor) % capacity == 0
+        capacity = capacity_along_dim0(storage)
+        in_order = (before + written - self._next) % capacity == 0
         if in_order and 0 < written < capacity:
-            return (self._cursor - written + torch.arange(written)) % capacity
-        # Once around, or at places of the writer's own choice.
+            return (self._next - written + torch.arange(written)) % capacity
+        # All slots, or slots that the caller chose.
         return torch.arange(len(storage) if storage.ndim == 1 else storage.shape[0])
 
 
 class WriteLock:
     """A lock between processes that a process may take twice.
 
-    One that dies keeps it; those that wait then get an error and do not hang.
+    A process that dies keeps it; those that wait for it then raise an error and do not hang.
 
     Attributes:
-        timeout: after so many seconds an error is raised. What is done with a lock takes
-            microseconds, or as long as it takes to copy the storage.
-        while_waiting: is called every second, and may raise an error that knows more.
+        timeout: seconds until an error is raised. A lock is held for microseconds, or for as
+            long as it takes to copy the storage.
+        while_waiting: a function that is called every second and may raise a better error.
     """
 
     timeout = 60
@@ -78,4 +80,4 @@ class WriteLock:
 
     def is_mine(self) -> bool:
         """Whether this process holds it."""
-        return self._lock._semlock._is_mine()  # type: ignore[attr-defined]
+        return is_held_here(self._lock)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import TensorStorage
 from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
-from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
+from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
+from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer, select_rows
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
-from torchrl_vmfer.samplers.slot_keys import flat_slots
+from torchrl_vmfer.samplers.slot_priorities import flat_slots
 
 __all__ = ["HindsightReplayBuffer"]
 
@@ -24,32 +23,32 @@ RewardFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class HindsightReplayBuffer(ActorCriticReplayBuffer):
-    """An :class:`~torchrl_vmfer.ActorCriticReplayBuffer` whose samples get goals in hindsight.
+    """An :class:`~torchrl_vmfer.ActorCriticReplayBuffer` with hindsight relabeling.
 
-    Each sampled transition, the critics' and the actor's alike, keeps its goal with probability
-    ``1 - her_ratio``, or else gets one that was achieved in its own episode (Andrychowicz et
-    al. 2017), and the reward that belongs to it. The storage keeps the original data. Buffer
+    Each transition that the critics or the actor sample is relabeled with probability
+    ``her_ratio``: its goal is replaced by one that was achieved in its own episode (Andrychowicz
+    et al. 2017), and its reward is recomputed. The storage keeps the original data. Buffer
     transforms see the new goals. ``done`` and ``terminated`` stay as they are: reaching a goal
     does not end an episode.
 
-    Goals come from what is in the buffer: not from steps that were overwritten, and of an
-    unfinished episode from its steps so far. An index of the episodes is kept along with the
-    writes, so that the cost of a sample does not depend on the size of the buffer. It follows
-    from storage and writer, and is made anew from them after a load.
+    Goals come from the steps that are in the buffer, also of an unfinished episode. An index of the
+    episodes follows the writes, so that the cost of a sample is independent of the buffer size. It
+    is rebuilt from the stored data after a load, and after changes other than by ``add`` and
+    ``extend``, such as ``buffer[index] = data``.
 
     Keyword Args:
-        reward_fn: gives the rewards ``[n]`` or ``[n, 1]`` for achieved goals ``[n, *goal]`` and
+        reward_fn: returns the rewards ``[n]`` or ``[n, 1]`` for achieved goals ``[n, *goal]`` and
             desired goals ``[n, *goal]``. :meth:`gymnasium_reward` makes one from an environment.
-        her_ratio: the probability of a new goal, for each row on its own.
-        strategy: which goals a row may get: ``"future"``, those achieved at its own step or
-            later; ``"final"``, the last one; ``"episode"``, any one of its episode.
+        her_ratio: the probability with which a row is relabeled, independently of others.
+        strategy: which goals a row may be relabeled with: ``"future"``, those achieved at its own
+            step or later; ``"final"``, the last one; ``"episode"``, any one of its episode.
         goal_key: the desired goal. Its successor ``("next", goal_key)`` follows where stored.
         achieved_goal_key: the achieved goal, which also is the first argument of ``reward_fn``.
         reward_key: the reward.
         done_key: the end of an episode.
         trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it
-            the transitions of several environments may be written in any mixture; where the
-            data have none, they must come episode by episode.
+            the transitions of several environments may be interleaved; without it, episodes
+            must be written one after the other.
         **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have
             one dimension and the writer must be a round-robin one, as is the default.
 
@@ -71,8 +70,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         >>> sorted(buffer.sample_actor(keys=["observation", "desired_goal"]).keys())
         ['desired_goal', 'index', 'observation']
     """
-
-    _initialized: bool
 
     def __init__(
         self,
@@ -96,12 +93,11 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             raise ValueError(f"her_ratio is a probability and must lie in [0, 1], got {her_ratio}.")
         if strategy not in get_args(Strategy):
             raise ValueError(f"strategy must be one of {get_args(Strategy)}, got {strategy!r}.")
-        for name in ("sample_unit", "consume_after_n_samples"):
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"HindsightReplayBuffer relabels single transitions that are overwritten in "
-                    f"their order: leave out {name}={kwargs[name]!r}."
-                )
+        if kwargs.get("consume_after_n_samples") is not None:
+            raise ValueError(
+                "HindsightReplayBuffer requires that transitions are overwritten in their order: "
+                f"leave out consume_after_n_samples={kwargs['consume_after_n_samples']!r}."
+            )
         self.reward_fn = reward_fn
         self.her_ratio = her_ratio
         self.strategy: Strategy = strategy
@@ -112,6 +108,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self.trajectory_key = trajectory
         self._next_goal_key = unravel_key(("next", self.goal_key))
         self._episode_index = EpisodeIndex()
+        self._known_revision = 0  # of the storage, with the writes that were marked since
         super().__init__(**kwargs)
 
     @staticmethod
@@ -119,14 +116,14 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         """The reward function of a Gymnasium goal environment.
 
         Args:
-            environment: one with a vectorised ``compute_reward(achieved, desired, info)``, such
+            environment: one with a vectorized ``compute_reward(achieved, desired, info)``, such
                 as those of Gymnasium-Robotics.
         """
         environment = getattr(environment, "unwrapped", environment)
         if not hasattr(environment, "compute_reward"):
             raise TypeError(
                 f"{type(environment).__name__} has no compute_reward(achieved, desired, info): "
-                "hindsight needs an environment with goals, such as FetchReach-v4."
+                "hindsight relabeling requires an environment with goals, such as FetchReach-v4."
             )
 
         def reward_fn(achieved: Tensor, desired: Tensor) -> Tensor:
@@ -135,59 +132,46 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
 
         return reward_fn
 
-    def _init(self) -> None:
-        if self._initialized:
-            return
-        super()._init()
-        problem = None
-        if self._storage.ndim != 1:
-            problem = (
-                f"a storage of one dimension, got ndim={self._storage.ndim}: flatten the data. "
-                "Trajectory numbers keep environments apart."
+    def check_parts(self) -> None:
+        """Raise an error if storage or writer do not support hindsight relabeling."""
+        super().check_parts()
+        if self.storage.ndim != 1:
+            raise ValueError(
+                f"HindsightReplayBuffer needs a storage of one dimension, got "
+                f"ndim={self.storage.ndim}: flatten the data. Trajectory numbers keep environments "
+                "apart."
             )
-        elif not isinstance(self._writer, RoundRobinWriter):
-            problem = (
-                f"a writer that overwrites the oldest data, got {type(self._writer).__name__}: "
-                "leave out `writer=` or pass a TensorDictRoundRobinWriter."
+        if not isinstance(self.writer, RoundRobinWriter):
+            raise ValueError(
+                f"HindsightReplayBuffer needs a writer that overwrites the oldest data, got "
+                f"{type(self.writer).__name__}: leave out `writer=` or pass a "
+                "TensorDictRoundRobinWriter."
             )
-        if problem:
-            self._initialized = False
-            raise ValueError(f"HindsightReplayBuffer needs {problem}")
 
     @property
     def episode_index(self) -> EpisodeIndex:
-        """The index of the episodes, in step with the storage.
-
-        It follows from storage and writer, so that whoever saves those need not save it.
-        """
-        self._init()
-        with self._replay_lock, self._write_lock:
+        """The index of the episodes, up to date with the storage."""
+        self.ensure_built()
+        with self.locked():
             self._follow_writes()
             return self._episode_index
 
     @pin_memory_output
-    def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        # TorchRL leaves the lock before it applies the transforms, and with it any chance to
-        # relabel consistent data that no transform has seen yet.
-        with self._in_step():
-            index, info = self._sampler.sample(self._storage, batch_size)
-            info["index"] = index
-            if self._writer.tracks_generations:
-                info["index_generation"] = self._writer.generations_of(index)
-            data = self._read(index, None)
-        if self._transform is not None and len(self._transform):
-            data = self._transform(data)
-        return data, info
+    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Draw a relabeled batch for ``sample()``."""
+        # TorchRL's own would apply the transforms before the data can be relabeled.
+        return self.draw_with(self.sampler.sample, batch_size, None)
 
-    def _read(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        data = super()._read(index, keys)
+    def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
+        """Read transitions and relabel them."""
+        data = super().read_rows(index, keys)
         if self.her_ratio == 0:
             return data
         self._follow_writes()
-        slots = flat_slots(index, self._storage)
-        # Drawn whatever the keys: what is read does not change what is drawn next.
+        slots = flat_slots(index, self.storage)
+        # Independent of the keys: what is read does not change what is drawn next.
         chosen, place = torch.rand(
-            2, len(slots), dtype=torch.float64, generator=self._rng, device="cpu"
+            2, len(slots), dtype=torch.float64, generator=self.generator, device="cpu"
         ).numpy()
         rows = np.flatnonzero(chosen < self.her_ratio)
         if len(rows) == 0:
@@ -237,19 +221,21 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         return rewards
 
     def _column(self, key: NestedKey, slots: np.ndarray) -> Any:
-        """One entry of some slots; other entries are not read where the storage allows it."""
+        """One entry of some slots; other entries are not read if the storage allows it."""
         index = torch.from_numpy(slots)
-        if isinstance(self._storage, TensorStorage):
-            column = self._storage._storage.get(key, None)
-            return None if column is None else column.index_select(0, index.to(column.device))
-        return super()._read(index, None).get(key, None)
+        rows = stored_rows(self.storage)
+        if rows is None:
+            return super().read_rows(index, None).get(key, None)
+        column = rows.get(key, None)
+        return None if column is None else select_rows(column, index)
 
     def _follow_writes(self) -> None:
-        """Brings the index in step with storage and writer."""
-        index, writer, length = self._episode_index, self._writer, len(self._storage)
-        cursor, write_count = writer._cursor, writer._write_count
+        """Bring the index up to date with storage and writer."""
+        index, length = self._episode_index, len(self.storage)
+        write_count, cursor = position(self.writer)
         written = write_count - index.write_count
-        in_order = (index.cursor + written - cursor) % self._storage.max_size == 0
+        in_order = (index.cursor + written - cursor) % self.storage.max_size == 0
+        in_order = in_order and self._only_appended(written)
         if in_order and 0 < written < length and len(index):
             self._append((cursor - written + np.arange(written)) % length)
             index.write_count = write_count
@@ -257,15 +243,35 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         if not (in_order and written == 0 and len(index) == length):
             self._rebuild()
 
+    def _only_appended(self, written: int) -> bool:
+        """Whether the storage was changed since the last call by the writer's appends only.
+
+        Args:
+            written: how many rows the writer has written since.
+        """
+        current = revision(self.storage)
+        others = current - self._known_revision
+        self._known_revision = current
+        # A write of another process moves the revision without a mark, at most once per row.
+        return 0 <= others <= written if self.shared else others == 0
+
+    def mark_update(self, index: Any) -> None:
+        """Report written slots to both samplers. The writer calls it."""
+        super().mark_update(index)
+        if not self.shared:
+            count = len(index) if isinstance(index, Tensor) and index.ndim else 1
+            self._known_revision += revisions_of_write(self.storage, count)
+
     def _rebuild(self) -> None:
-        index, writer, length = self._episode_index, self._writer, len(self._storage)
+        index, length = self._episode_index, len(self.storage)
+        write_count, cursor = position(self.writer)
         index.clear()
         if length:
             self._check_entries()
-            # The cursor stands before the oldest slot, or after the newest of a part-filled ring.
-            self._append((writer._cursor + np.arange(length)) % length)
+            # The cursor is the oldest slot, or follows the newest of a part-filled ring.
+            self._append((cursor + np.arange(length)) % length)
         # A new writer on stored data starts from 0, wherever they end.
-        index.cursor, index.write_count = writer._cursor, writer._write_count
+        index.cursor, index.write_count = cursor, write_count
 
     def _append(self, slots: np.ndarray) -> None:
         done = self._column(self.done_key, slots)
@@ -278,9 +284,9 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self._episode_index.append(slots, numbers, flags)
 
     def _check_entries(self) -> None:
-        row = super()._read(torch.zeros(1, dtype=torch.int64), None)
+        row = super().read_rows(torch.zeros(1, dtype=torch.int64), None)
         names = ["goal_key", "achieved_goal_key", "reward_key", "done_key"]
-        if self.shared:  # and written by processes that take turns within episodes
+        if self.shared:  # processes interleave their episodes
             names.append("trajectory_key")
         entries = {name: row.get(getattr(self, name), None) for name in names}
         missing = [name for name, entry in entries.items() if entry is None]
@@ -301,30 +307,21 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         if entries["reward_key"].numel() != 1:
             raise ValueError(
                 f"{self.reward_key!r} has the shape {list(entries['reward_key'].shape[1:])}: "
-                "hindsight needs one reward per transition."
+                "hindsight relabeling requires one reward per transition."
             )
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empties the buffer, drops prefetched batches and resets samplers and episodes."""
+        """Empty the buffer, drop prefetched batches and reset samplers and episodes."""
         super().empty(empty_write_count=empty_write_count)
         self._forget_episodes()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state."""
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            self._forget_episodes()
-
-    def loads(self, path: str | Path) -> None:
-        """Loads what :meth:`dumps` saved."""
-        try:
-            super().loads(path)
-        finally:
-            self._forget_episodes()
+        """Replace everything by a copy of a state. A state that does not fit changes nothing."""
+        super().load_state_dict(state_dict)
+        self._forget_episodes()
 
     def _forget_episodes(self) -> None:
-        with self._replay_lock:
+        with self.thread_lock:
             self._episode_index.clear()
 
 

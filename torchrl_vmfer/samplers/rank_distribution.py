@@ -1,4 +1,4 @@
-"""Drawing slots with a probability that falls with the rank of their key."""
+"""Drawing slots with a probability that falls with the rank of their priority."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["RankDistribution"]
 
 
 class RankDistribution:
-    """P ∝ rank^-exponent over slots in the order of falling keys, the first having rank 1.
+    """P ∝ rank^-exponent over slots sorted by descending priority, the first having rank 1.
 
-    Equal keys have no order among themselves: each gets the mean of the probabilities of the
-    ranks that they take together. P is a function of the keys alone.
+    Equal priorities share the probability of their ranks evenly, so that P depends on the
+    priorities alone.
 
     Args:
         exponent: how fast the probability falls with the rank; 0 is uniform.
@@ -25,55 +25,55 @@ class RankDistribution:
         self._index = RankIndex()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
-        self._changed: list[np.ndarray] | None = None  # None: any key may have changed
+        self._changed: list[np.ndarray] | None = None  # None: any priority may have changed
         self._num_changed = 0
 
     def mark(self, slots: np.ndarray) -> None:
-        """Notes that the keys of some slots have changed. They are read at the next draw."""
+        """Note that the priorities of some slots have changed. The next draw reads them."""
         if self._changed is None:
             return
         self._num_changed += len(slots)
         length = len(self._index)
-        # Few slots, or a large share of many, are faster sorted anew than updated.
+        # For few slots, or a large fraction of many, sorting again is faster than updating.
         if length < 8192 or self._num_changed > length // 8:
             self.mark_all()
         else:
             self._changed.append(slots.copy())
 
     def mark_all(self) -> None:
-        """Notes that any key may have changed."""
+        """Note that any priority may have changed."""
         self._changed, self._num_changed = None, 0
 
     def draw(
-        self, keys: np.ndarray, count: int, generator: torch.Generator | None
+        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws slots with replacement.
+        """Draw slots with replacement.
 
         Args:
-            keys: the present keys of all slots.
+            priorities: the current priorities of all slots.
             count: how many to draw.
             generator: the source of randomness; PyTorch's global one if ``None``.
 
         Returns:
-            the slots, and for each the first of the ranks that it shares with equal keys, and
-            the one after the last.
+            the slots, and for each the first rank of its group of equal priorities and the rank
+            after the last.
         """
-        self._refresh(keys)
+        self._refresh(priorities)
         random = torch.rand(
             2, count, dtype=torch.float64, generator=generator, device="cpu"
         ).numpy()
-        return self._index.draw_at(self._ranks_of(random[0], len(keys)), random[1])
+        return self._index.draw_at(self._ranks_of(random[0], len(priorities)), random[1])
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The lowest probability of any slot, as a share of those that :meth:`draw` tells of."""
+        """The lowest probability of any slot, divided by those of slots from :meth:`draw`."""
         lowest = self._share(*self._index.ties_at(np.array([len(self._index) - 1])))
         return lowest / self._share(first, end)
 
     def _ranks_of(self, random: np.ndarray, length: int) -> np.ndarray:
-        """The ranks, counted from 0, at some shares of the mass of all."""
+        """The ranks, counted from 0, at some fractions of the total mass."""
         mass = random * self._total(length) + self._mass[0]
-        # The sum of k^-a over k > r is nearly the integral from r + 1/2, which tells r: a search
-        # would wait for memory again and again.
+        # The sum of k^-a over k > r is nearly the integral from r + 1/2, which gives r: a search
+        # would be bound by memory latency.
         last, power = len(self._mass) - 0.5, 1 - self.exponent
         if power == 0:
             guess = last * np.exp(mass) - 0.5
@@ -93,25 +93,25 @@ class RankDistribution:
     def _total(self, length: int) -> float:
         return float(self._mass[length] - self._mass[0])
 
-    def probabilities(self, keys: np.ndarray) -> np.ndarray:
+    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""
-        self._refresh(keys)
-        _, group, size = np.unique(-keys, return_inverse=True, return_counts=True)
+        self._refresh(priorities)
+        _, group, size = np.unique(-priorities, return_inverse=True, return_counts=True)
         end = np.cumsum(size)
-        return (self._share(end - size, end) / self._total(len(keys)))[group]
+        return (self._share(end - size, end) / self._total(len(priorities)))[group]
 
-    def _refresh(self, keys: np.ndarray) -> None:
-        if len(self._mass) <= len(keys):
+    def _refresh(self, priorities: np.ndarray) -> None:
+        if len(self._mass) <= len(priorities):
             # Summed from the far end: otherwise the small terms would be lost in rounding.
-            ranks = np.arange(1 << len(keys).bit_length(), 0, -1, dtype=np.float64)
+            ranks = np.arange(1 << len(priorities).bit_length(), 0, -1, dtype=np.float64)
             self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
-        if self._changed is None or len(keys) < len(self._index):
-            self._index.rebuild(keys)
+        if self._changed is None or len(priorities) < len(self._index):
+            self._index.rebuild(priorities)
         elif self._num_changed:
             slots = np.sort(np.concatenate(self._changed))
             is_last = np.empty(len(slots), bool)
             is_last[:-1], is_last[-1] = slots[1:] != slots[:-1], True
             slots = slots[is_last]
-            slots = slots[: slots.searchsorted(len(keys))]
-            self._index.update(slots, keys[slots])
+            slots = slots[: slots.searchsorted(len(priorities))]
+            self._index.update(slots, priorities[slots])
         self._changed, self._num_changed = [], 0

@@ -1,4 +1,4 @@
-"""Slots in the exact order of their keys, under batches of updates."""
+"""Slots in the exact order of their priorities, under batches of updates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TOP = np.int64(np.iinfo(np.int32).max)
 
 
 class RankIndex:
-    """Finds the slot of any rank, the highest key having rank 0.
+    """An index that finds the slot of any rank, the highest priority having rank 0.
 
-    Every slot is represented by one integer code that sorts by falling key, then by slot. The
-    codes stand in a long sorted run; changes since the run was made are a short sorted list of
+    One integer code per slot sorts by descending priority, then by slot. The
+    codes form a long sorted run; changes since the run was made are a short sorted list of
     codes to add and a short sorted list of positions of the run that no longer count. The rank
     of each added code in the union of both is kept, so that the code of a rank is found by two
     binary searches in the short lists. When these grow past some √n they are merged into the
     run: an update of b slots costs O(b log n + √n log n) on average.
 
-    Nothing that can be asked of the index depends on the history of merges.
+    No result depends on the history of merges.
 
     Examples:
         >>> index = RankIndex()
@@ -50,20 +50,20 @@ class RankIndex:
     def __len__(self) -> int:
         return len(self._run) - len(self._dead) + len(self._added)
 
-    def rebuild(self, keys: np.ndarray) -> None:
-        """Indexes the slots 0 to n - 1 anew by their ``float32`` keys, not negative."""
-        self._bits = _bits(keys)
-        self._start_run(np.sort(_codes(self._bits, np.arange(len(keys)))))
+    def rebuild(self, priorities: np.ndarray) -> None:
+        """Re-sort the slots 0 to n - 1 by their ``float32`` priorities, not negative."""
+        self._bits = _bits(priorities)
+        self._start_run(np.sort(_codes(self._bits, np.arange(len(priorities)))))
 
-    def update(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        """Gives new keys to some slots, which may be the next ones after the last.
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        """Set the priorities of some slots, which may be the next ones after the last.
 
         Args:
             slots: distinct slot numbers, rising.
-            keys: their ``float32`` keys, not negative.
+            priorities: their ``float32`` priorities, not negative.
         """
         self._reserve(int(slots[-1]) + 1 if len(slots) else 0)
-        new, old = _bits(keys), self._bits[slots]
+        new, old = _bits(priorities), self._bits[slots]
         changed = old != new
         slots, old, new = slots[changed], old[changed], new[changed]
         self._bits[slots] = new
@@ -72,7 +72,7 @@ class RankIndex:
         new_codes = np.sort(_codes(new, slots))
         at = self._run.searchsorted(np.concatenate([old_codes, new_codes]))
         self._withdraw(old_codes, at[: len(old_codes)])
-        self._add(new_codes, at[len(old_codes) :])
+        self._add_codes(new_codes, at[len(old_codes) :])
         self._added_rank = np.arange(len(self._added)) + self._live_before_added
         self._live_before_dead = self._dead - np.arange(len(self._dead))
         if len(self._added) > self._merge_size or len(self._run) == 0:
@@ -83,30 +83,30 @@ class RankIndex:
         return self._codes_at(ranks) & _SLOT_MASK
 
     def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each rank, the first rank of an equal key and the one after the last."""
+        """For each rank, the first rank of an equal priority and the one after the last."""
         codes = self._codes_at(ranks)
         return self._rank_of(codes & ~_SLOT_MASK), self._rank_of(codes | _SLOT_MASK)
 
     def draw_at(
         self, ranks: np.ndarray, random: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each rank, a slot drawn evenly among those whose key is equal to the one there.
+        """For each rank, a slot drawn evenly among those of equal priority.
 
         Args:
             ranks: the ranks.
             random: a number in [0, 1) for each.
 
         Returns:
-            the slots, the first ranks of an equal key, and those after the last.
+            the slots, the first ranks of an equal priority, and those after the last.
         """
         first, end = ranks.copy(), ranks + 1
-        # Equal keys are neighbours: only next to one is it worth while to search for more.
-        # (The first has another code of the run before it, the last itself behind it: should
-        # these be equal, the search finds out what there is.)
+        # Equal priorities are neighbors: a search is needed only if a neighbor is equal. (The first
+        # is compared with some other code of the run and the last with itself: if these are
+        # equal, the search still finds the right bounds.)
         near = np.concatenate([ranks - 1, ranks, np.minimum(end, len(self) - 1)])
         before, codes, after = self._codes_at(near).reshape(3, -1)
-        keys, slots = codes >> _SLOT_BITS, codes & _SLOT_MASK
-        (tied,) = ((keys == before >> _SLOT_BITS) | (keys == after >> _SLOT_BITS)).nonzero()
+        levels, slots = codes >> _SLOT_BITS, codes & _SLOT_MASK
+        (tied,) = ((levels == before >> _SLOT_BITS) | (levels == after >> _SLOT_BITS)).nonzero()
         if len(tied):
             codes = codes[tied]
             bounds = np.concatenate([codes & ~_SLOT_MASK, codes | _SLOT_MASK])
@@ -130,13 +130,13 @@ class RankIndex:
         keep[at[is_added]] = False
         self._added, self._added_at = self._added[keep], self._added_at[keep]
         dead = at_run[~is_added]
-        # Each new dead position counts no more for the added codes behind it.
+        # Each new dead position no longer counts for the added codes behind it.
         behind = self._added_at.searchsorted(dead, side="right")
         newly_dead = np.bincount(behind, minlength=len(keep) + 1).cumsum()
         self._live_before_added = self._live_before_added[keep] - newly_dead[: len(self._added)]
         (self._dead,) = _insert(self._dead.searchsorted(dead), (self._dead, dead))
 
-    def _add(self, codes: np.ndarray, at: np.ndarray) -> None:
+    def _add_codes(self, codes: np.ndarray, at: np.ndarray) -> None:
         live = at - self._dead.searchsorted(at)
         self._added, self._added_at, self._live_before_added = _insert(
             self._added.searchsorted(codes),
@@ -146,7 +146,7 @@ class RankIndex:
         )
 
     def _merged(self) -> np.ndarray:
-        # There are never more dead than added codes: whatever is withdrawn comes back.
+        # There are never more dead than added codes: whatever is withdrawn is added again.
         run, freed = self._run, len(self._dead)
         run[self._dead] = self._added[:freed]
         if freed < len(self._added):
@@ -189,9 +189,9 @@ def _insert(
     return results
 
 
-def _bits(keys: np.ndarray) -> np.ndarray:
-    """The keys' bit patterns, which sort as the keys do. Adding 0 turns -0 into 0."""
-    return (keys + np.float32(0)).view(np.int32)
+def _bits(priorities: np.ndarray) -> np.ndarray:
+    """Bit patterns that sort as the priorities do. Adding 0 turns -0 into 0."""
+    return (priorities + np.float32(0)).view(np.int32)
 
 
 def _codes(bits: np.ndarray, slots: np.ndarray) -> np.ndarray:

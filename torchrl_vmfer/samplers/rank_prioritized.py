@@ -1,4 +1,4 @@
-"""Rank-based prioritised experience replay, for the critics."""
+"""Rank-based prioritized experience replay, for the critics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_vmfer.samplers.keyed import KeyedSampler
+from torchrl_vmfer.samplers.priority import PrioritySampler
 from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
 __all__ = ["RankPrioritizedSampler"]
 
-_LARGEST = float(np.finfo(np.float32).max)  # what a key can hold
+_LARGEST = float(np.finfo(np.float32).max)  # what a float32 can hold
 
 
-class RankPrioritizedSampler(KeyedSampler):
-    """Samples transitions by the rank of their priority (Schaul et al. 2016, variant 2).
+class RankPrioritizedSampler(PrioritySampler):
+    """A sampler by the rank of the priority (Schaul et al. 2016, variant 2).
 
     P(j) ∝ (1 / rank(j))^alpha, the highest priority having rank 1; equal priorities share the
     probability of their ranks evenly. Fresh transitions get the highest priority so far, which
@@ -26,10 +26,13 @@ class RankPrioritizedSampler(KeyedSampler):
     Samples carry importance weights ``"priority_weight"`` = (P_min / P(j))^beta in (0, 1],
     which TorchRL's losses apply by themselves.
 
+    A saved state holds ``alpha`` and ``beta``. Loading takes over ``beta``, which may change during
+    training; a state of another ``alpha`` is an error.
+
     Args:
-        alpha: how much the rank matters; 0 is uniform sampling.
-        beta: how much of the bias the weights undo; 1 is all of it. May be changed during
-            training by assignment.
+        alpha: the exponent of the rank; 0 is uniform sampling.
+        beta: the exponent of the weights; 1 corrects the whole bias. May be assigned during
+            training.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -48,7 +51,7 @@ class RankPrioritizedSampler(KeyedSampler):
     """
 
     _usual = (0.0, _LARGEST)
-    reduction = "max"  # of several TD errors for one transition, where TorchRL asks for it
+    reduction = "max"  # of several TD errors for one transition
 
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
         if not 0 <= alpha < math.inf:
@@ -56,7 +59,7 @@ class RankPrioritizedSampler(KeyedSampler):
         super().__init__()
         self._ranks: RankDistribution = RankDistribution(float(alpha))
         self.beta = beta
-        self._max_priority = 1.0
+        self._highest = 1.0
 
     @property
     def alpha(self) -> float:
@@ -65,54 +68,64 @@ class RankPrioritizedSampler(KeyedSampler):
 
     @property
     def beta(self) -> float:
-        """How much of the bias the weights undo."""
-        return self._beta
+        """The exponent of the importance weights."""
+        return self._weight_exponent
 
     @beta.setter
     def beta(self, value: float) -> None:
         if not 0 <= value < math.inf:
             raise ValueError(f"beta must be a number of at least 0, got {value}.")
-        self._beta = float(value)
+        self._weight_exponent = float(value)
 
     @property
     def default_priority(self) -> float:
         """The priority of a freshly written slot: the highest one so far, and at least 1."""
-        return self._max_priority
+        return self._highest
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        slots, *shared = self._ranks.draw(self._keys.array, count, self._rng)
+        slots, *shared = self._ranks.draw(self._priorities.array, count, self.generator)
         weight = (self._ranks.ratios(*shared) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
 
     def _probabilities(self) -> np.ndarray:
-        return self._ranks.probabilities(self._keys.array)
+        return self._ranks.probabilities(self._priorities.array)
 
-    def _check(self, keys: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        good = (keys >= 0) & (keys <= _LARGEST)
-        return good, "a priority is a finite number of at least 0: pass |TD error|."
+    def _check(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
+        valid = (priorities >= 0) & (priorities <= _LARGEST)
+        return valid, "a priority is a finite number of at least 0: pass |TD error|."
 
-    def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        self._max_priority = max(self._max_priority, float(keys.max(initial=0.0)))
-        self._write(slots, keys)
+    def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        self._highest = max(self._highest, float(priorities.max(initial=0.0)))
+        self._write(slots, priorities)
 
-    def _empty(self) -> None:
-        super()._empty()
-        self._max_priority = 1.0
+    def reset(self) -> None:
+        """Forget all priorities."""
+        super().reset()
+        self._highest = 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return super().state_dict() | {"max_priority": self._max_priority, "beta": self.beta}
+        return super().state_dict() | {
+            "max_priority": self._highest,
+            "alpha": self.alpha,
+            "beta": self.beta,
+        }
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        for name in ("max_priority", "beta"):
+        for name in ("max_priority", "alpha", "beta"):
             value = state_dict[name]
             if not (isinstance(value, (int, float)) and 0 <= value <= _LARGEST):
                 raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
+        if state_dict["alpha"] != self.alpha:
+            raise ValueError(
+                f"The state was saved with alpha={state_dict['alpha']} and this sampler has "
+                f"alpha={self.alpha}: construct it with the alpha of the state."
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a copy of a state. A state that does not fit changes nothing."""
+        """Load a copy of a state. A state that does not fit changes nothing."""
         super().load_state_dict(state_dict)
-        self._max_priority, self.beta = state_dict["max_priority"], state_dict["beta"]
+        self._highest, self.beta = state_dict["max_priority"], state_dict["beta"]
 
     def __repr__(self) -> str:
         return f"RankPrioritizedSampler(alpha={self.alpha}, beta={self.beta})"

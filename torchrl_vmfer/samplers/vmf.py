@@ -1,16 +1,24 @@
-"""The vMFER sampler: transitions on which the critics agree are drawn more often."""
+"""The vMFER sampler, which prefers transitions on which the critics agree."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchrl_vmfer.directional import MAX_FACTOR
-from torchrl_vmfer.samplers.keyed import KeyedSampler
+from torchrl_vmfer.samplers.priority import PrioritySampler
 from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.samplers.resampling import (
+    Mode,
+    Resampling,
+    check_mode,
+    check_pool_size,
+    draw_by_inversion,
+    uniform,
+)
 
 __all__ = ["VMFSampler"]
 
@@ -19,18 +27,23 @@ __all__ = ["VMFSampler"]
 _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 
 
-class VMFSampler(KeyedSampler):
-    """Samples transitions for the actor by the uncertainty of their gradient directions.
+class VMFSampler(PrioritySampler):
+    """A sampler for the actor by the uncertainty of gradient directions.
 
     Each slot of the storage holds a sampling factor p_j = exp(R μᵀx_e), which
     :class:`~torchrl_vmfer.VMFTD3Loss`, :class:`~torchrl_vmfer.VMFSACLoss` and
     :class:`~torchrl_vmfer.VMFUncertainty` compute and ``update_priority(index, factor)`` stores.
-    Draws are independent, with replacement, and follow the present factors exactly:
+    Draws are independent, with replacement, and follow the current factors exactly:
 
-    - ``mode="uncertainty"``: P(j) = p_j / Σ p (Eq. 8). Since p_j ≤ e, rejection sampling draws
-      and updates at a cost that does not depend on the size of the buffer.
+    - ``mode="uncertainty"``: P(j) = p_j / Σ p (Eq. 8). Since p_j ≤ e, the cost of drawing by
+      rejection and of updates is independent of the buffer size.
     - ``mode="rank"``: P(j) ∝ 1/rank(j), the highest factor having rank 1 (Eq. 9). Equal
       factors share the probability of their ranks evenly.
+
+    With ``pool_size``, the paper's "sub-sample", each batch has a pool of its own: ``pool_size``
+    slots are drawn uniformly, with replacement, and the batch is drawn from them by their stored
+    factors, with the probabilities above among the members of the pool. The draws of one batch
+    share a pool and are not independent.
 
     The state is kept on the CPU, whatever the storage's device. No importance weights are
     emitted: the actor's distribution is changed on purpose.
@@ -40,10 +53,12 @@ class VMFSampler(KeyedSampler):
 
     Keyword Args:
         initial_factor: the factor of a freshly written slot. The paper's 1 is the lowest value
-            two critics can give, so that new transitions are not favoured.
-        smoothing: the share of the old factor that an update keeps,
+            two critics can give, so that new transitions are not preferred.
+        smoothing: the weight of the old factor in an update,
             p ← smoothing · p + (1 - smoothing) · p_new. 0.9 is the paper's running average for
             hindsight replay.
+        pool_size: the number of candidates of each batch; 2048 and 65536 in the paper. ``None``
+            draws from the whole buffer. A saved state of another pool size is an error.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -63,26 +78,36 @@ class VMFSampler(KeyedSampler):
 
     def __init__(
         self,
-        mode: Literal["uncertainty", "rank"] = "uncertainty",
+        mode: Mode = "uncertainty",
         *,
         initial_factor: float = 1.0,
         smoothing: float = 0.0,
+        pool_size: int | None = None,
     ) -> None:
-        if mode not in ("uncertainty", "rank"):
-            raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
+        check_mode(mode)
+        if pool_size is not None:
+            check_pool_size("pool_size", pool_size)
         if not (0 < initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
             raise ValueError(f"initial_factor must lie in (0, e], got {initial_factor}.")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
         super().__init__()
-        self._ranks = RankDistribution() if mode == "rank" else None
+        self._mode = mode
+        self._pool_size = pool_size
+        self._pool = None if pool_size is None else Resampling(mode)
+        self._ranks = RankDistribution() if mode == "rank" and pool_size is None else None
         self.initial_factor = initial_factor
         self.smoothing = smoothing
 
     @property
-    def mode(self) -> Literal["uncertainty", "rank"]:
+    def mode(self) -> Mode:
         """How probabilities follow from the factors."""
-        return "uncertainty" if self._ranks is None else "rank"
+        return self._mode
+
+    @property
+    def pool_size(self) -> int | None:
+        """The number of candidates of each batch, or ``None`` for the whole buffer."""
+        return self._pool_size
 
     @property
     def default_priority(self) -> float:
@@ -90,11 +115,15 @@ class VMFSampler(KeyedSampler):
         return self.initial_factor
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        factors = self._keys.array
-        if self._ranks is None:
-            slots = self._draw_by_rejection(factors, count)
+        factors = self._priorities.array
+        if self._pool is not None and self._pool_size is not None:
+            place = uniform(self._pool_size, self.generator)
+            slots = (place * len(factors)).astype(np.int64)
+            slots = slots[self._pool.draw(factors[slots], count, self.generator)]
+        elif self._ranks is not None:
+            slots, *_ = self._ranks.draw(factors, count, self.generator)
         else:
-            slots, *_ = self._ranks.draw(factors, count, self._rng)
+            slots = self._draw_by_rejection(factors, count)
         return torch.from_numpy(slots), {}
 
     def _draw_by_rejection(self, factors: np.ndarray, count: int) -> np.ndarray:
@@ -102,45 +131,54 @@ class VMFSampler(KeyedSampler):
         missing = count
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
-            place, height = self._uniform(2 * size).reshape(2, size)
+            place, height = uniform(2 * size, self.generator).reshape(2, size)
             slots = (place * len(factors)).astype(np.int64)
             accepted.append(slots[height * MAX_FACTOR < factors[slots]][:missing])
             missing -= len(accepted[-1])
             if missing == 0:
                 break
         else:
-            # Factors far below 1 are never what the critics give, but they are allowed.
-            accepted.append(self._draw_by_inversion(factors, missing))
+            # Critics never give factors far below 1, but they are allowed.
+            accepted.append(draw_by_inversion(factors, missing, self.generator))
         return accepted[0] if len(accepted) == 1 else np.concatenate(accepted)
 
-    def _draw_by_inversion(self, factors: np.ndarray, count: int) -> np.ndarray:
-        mass = np.cumsum(factors, dtype=np.float64)
-        return mass[:-1].searchsorted(self._uniform(count) * mass[-1], side="right")
-
-    def _uniform(self, count: int) -> np.ndarray:
-        # torch.randint favours low numbers by up to n/2³², and single precision would round
-        # small factors to multiples of 2⁻²⁴.
-        return torch.rand(count, dtype=torch.float64, generator=self._rng, device="cpu").numpy()
-
     def _probabilities(self) -> np.ndarray:
+        if self._pool is not None:
+            raise NotImplementedError(
+                f"With pool_size={self._pool_size} the probability of a slot is an average over "
+                "all pools, which has no closed form. Use pool_size=None for exact probabilities."
+            )
         if self._ranks is not None:
-            return self._ranks.probabilities(self._keys.array)
-        factors = self._keys.array.astype(np.float64)
+            return self._ranks.probabilities(self._priorities.array)
+        factors = self._priorities.array.astype(np.float64)
         return factors / factors.sum()
 
-    def _check(self, keys: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        good = (keys.astype(np.float32) > 0) & (keys <= MAX_FACTOR * (1 + 2 * epsilon))
-        return good, "a sampling factor exp(R μᵀx) lies in (0, e]: check the gradients behind it."
+    def _check(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
+        valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
+        return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check the gradients behind it."
 
-    def _update(self, slots: np.ndarray, keys: np.ndarray) -> None:
-        keys = np.minimum(keys, np.float32(MAX_FACTOR))
+    def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        priorities = np.minimum(priorities, np.float32(MAX_FACTOR))
         if self.smoothing:
-            old = self._keys.array[slots]
-            keys = np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * keys
-        self._write(slots, keys)
+            old = self._priorities.array[slots]
+            priorities = (
+                np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * priorities
+            )
+        self._write(slots, priorities)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain tensors, numbers and strings."""
+        return super().state_dict() | {"pool_size": self._pool_size}
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["pool_size"] != self._pool_size:
+            raise ValueError(
+                f"The state was saved with pool_size={state_dict['pool_size']!r} and this sampler "
+                f"has pool_size={self._pool_size}: construct it with that of the state."
+            )
 
     def __repr__(self) -> str:
         return (
             f"VMFSampler(mode={self.mode!r}, initial_factor={self.initial_factor}, "
-            f"smoothing={self.smoothing})"
+            f"smoothing={self.smoothing}, pool_size={self.pool_size})"
         )

@@ -1,4 +1,4 @@
-"""One number per storage slot, kept in step with a storage that grows, wraps and empties."""
+"""One priority per storage slot, for a storage that grows, wraps and is emptied."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-__all__ = ["SlotKeys", "flat_slots"]
+__all__ = ["SlotPriorities", "flat_slots"]
 
 
 def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
-    """The flat slot numbers behind any index that TorchRL hands to a sampler.
+    """Flatten any index that TorchRL hands to a sampler into slot numbers.
 
     Args:
         index: an ``int``, a tensor ``[n]``, a tensor ``[n, ndim]`` or a tuple of ``ndim``
             tensors. ``None`` stands for no slot.
-        storage: needed to flatten the indices of a storage with more than one dimension.
+        storage: required to flatten the indices of a storage with more than one dimension.
 
     Returns:
         an integer array; rows that a writer did not store keep a negative number.
@@ -45,17 +45,17 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
     return slots.reshape(-1)
 
 
-class SlotKeys:
-    """A growing array with one ``float32`` key per slot.
+class SlotPriorities:
+    """A growing array with one ``float32`` priority per slot.
 
-    The capacity of a storage may be unknown, huge or subject to change, so the array follows
-    the slots that are in use, doubling its size when it must.
+    The capacity of a storage may be unknown, huge or subject to change, so the array covers the
+    slots that are in use and doubles its size when necessary.
 
     Examples:
-        >>> keys = SlotKeys()
-        >>> keys.resize(3, fill=1.0)
-        >>> keys.array[1] = 2.0
-        >>> keys.array
+        >>> priorities = SlotPriorities()
+        >>> priorities.resize(3, fill=1.0)
+        >>> priorities.array[1] = 2.0
+        >>> priorities.array
         array([1., 2., 1.], dtype=float32)
     """
 
@@ -70,11 +70,11 @@ class SlotKeys:
 
     @property
     def array(self) -> np.ndarray:
-        """The keys of the live slots, without a copy. The last of several assignments wins."""
+        """The priorities of the live slots, not copied. The last of several assignments wins."""
         return self._memory[: self._length]
 
     def resize(self, length: int, fill: float) -> None:
-        """Makes ``length`` slots live; those that were not hold ``fill``."""
+        """Make ``length`` slots live; those that were not hold ``fill``."""
         if length > len(self._memory):
             grown = np.empty(max(length, 2 * len(self._memory)), np.float32)
             grown[: self._length] = self.array
@@ -82,7 +82,7 @@ class SlotKeys:
         self._memory[self._length : length] = fill
         self._length = length
 
-    def load(self, keys: np.ndarray) -> None:
-        """Replaces all keys by a copy of ``keys``."""
-        self._memory = np.array(keys, np.float32)
-        self._length = len(keys)
+    def load(self, priorities: np.ndarray) -> None:
+        """Replace all priorities by a copy of ``priorities``."""
+        self._memory = np.array(priorities, np.float32)
+        self._length = len(priorities)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from torchrl_vmfer.samplers.slot_keys import SlotKeys, flat_slots
+from torchrl_vmfer.samplers.slot_priorities import SlotPriorities, flat_slots
 
 
 def storage_of_shape(*shape):
@@ -132,7 +132,7 @@ def test_indices_that_are_not_integers_are_refused(index):
 
 
 def test_keys_start_at_the_fill_and_keep_what_was_set():
-    keys = SlotKeys()
+    keys = SlotPriorities()
     assert len(keys) == 0
     keys.resize(3, fill=1.5)
     keys.array[1] = 2
@@ -142,7 +142,7 @@ def test_keys_start_at_the_fill_and_keep_what_was_set():
 
 
 def test_slots_that_were_given_up_come_back_at_the_fill():
-    keys = SlotKeys()
+    keys = SlotPriorities()
     keys.resize(4, fill=1)
     keys.array[:] = 9
     keys.resize(2, fill=1)
@@ -152,7 +152,7 @@ def test_slots_that_were_given_up_come_back_at_the_fill():
 
 
 def test_growth_by_single_slots_rarely_copies():
-    keys = SlotKeys()
+    keys = SlotPriorities()
     addresses = set()
     for length in range(1, 5001):
         keys.resize(length, fill=1)
@@ -162,7 +162,7 @@ def test_growth_by_single_slots_rarely_copies():
 
 
 def test_loading_copies_and_forgets_what_was_there():
-    keys = SlotKeys()
+    keys = SlotPriorities()
     keys.resize(10, fill=4)
     source = np.array([1.0, 2.0, 3.0])
     keys.load(source)
@@ -183,7 +183,7 @@ operations = st.lists(
 @settings(max_examples=200)
 @given(operations)
 def test_any_order_of_resizes_and_writes_is_that_of_a_list(history):
-    keys, model = SlotKeys(), []
+    keys, model = SlotPriorities(), []
     for kind, at, value in history:
         if kind == "resize":
             keys.resize(at, fill=value)

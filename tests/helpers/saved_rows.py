@@ -1,0 +1,8 @@
+"""The transitions in a saved replay buffer."""
+
+from torchrl_vmfer.replay.plain_state import tensordict_from_plain
+
+
+def rows_in(replay):
+    """The rows of a buffer's state, as nested dictionaries of tensors."""
+    return tensordict_from_plain(replay["storage"]["rows"]).to_dict()

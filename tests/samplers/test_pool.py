@@ -1,0 +1,160 @@
+"""A VMFSampler with a pool, against probabilities that are enumerated or computed differently."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+from helpers.hindsight import World, pairs
+from helpers.hindsight import make as make_hindsight
+from torchrl_vmfer import VMFSampler
+
+MODES = ("uncertainty", "rank")
+each_mode = pytest.mark.parametrize("mode", MODES)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
+
+
+def make(count, factors=None, ndim=1, seed=0, **kwargs):
+    shape = (count,) if ndim == 1 else (count // 4, 4)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(2 * count, ndim=ndim),
+        sampler=VMFSampler(**kwargs),
+        batch_size=8,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    index = buffer.extend(TensorDict({"number": torch.arange(count).reshape(shape)}, shape))
+    if factors is not None:
+        buffer.update_priority(index, torch.as_tensor(factors))
+    return buffer
+
+
+def reference(factors, mode):
+    """The probabilities within a pool, one member after the other."""
+    factors = np.asarray(factors, dtype=np.float64)
+    if mode == "uncertainty":
+        return factors / factors.sum()
+    weights = np.empty(len(factors))
+    for member, factor in enumerate(factors):
+        higher, equal = int((factors > factor).sum()), int((factors == factor).sum())
+        weights[member] = np.mean([1 / rank for rank in range(higher + 1, higher + equal + 1)])
+    return weights / weights.sum()
+
+
+def marginal(factors, size, mode):
+    """The probability of each slot over all pools that may be drawn."""
+    total = np.zeros(len(factors))
+    for pool in itertools.product(range(len(factors)), repeat=size):
+        np.add.at(total, list(pool), reference(np.asarray(factors)[list(pool)], mode))
+    return total / len(factors) ** size
+
+
+def assert_follows(draws, probabilities):
+    """Chi-square at 1e-4: right draws fail one seed in 10,000, and the seeds are fixed."""
+    counts = np.bincount(draws, minlength=len(probabilities))
+    assert stats.chisquare(counts, probabilities * len(draws)).pvalue > 1e-4
+
+
+@each_mode
+@pytest.mark.parametrize(
+    ("factors", "size"), [([1.0, 2.7, 1.5], 2), ([1.0, 2.7, 1.5, 1.5], 3), ([1.0, 2.0], 1)]
+)
+def test_slots_are_drawn_with_the_marginal_probability_over_all_pools(mode, factors, size):
+    buffer = make(len(factors), factors, mode=mode, pool_size=size, seed=1)
+    # One draw per pool: draws from the same pool are not independent.
+    draws = [int(buffer.sample(1)["number"]) for _ in range(3000)]
+    assert_follows(draws, marginal(np.float32(factors), size, mode))
+
+
+def independent_pool(generator, factors, size, count, mode):
+    """The draws by the same random numbers, in another way."""
+    place = torch.rand(size, dtype=torch.float64, generator=generator)
+    pool = torch.floor(place * len(factors)).long()
+    chosen = factors[pool].double()
+    if mode == "uncertainty":
+        height = torch.rand(count, dtype=torch.float64, generator=generator)
+        bounds = chosen.cumsum(0)
+        return pool[(height[:, None] * bounds[-1] >= bounds[None, :-1]).sum(1)]
+    position, among_equal = torch.rand(2, count, dtype=torch.float64, generator=generator)
+    order = torch.argsort(chosen, descending=True, stable=True)
+    weights = 1 / torch.arange(1, size + 1, dtype=torch.float64)
+    mass = weights.cumsum(0) / weights.sum()
+    ranks = (position[:, None] >= mass[None, :-1]).sum(1)
+    result = []
+    for rank, other in zip(ranks.tolist(), among_equal.tolist(), strict=True):
+        (equal,) = torch.nonzero(chosen[order] == chosen[order[rank]], as_tuple=True)
+        result.append(pool[order[equal[int(other * len(equal))]]])
+    return torch.stack(result)
+
+
+@each_mode
+@pytest.mark.parametrize("levels", [5, 10_000])
+def test_draws_are_those_of_another_implementation_by_the_same_random_numbers(mode, levels):
+    rng = torch.Generator().manual_seed(3)
+    factors = 1 + torch.randint(1, levels, (500,), generator=rng).float() / levels
+    buffer = make(500, factors, mode=mode, pool_size=64, seed=7)
+    twin = torch.Generator().manual_seed(7)
+    for _ in range(20):
+        expected = independent_pool(twin, factors, 64, 32, mode)
+        assert torch.equal(buffer.sample(32)["number"], expected)
+
+
+def test_a_large_pool_of_ranks_favors_the_highest_factor():
+    buffer = make(64, torch.linspace(1, 2, 64), mode="rank", pool_size=2**11, seed=5)
+    draws = torch.cat([buffer.sample(256)["number"] for _ in range(40)])
+    # Slot 63 takes about the first 32 of 2048 ranks: H(32) / H(2048) = 0.495.
+    assert 0.45 < (draws == 63).double().mean() < 0.54
+
+
+@each_mode
+def test_updated_factors_and_new_transitions_are_seen(mode):
+    buffer = make(20, torch.full((20,), 1e-6), mode="uncertainty", pool_size=4000)
+    buffer.update_priority(torch.tensor([7]), 2.5)
+    # Another slot comes up with probability 8 * 19e-6 / 2.5 < 1e-4.
+    assert buffer.sample()["number"].tolist() == [7] * 8
+    buffer.extend(TensorDict({"number": torch.arange(20, 23)}, [3]))
+    assert set(buffer.sample(500)["number"].tolist()) == {7, 20, 21, 22}
+
+
+@each_mode
+def test_storages_of_two_dimensions(mode):
+    buffer = make(24, ndim=2, mode=mode, pool_size=16)
+    batch = buffer.sample(100)
+    assert torch.equal(batch["index"][:, 0] + 4 * batch["index"][:, 1], batch["number"])
+
+
+def test_chosen_rows_are_relabeled():
+    world = World(2)
+    buffer = make_hindsight(actor_sampler=VMFSampler("rank", pool_size=64))
+    buffer.extend(world.steps(50))
+    allowed = world.goals("future")
+    batch = buffer.sample_actor(500, keys=["observation", "desired_goal"])
+    for number, goal in zip(*pairs(batch), strict=True):
+        assert goal in allowed[number]
+
+
+@each_mode
+def test_probabilities_are_an_error(mode):
+    with pytest.raises(NotImplementedError, match=r"pool_size=4 .* no closed form"):
+        make(10, mode=mode, pool_size=4).sampler.probabilities()
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, True, "8"])
+def test_a_bad_pool_size_is_an_error(bad):
+    with pytest.raises(ValueError, match=r"pool_size must be an integer of at least 1, got"):
+        VMFSampler(pool_size=bad)
+
+
+def test_the_pool_size_is_shown_saved_and_checked():
+    sampler = make(10, torch.linspace(1, 2, 10), pool_size=4).sampler
+    assert "pool_size=4" in repr(sampler)
+    twin = VMFSampler(pool_size=4)
+    twin.load_state_dict(sampler.state_dict())
+    assert torch.equal(twin.state_dict()["priorities"], sampler.state_dict()["priorities"])
+    for other in (None, 5):
+        with pytest.raises(ValueError, match=r"saved with pool_size=4 and this sampler has"):
+            VMFSampler(pool_size=other).load_state_dict(sampler.state_dict())

@@ -1,0 +1,217 @@
+"""The checkpoint of a replay buffer: one state of plain tensors, numbers and strings."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.data import PrioritizedSampler
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer._torchrl import (
+    load_prioritized_state,
+    prioritized_state,
+    replace_rows,
+    stored_rows,
+    writer_state,
+)
+from torchrl_vmfer.replay.plain_state import plain, tensordict_from_plain, tensordict_to_plain
+
+if TYPE_CHECKING:
+    from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
+
+__all__ = ["load_file", "load_state", "save_file", "state_of"]
+
+_ENTRIES = (
+    *("storage", "writer", "critic_sampler", "actor_sampler", "transform", "generator"),
+    "prefetched",
+)
+
+
+def state_of(
+    buffer: ActorCriticReplayBuffer, prefetched: list[tuple[TensorDictBase, dict[str, Any]]]
+) -> dict[str, Any]:
+    """Copy the state of a buffer whose locks are held.
+
+    Args:
+        buffer: the buffer.
+        prefetched: its prefetched batches.
+    """
+    return {
+        "storage": _storage_state(buffer.storage),
+        **_parts_state(buffer),
+        "prefetched": [
+            {
+                "batch": tensordict_to_plain(batch, "The prefetched entry "),
+                "info": plain(info, "info"),
+            }
+            for batch, info in prefetched
+        ],
+    }
+
+
+def _parts_state(buffer: ActorCriticReplayBuffer) -> dict[str, Any]:
+    """The state of all but the data."""
+    length, generator = len(buffer.storage), buffer.generator
+    transform = buffer.transform.state_dict() if buffer.has_transform else {}
+    device = None if generator is None else str(generator.device)
+    return {
+        "writer": plain(writer_state(buffer.writer, length), "writer"),
+        "critic_sampler": _sampler_state(buffer.critic_sampler, length, "critic_sampler"),
+        "actor_sampler": _sampler_state(buffer.actor_sampler, length, "actor_sampler"),
+        "transform": plain(transform, "transform"),
+        "generator": None if generator is None else (generator.get_state(), device),
+    }
+
+
+def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
+    """Load a copy of a state into a buffer whose locks are held.
+
+    All that may fail is checked or undone before the data are replaced.
+    """
+    missing = [name for name in _ENTRIES if name not in state]
+    if missing:
+        raise ValueError(
+            f"The state has no {missing[0]!r}: it is not one of ActorCriticReplayBuffer."
+        )
+    saved = state["storage"]["rows"]
+    rows = None if saved is None else _rows_from_plain(saved)
+    prefetched = [
+        (tensordict_from_plain(one["batch"]).clone(), plain(one["info"], "info"))
+        for one in state["prefetched"]
+    ]
+    buffer.check_prefetched(prefetched)
+    _check_rows(buffer.storage, state["storage"], rows)
+    before = _parts_state(buffer)
+    try:
+        _load_parts(buffer, state)
+    except Exception:
+        _load_parts(buffer, before)
+        raise
+    replace_rows(buffer.storage, rows, 0 if rows is None else len(rows), buffer.writer)
+    buffer.replace_prefetched(prefetched)
+
+
+def _load_parts(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
+    _load_sampler_state(buffer.actor_sampler, state["actor_sampler"])
+    _load_sampler_state(buffer.critic_sampler, state["critic_sampler"])
+    if buffer.has_transform:
+        buffer.transform.load_state_dict(state["transform"])
+    buffer.writer.load_state_dict(state["writer"])
+    if state["generator"] is not None:
+        numbers, device = state["generator"]
+        generator = torch.Generator(device=device)
+        generator.set_state(numbers.cpu())
+        buffer.set_rng(generator)
+
+
+def _storage_state(storage: Storage) -> dict[str, Any]:
+    """Copy the live rows of a storage."""
+    length = len(storage)
+    state: dict[str, Any] = {"length": length, "capacity": storage.max_size, "rows": None}
+    if length:
+        state["rows"] = _rows_to_plain(storage.get(slice(0, _live_rows(storage))))
+    return state
+
+
+def _live_rows(storage: Storage) -> int:
+    return len(storage) if storage.ndim == 1 else storage.shape[0]
+
+
+def _rows_to_plain(rows: Any) -> Any:
+    """Copy rows: one TensorDict, or the list of TensorDicts of a ``ListStorage``."""
+    if isinstance(rows, TensorDictBase):
+        return tensordict_to_plain(rows, "The stored entry ")
+    return [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(rows)]
+
+
+def _rows_from_plain(state: Any) -> TensorDict | list[TensorDict]:
+    """Restore what :func:`_rows_to_plain` returned."""
+    if isinstance(state, list):
+        return [tensordict_from_plain(row) for row in state]
+    return tensordict_from_plain(state)
+
+
+def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
+    """Raise an error if saved rows do not fit a storage."""
+    length, capacity = state["length"], state["capacity"]
+    is_full = length == capacity
+    if length > storage.max_size or (is_full and storage.ndim == 1 and capacity < storage.max_size):
+        raise ValueError(
+            f"The state holds {length} rows of a storage of {capacity} and this one has "
+            f"{storage.max_size}: construct it with the same capacity."
+        )
+    present = stored_rows(storage)
+    if rows is None or present is None:
+        return
+    if not isinstance(rows, TensorDictBase):
+        raise ValueError(
+            f"The state holds the rows of a list, which {type(storage).__name__} cannot take over."
+        )
+    saved, known = _schema(rows, storage.ndim), _schema(present, storage.ndim)
+    for key in sorted(saved.keys() | known.keys(), key=str):
+        if saved.get(key) != known.get(key):
+            raise ValueError(
+                f"The saved entry {key!r} is {saved.get(key, 'missing')} and the stored one is "
+                f"{known.get(key, 'missing')}: load the state into a buffer of the same data."
+            )
+
+
+def _schema(rows: TensorDictBase, ndim: int) -> dict[Any, str]:
+    return {
+        key: f"{str(entry.dtype).removeprefix('torch.')}{list(entry.shape[ndim:])}"
+        for key, entry in rows.items(True, True)
+        if isinstance(entry, Tensor)
+    }
+
+
+def _sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
+    """The state of any sampler, as plain values."""
+    if isinstance(sampler, PrioritizedSampler):
+        state = prioritized_state(sampler, length)
+    else:
+        state = sampler.state_dict()
+    return plain(state, where)
+
+
+def _load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
+    """Load what :func:`_sampler_state` returned."""
+    if isinstance(sampler, PrioritizedSampler):
+        load_prioritized_state(sampler, state)
+    else:
+        sampler.load_state_dict(state)
+
+
+def save_file(state: Any, file: Path) -> None:
+    """Save a state. A failing save leaves an older file intact."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".unfinished")
+    try:
+        with open(unfinished, "wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load_file(file: Path) -> Any:
+    """Load what :func:`save_file` saved, without executing code from the file."""
+    if not file.exists():
+        raise FileNotFoundError(f"There is no {file}: pass a folder that dumps() has written.")
+    try:
+        return torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as error:
+        # PyTorch's own message recommends executing the pickle.
+        is_pickle = isinstance(error, pickle.UnpicklingError)
+        reason = "it holds more than plain tensors" if is_pickle else error
+        raise RuntimeError(
+            f"The state in {file} cannot be read ({reason}). Load an older checkpoint."
+        ) from error

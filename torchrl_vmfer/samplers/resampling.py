@@ -1,0 +1,71 @@
+"""Drawing from a pool of candidates by their factors."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+
+__all__ = ["Mode", "Resampling", "check_mode", "check_pool_size", "draw_by_inversion", "uniform"]
+
+Mode = Literal["uncertainty", "rank"]
+
+
+def check_mode(mode: str) -> None:
+    """Raise an error for an unknown mode."""
+    if mode not in ("uncertainty", "rank"):
+        raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
+
+
+def check_pool_size(name: str, size: int) -> None:
+    """Raise an error for a number of candidates that is not an integer of at least 1."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
+
+
+def uniform(count: int, generator: torch.Generator | None) -> np.ndarray:
+    """Draw numbers in [0, 1) in double precision."""
+    # torch.randint favors low numbers by up to n/2³², and single precision would round small
+    # factors to multiples of 2⁻²⁴.
+    return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
+
+
+def draw_by_inversion(
+    factors: np.ndarray, count: int, generator: torch.Generator | None
+) -> np.ndarray:
+    """Draw positions with P ∝ factor, at a cost linear in the number of factors."""
+    mass = np.cumsum(factors, dtype=np.float64)
+    return mass[:-1].searchsorted(uniform(count, generator) * mass[-1], side="right")
+
+
+class Resampling:
+    """P of each member of a pool, given the factors of all.
+
+    Args:
+        mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank within the pool, the highest
+            factor having rank 1; equal factors share the probability of their ranks).
+    """
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self._ranks = RankDistribution()
+
+    def draw(
+        self, factors: np.ndarray, count: int, generator: torch.Generator | None
+    ) -> np.ndarray:
+        """Draw positions in the pool, with replacement."""
+        if self.mode == "uncertainty":
+            return draw_by_inversion(factors, count, generator)
+        self._ranks.mark_all()
+        return self._ranks.draw(factors, count, generator)[0]
+
+    def probabilities(self, factors: np.ndarray) -> np.ndarray:
+        """The probability of each position."""
+        if self.mode == "rank":
+            self._ranks.mark_all()
+            return self._ranks.probabilities(factors)
+        weights = factors.astype(np.float64)
+        return weights / weights.sum()
