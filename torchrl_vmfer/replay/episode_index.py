@@ -70,9 +70,9 @@ class EpisodeIndex:
     def clear(self) -> None:
         """Forget all steps."""
         self.write_count = 0
-        self._reset()
+        self._start_over()
 
-    def _reset(self) -> None:
+    def _start_over(self) -> None:
         self._length = 0
         self.cursor = 0
         self._episode_of: np.ndarray = np.empty(0, np.int64)
@@ -165,7 +165,7 @@ class EpisodeIndex:
     def _compact(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
         """Write all live steps, and those given, into a new pool with free space."""
         before, now = self._live_steps(), (slots, trajectory, done)
-        self._reset()
+        self._start_over()
         self._write(*(np.concatenate(pair) for pair in zip(before, now, strict=True)))
 
     def _allocate(self, pieces: np.ndarray, room: np.ndarray) -> None:

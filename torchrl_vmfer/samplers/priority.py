@@ -28,7 +28,7 @@ class PrioritySampler(SeamSampler):
     were in the storage before, or a storage that another buffer emptied or loaded. So every use
     first compares the number of priorities with the length of the storage.
 
-    Subclasses implement ``_draw``, ``_probabilities``, ``_check``, ``_update`` and
+    Subclasses implement ``_draw``, ``_probabilities``, ``_are_valid``, ``_update`` and
     ``default_priority``, and set ``_usual``; those whose probabilities depend on ranks also set
     ``_ranks``.
     """
@@ -46,7 +46,7 @@ class PrioritySampler(SeamSampler):
     def _probabilities(self) -> np.ndarray:
         raise NotImplementedError
 
-    def _check(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
+    def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         """Tell which priorities are valid up to a relative error ``epsilon``, and the rule."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class PrioritySampler(SeamSampler):
         ):
             return
         priorities = priorities.astype(np.float64)
-        valid, rule = self._check(priorities, epsilon)
+        valid, rule = self._are_valid(priorities, epsilon)
         if not valid.all():
             first = int(np.argmin(valid))
             raise ValueError(f"Index {slots[first]} was given {priorities[first]}, but {rule}")

@@ -90,7 +90,7 @@ class RankPrioritizedSampler(PrioritySampler):
     def _probabilities(self) -> np.ndarray:
         return self._ranks.probabilities(self._priorities.array)
 
-    def _check(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
+    def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities >= 0) & (priorities <= _LARGEST)
         return valid, "a priority is a finite number of at least 0: pass |TD error|."
 

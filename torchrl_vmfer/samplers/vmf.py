@@ -153,7 +153,7 @@ class VMFSampler(PrioritySampler):
         factors = self._priorities.array.astype(np.float64)
         return factors / factors.sum()
 
-    def _check(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
+    def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
         return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check the gradients behind it."
 
