@@ -214,7 +214,7 @@ def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
 def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
     buffer = make_buffer()
     state = buffer.state_dict()
-    part = state["actor_sampler" if for_actor else "_sampler"]
+    part = state["actor_sampler" if for_actor else "critic_sampler"]
     part |= {"priorities": torch.ones(ROWS), entry: value}
     before = state_of(buffer)
     accepted = attempt(lambda: buffer.load_state_dict(state) or True)

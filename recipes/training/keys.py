@@ -260,7 +260,8 @@ def validate(config: Config, prefix: str = "") -> None:
 
 def wrong_value(name: str, expected: Key, value: Any) -> UserError:
     """The error for a value that a key does not allow."""
-    cure = f" Write {int(value)}." if isinstance(value, float) and value.is_integer() else ""
+    is_integral = isinstance(value, float) and value.is_integer()
+    cure = f" Write {int(value)}." if is_integral and float not in expected.types else ""
     return UserError(f"{name} must be {expected.expected}, got {value!r}.{cure}")
 
 

@@ -303,9 +303,9 @@ def test_actions_of_64_bits_train_and_resume(
         train(algorithm, tmp_path / "stopped", *options)
     assert checkpoint(tmp_path / "stopped")["step"] == 65
     train(algorithm, tmp_path / "stopped", *options)
-    rows = checkpoint(whole)["parts"]["replay"]["rows"]
+    rows = rows_in(checkpoint(whole)["parts"]["replay"])
     assert rows["action"].dtype == torch.float32
-    assert_equal(rows, checkpoint(tmp_path / "stopped")["parts"]["replay"]["rows"])
+    assert_equal(rows, rows_in(checkpoint(tmp_path / "stopped")["parts"]["replay"]))
     for name in ("train.csv", "eval.csv"):
         assert table(whole / name) == table(tmp_path / "stopped" / name)
 

@@ -118,7 +118,7 @@ def test_environment_that_breaks_in_an_evaluation_is_named_with_the_step(breakin
     ids=["log", "checkpoint", "action", "priority"],
 )
 def test_diverged_training_ends_before_it_is_saved(overrides, sign, saved, train, tmp_path):
-    options = ("env.name=Pendulum-v1", "critic_lr=1e30", "checkpoint_interval=31")
+    options = ("env.name=Pendulum-v1", "critic_lr=1e9", "checkpoint_interval=31")
     with pytest.raises(UserError, match=f"Training diverged, {sign}.*: use smaller learning rates"):
         train("td3", tmp_path, *options, *overrides)
     assert steps_saved(tmp_path) == saved

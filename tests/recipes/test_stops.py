@@ -273,6 +273,6 @@ def test_mistake_in_a_sweep_is_told_with_its_run(sweep, tmp_path, capsys):
     assert stop.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error:")
-    assert "total_frames=90 leaves nothing to learn" in lines[0]
+    assert "total_frames=90 leaves no steps to learn from" in lines[0]
     assert lines[-1].startswith("error:")
     assert "seed=0" in lines[-1]
