@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from vmfer_recipes.training import options  # noqa: F401  # registers the schemas of the choices
+from vmfer_recipes.training.command_line import CONFIGS, choices_of, no_choice
 from vmfer_recipes.training.errors import first_line
 
 __all__ = ["planned_runs"]
-
-_CONFIGS = Path(str(files("vmfer_recipes.configs")))
 
 
 def planned_runs(folder: Path) -> tuple[dict[Path, DictConfig], list[str]]:
@@ -63,7 +63,7 @@ def _grid(noted: DictConfig) -> list[DictConfig]:
         elif key != "experiment":
             choices[key] = [(override.input_line or "").partition("=")[2]]
     # Groups first: a choice brings keys that others may then set.
-    keys = sorted(choices, key=lambda key: not (_CONFIGS / key).is_dir())
+    keys = sorted(choices, key=lambda key: not (CONFIGS / key).is_dir())
     return [
         _with(config, dict(zip(keys, values, strict=True)))
         for values in itertools.product(*(choices[key] for key in keys))
@@ -74,7 +74,7 @@ def _with(config: DictConfig, values: dict[str, str]) -> DictConfig:
     """A configuration with other values. (Hydra's ``compose`` takes a hundred times as long.)"""
     config = copy.deepcopy(config)
     for key, value in values.items():
-        if (_CONFIGS / key).is_dir():
+        if (CONFIGS / key).is_dir():
             config[key] = _choice(key, value)
         else:
             OmegaConf.update(config, key, _parsed(value), force_add=True)
@@ -83,8 +83,11 @@ def _with(config: DictConfig, values: dict[str, str]) -> DictConfig:
 
 @functools.cache
 def _choice(group: str, name: str) -> Any:
-    content: Any = OmegaConf.load(_CONFIGS / group / f"{name}.yaml")
-    return content.get(group, content)  # some choices, such as replay=her, also set other keys
+    if name not in choices_of(group):  # compose() would also follow a path out of the package
+        raise no_choice(group, name, choices_of(group))
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        composed = compose(f"{group}/{name}")
+    return OmegaConf.to_container(composed[group], resolve=False)
 
 
 @functools.cache

@@ -111,6 +111,29 @@ def test_the_grid_of_a_sweep_is_what_hydra_would_run(tmp_path):
     assert not complaints
 
 
+def test_the_run_dir_of_a_sweep_may_refer_to_defaults_of_its_choices(tmp_path):
+    _note_sweep(
+        tmp_path / "runs" / "sweeps",
+        sweeper={"params": {"sampler": "vmf_direct"}},
+        overrides={"task": ["run_dir=runs/${sampler.num_candidates}"]},
+    )
+    planned, complaints = planned_runs(tmp_path)
+    assert planned.keys() == {tmp_path / "runs/2560"}
+    assert not complaints
+
+
+def test_a_choice_outside_the_package_is_not_read(tmp_path):
+    (tmp_path / "evil.yaml").write_text("name: evil")
+    _note_sweep(
+        tmp_path / "runs" / "sweeps",
+        sweeper={"params": {}},
+        overrides={"task": [f"sampler={'../' * 20}{tmp_path}/evil"]},
+    )
+    planned, complaints = planned_runs(tmp_path)
+    assert not planned
+    assert len(complaints) == 1
+
+
 def test_damaged_notes_and_configs_are_named(runs):
     (runs / "a" / "config.yaml").write_text("a: [")
     (runs / "multirun.yaml").write_text("nothing: 1")
