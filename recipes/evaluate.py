@@ -6,58 +6,52 @@ python recipes/evaluate.py runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0 episod
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from tensordict.nn import TensorDictModuleBase
 
-from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.command_line import read_folder_and_options
+from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import evaluate
+from vmfer_recipes.training.keys import Config, key
 from vmfer_recipes.training.launch import program, quiet_torchrl
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_perception
 from vmfer_recipes.training.video import record_video
 
-DEFAULTS: dict[str, Any] = {
-    "episodes": 10,  # how many to play
-    "seed": 2_000_000,  # of the first episode; later episodes count up
-    "video": False,  # whether to record the first episode as video.mp4 in the run directory
-}
+_ACTORS = {"td3": deterministic_actor, "sac": gaussian_actor}
+
+
+@dataclass
+class EvaluationConfig(Config):
+    """The options of the evaluation."""
+
+    episodes: int = key(10, "episodes to play", low=1)
+    seed: int = key(2_000_000, "seed of the first episode; later episodes count up", low=0)
+    video: bool = key(False, "record the first episode as video.mp4 in the run directory")
 
 
 @program
 def main() -> None:
     """Prints the return of a saved policy."""
     quiet_torchrl()
-    if len(sys.argv) < 2:
-        raise UserError("No run given. Usage: python recipes/evaluate.py <run_dir> [video=true]")
-    run_dir = Path(sys.argv[1])
-    options = _options(sys.argv[2:])
+    run_dir, options = read_folder_and_options(
+        "python recipes/evaluate.py <run_dir>", sys.argv[1:], EvaluationConfig
+    )
     for name in ("config.yaml", "policy.pt"):
         if not (run_dir / name).exists():
             raise UserError(
                 f"{run_dir} has no {name}: give the directory of a finished run, such as "
                 "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
             )
-    try:
-        cfg: Any = OmegaConf.load(run_dir / "config.yaml")
-        cfg.device = "cpu"
-        make_actor = {"td3": deterministic_actor, "sac": gaussian_actor}[cfg.algorithm]
-        name, hidden, goals = cfg.env.name, list(cfg.hidden), cfg.replay.kind == "her"
-    except Exception as error:
-        raise UserError(
-            f"{run_dir / 'config.yaml'} is not the configuration of a run ({first_line(error)})."
-        ) from error
-    env = make_environment(name, options.seed, goals)
-    policy = make_perception(env, cfg).before(make_actor(env, hidden))
-    try:
-        state = torch.load(run_dir / "policy.pt", weights_only=True, map_location="cpu")
-        policy.load_state_dict(state)
-    except Exception as error:
-        raise UserError(
-            f"{run_dir / 'policy.pt'} cannot be read ({first_line(error)}): train the run again."
-        ) from error
+    cfg = _load_config(run_dir / "config.yaml")
+    goals = cfg.replay.kind == "her"
+    env = make_environment(cfg.env.name, options.seed, goals)
+    policy = _load_policy(run_dir / "policy.pt", env, cfg)
     result = evaluate(policy, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
@@ -65,26 +59,35 @@ def main() -> None:
         f"episodes of {result.episode_length:.0f} steps on average{success}."
     )
     if options.video:
-        video = record_video(policy, name, options.seed, run_dir / "video.mp4", goals)
+        video = record_video(policy, cfg.env.name, options.seed, run_dir / "video.mp4", goals)
         print(f"Video: {video}")
 
 
-def _options(arguments: list[str]) -> DictConfig:
-    for argument in arguments:
-        if "=" not in argument:
-            raise UserError(f"{argument!r} is not an option: write {argument}=value.")
-    given = OmegaConf.from_dotlist(arguments)
-    for key in map(str, given):
-        if key not in DEFAULTS:
-            raise UserError(f"There is no option {key}=; the options are {', '.join(DEFAULTS)}.")
-    values: dict[str, Any] = DEFAULTS | {str(key): given[key] for key in given}
-    options = OmegaConf.create(values)
-    for key, low in {"episodes": 1, "seed": 0}.items():
-        if type(options[key]) is not int or options[key] < low:
-            raise UserError(f"{key} must be a whole number of at least {low}, got {options[key]}.")
-    if type(options.video) is not bool:
-        raise UserError(f"video must be true or false, got {options.video}.")
-    return options
+def _load_config(file: Path) -> Any:
+    """The configuration of a run, for the CPU."""
+    try:
+        cfg: Any = OmegaConf.load(file)
+        cfg.device = "cpu"
+        # Read now, so that a missing key is reported here.
+        _ = _ACTORS[cfg.algorithm], cfg.env.name, list(cfg.hidden), cfg.replay.kind
+    except Exception as error:
+        raise UserError(
+            f"{file} is not the configuration of a run ({first_line(error)})."
+        ) from error
+    return cfg
+
+
+def _load_policy(file: Path, env: Environment, cfg: Any) -> TensorDictModuleBase:
+    """The policy that a run has saved."""
+    actor = _ACTORS[cfg.algorithm](env, list(cfg.hidden))
+    policy = make_perception(env, cfg).before(actor)
+    try:
+        policy.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
+    except Exception as error:
+        raise UserError(
+            f"{file} cannot be read ({first_line(error)}): train the run again."
+        ) from error
+    return policy
 
 
 if __name__ == "__main__":

@@ -6,17 +6,32 @@ python recipes/report.py runs/ out=report
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from vmfer_recipes.training.command_line import read_folder_and_options
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.keys import Config, key
 from vmfer_recipes.training.launch import program
+
+
+@dataclass
+class ReportConfig(Config):
+    """The options of the report."""
+
+    out: str = key("report", "directory of the report")
 
 
 @program
 def main() -> None:
     """Writes Markdown, one HTML page, pictures and tables."""
-    folder, out = _arguments(sys.argv[1:])
-    # Here, for they need packages that training does not, and say so if these are missing.
+    folder, options = read_folder_and_options(
+        "python recipes/report.py <folder of runs>", sys.argv[1:], ReportConfig
+    )
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: give one that holds runs.")
+    out = Path(options.out)
+    # Imported here, because they need packages that training does not.
     from vmfer_recipes.reporting.page import write_report
     from vmfer_recipes.reporting.runs import read_runs
     from vmfer_recipes.reporting.study import make_study
@@ -34,18 +49,6 @@ def main() -> None:
     print(f"{used} runs on {len(study.tasks)} tasks; {len(study.left_out)} left out.")
     for file in files:
         print(f"  {file}")
-
-
-def _arguments(arguments: list[str]) -> tuple[Path, Path]:
-    folders = [argument for argument in arguments if "=" not in argument]
-    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    unknown = options.keys() - {"out"}
-    if len(folders) != 1 or unknown:
-        raise UserError("Usage: python recipes/report.py <folder of runs> [out=report]")
-    folder = Path(folders[0])
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {folder}: give one that holds runs.")
-    return folder, Path(options.get("out") or "report")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shows how far the runs under a folder have come.
+"""Shows the progress of the runs under a folder.
 
 python recipes/status.py runs/
 """
@@ -9,20 +9,35 @@ import math
 import statistics
 import sys
 from collections import Counter
-from pathlib import Path
+from dataclasses import dataclass
 
 from vmfer_recipes.reporting.progress import Progress, read_progress
+from vmfer_recipes.training.command_line import read_folder_and_options
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.keys import Config, key
 from vmfer_recipes.training.launch import program
 
 _ORDER = ("running", "stopped", "left", "done")
 
 
+@dataclass
+class StatusConfig(Config):
+    """The options of the progress table."""
+
+    recent: float = key(
+        300, "a run counts as running if a file of it changed in so many seconds", low=1e-9
+    )
+
+
 @program
 def main() -> None:
     """Prints a line per run and a summary."""
-    folder, recent = _arguments(sys.argv[1:])
-    runs, complaints = read_progress(folder, recent)
+    folder, options = read_folder_and_options(
+        "python recipes/status.py <folder of runs>", sys.argv[1:], StatusConfig
+    )
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: give one that holds runs.")
+    runs, complaints = read_progress(folder, options.recent)
     for complaint in complaints:
         print(f"warning: {complaint}", file=sys.stderr)
     if not runs:
@@ -39,26 +54,10 @@ def main() -> None:
         print("  ".join([*cells, *map(str.rjust, numbers, widths[2:])]))
     print(_summary(runs, speeds))
     print(
-        f"A run counts as running if one of its files changed in the last {_time(recent)} "
-        "(recent=seconds) and its process has not ended here. What is left comes from the notes "
-        "of sweeps (multirun.yaml). Time left is without evaluations."
+        f"A run counts as running if one of its files changed in the last {_time(options.recent)} "
+        "(recent=seconds) and its process still exists. Runs that are left are read from the files "
+        "of sweeps (multirun.yaml). Time left excludes evaluations."
     )
-
-
-def _arguments(arguments: list[str]) -> tuple[Path, float]:
-    folders = [argument for argument in arguments if "=" not in argument]
-    options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-    if len(folders) != 1 or options.keys() - {"recent"}:
-        raise UserError("Usage: python recipes/status.py <folder of runs> [recent=300]")
-    if not Path(folders[0]).is_dir():
-        raise UserError(f"There is no folder {folders[0]}: give one that holds runs.")
-    try:
-        recent = float(options.get("recent", 300))
-    except ValueError:
-        recent = math.nan
-    if not 0 < recent < math.inf:
-        raise UserError(f"recent must be a number of seconds, got {options['recent']}.")
-    return Path(folders[0]), recent
 
 
 def _typical_speeds(runs: list[Progress]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Reads the command line of a recipe before Hydra does, and explains what is wrong with it."""
+"""Reads command lines, those of recipes before Hydra does, and explains what is wrong with them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, Transformer
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf.errors import OmegaConfBaseException, ValidationError
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from vmfer_recipes.training.errors import UserError, first_line, near_names, nearest
 from vmfer_recipes.training.keys import (
@@ -21,14 +22,24 @@ from vmfer_recipes.training.keys import (
     describe,
     groups,
     recipe_schemas,
+    to_config,
     wrong_value,
 )
 
-__all__ = ["CONFIGS", "CommandLine", "choices_of", "explain", "read_command_line"]
+__all__ = [
+    "CONFIGS",
+    "CommandLine",
+    "choices_of",
+    "explain",
+    "no_choice",
+    "read_command_line",
+    "read_folder_and_options",
+]
 
 CONFIGS = Path(str(files("vmfer_recipes.configs")))
 # The extra of this package that brings a choice of `hydra/launcher=`.
 _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
+_Config = TypeVar("_Config", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -118,7 +129,8 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         return argument
     # Every key exists, so + and ++ have nothing to add.
     if name in groups(config):
-        return _check_choice(name, override, argument).lstrip("+")
+        _check_choice(name, override, argument)
+        return argument.lstrip("+")
     known = {key.name: key for key in describe(config)}
     if name not in known:
         raise unknown_key(name, config)
@@ -132,11 +144,9 @@ def _check_experiment(override: Override, argument: str) -> None:
         raise no_choice("experiment", argument.partition("=")[2], choices_of("experiment"))
 
 
-def _check_choice(group: str, override: Override, argument: str) -> str:
-    for value in _values(override):
-        if not isinstance(value, (str, QuotedString)) or not value:
-            raise no_choice(group, argument.partition("=")[2], choices_of(group))
-    return argument
+def _check_choice(group: str, override: Override, argument: str) -> None:
+    if not all(isinstance(value, (str, QuotedString)) and value for value in _values(override)):
+        raise no_choice(group, argument.partition("=")[2], choices_of(group))
 
 
 def _values(override: Override) -> list[Any]:
@@ -169,7 +179,35 @@ def _written(value: Any) -> str:
         return f"[{','.join(map(_written, value))}]"
     if isinstance(value, QuotedString):
         return value.with_quotes()
+    if isinstance(value, bool):
+        return str(value).lower()
     return "null" if value is None else str(value)
+
+
+def read_folder_and_options(
+    usage: str, arguments: list[str], config: type[_Config]
+) -> tuple[Path, _Config]:
+    """Reads the command line of a program that takes a folder and a few options, without Hydra.
+
+    Args:
+        usage: how the program is called, up to the folder.
+        arguments: the folder, and ``key=value`` for each option.
+        config: the dataclass of the options.
+    """
+    options = " ".join(f"[{key.name}={_written(key.default)}]" for key in describe(config))
+    usage = f"Usage: {usage} {options}"
+    folders = [argument for argument in arguments if "=" not in argument] or arguments[:1]
+    if len(folders) != 1:
+        raise UserError(usage)
+    given = OmegaConf.from_dotlist([each for each in arguments if each != folders[0]])
+    try:
+        merged: Any = OmegaConf.merge(OmegaConf.structured(config), given)
+    except ConfigKeyError as error:
+        raise UserError(f"There is no option {error.full_key}=. {usage}") from error
+    except ValidationError as error:
+        (expected,) = (key for key in describe(config) if key.name == error.full_key)
+        raise wrong_value(expected.name, expected, error.value) from error
+    return Path(folders[0]), to_config(merged)
 
 
 def unknown_key(name: str, config: type[Config]) -> UserError:
@@ -177,7 +215,7 @@ def unknown_key(name: str, config: type[Config]) -> UserError:
     keys = describe(config)
     elsewhere = {key.name for other in recipe_schemas().values() for key in describe(other)}
     if name in {key.name for key in keys} | elsewhere:
-        return UserError(f"{name} has no part in this recipe with these choices: leave it out.")
+        return UserError(f"{name} is not used by this recipe with these choices: leave it out.")
     meant = [key.name for key in keys if name in key.aka]
     meant = meant or near_names(name, [key.name for key in keys] + list(groups(config)))
     hint = f"Did you mean: {', '.join(meant)}?" if meant else "See --help for all keys."

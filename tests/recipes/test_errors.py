@@ -81,7 +81,7 @@ def test_an_unknown_name_is_answered_with_a_short_list(refusal, override):
 )
 def test_a_key_of_another_recipe_or_choice_is_named(refusal, overrides):
     key = overrides[-1].partition("=")[0]
-    assert f"{key} has no part in this recipe" in refusal(*overrides)
+    assert f"{key} is not used by this recipe" in refusal(*overrides)
 
 
 @pytest.mark.parametrize(
