@@ -2,5 +2,5 @@
 
 ``runs`` reads, ``methods`` names and pairs, ``statistics`` estimates, ``study`` puts these
 together, ``tables``, ``pictures`` and ``page`` show it; ``progress`` and ``sweeps`` look at work
-that still goes on.
+in progress.
 """

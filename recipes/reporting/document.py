@@ -105,7 +105,7 @@ class Table:
         return list(self.rows[0]) if self.rows else []
 
     def shown(self, column: str, value: Value) -> str:
-        """A value as text."""
+        """A value as a string."""
         if value is None:
             return "–"
         if isinstance(value, str):
@@ -117,7 +117,7 @@ class Table:
 
     def write_csv(self, folder: Path) -> None:
         """Writes the table with all digits; an estimate takes three columns."""
-        # Decided by the column, for a single value may be missing.
+        # Decided by the column, because a single value may be missing.
         wide = {
             column
             for column in self.columns

@@ -1,4 +1,4 @@
-"""What runs are of: which task, which method, and which baseline a method is compared with."""
+"""The task and the method of a run, and the baseline that a method is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BASELINE", "Method", "Task", "baseline_of", "label_methods", "label_
 BASELINE = "uniform"  # the sampler that all others are compared with
 
 # Extra critics serve the uncertainty only, so any number of them makes the same baseline.
-_NO_MATTER_TO_BASELINE = {"num_critics"}
+_IRRELEVANT_TO_BASELINE = {"num_critics"}
 
 
 @dataclass(frozen=True, order=True)
@@ -63,7 +63,7 @@ class Method:
 
     @property
     def family_label(self) -> str:
-        """The same to be read: ``TD3``, ``SAC+per_rank``."""
+        """The family as it is shown: ``TD3``, ``SAC+per_rank``."""
         return self.algorithm.upper() + ("" if self.replay == "uniform" else f"+{self.replay}")
 
     def differing(self, other: Method) -> list[str]:
@@ -126,6 +126,6 @@ def baseline_of(method: Method, candidates: Iterable[Method]) -> tuple[Method | 
     differing = method.differing(nearest)
     values = dict(nearest.settings)
     told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-    if set(differing) <= _NO_MATTER_TO_BASELINE:
+    if set(differing) <= _IRRELEVANT_TO_BASELINE:
         return nearest, told
     return None, f"the nearest run with sampler={BASELINE} has other hyper-parameters: {told}"

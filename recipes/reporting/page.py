@@ -23,7 +23,7 @@ from vmfer_recipes.reporting.statistics import REPETITIONS, best_possible_p
 
 __all__ = ["write_report"]
 
-_TITLE = "vMFER beside its baselines"
+_TITLE = "vMFER compared with its baselines"
 
 
 def write_report(study: Study, folder: Path) -> list[Path]:
@@ -164,7 +164,7 @@ _EXPLANATIONS = (
     "IQM is the mean without the lowest and the highest quarter of the seeds; with fewer than four "
     "seeds it is the mean.",
     f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
-    "(rliable, fixed seed): the seeds of every method on every task are drawn anew. They speak of "
+    "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
     "other seeds on these tasks, not of other tasks. Those of curves hold step by step.",
     "Runs that were evaluated at different steps are interpolated linearly to the steps of the "
     "coarsest of their cell.",

@@ -1,4 +1,4 @@
-"""The pictures of a report. A sampler has the same colour in all of them."""
+"""The pictures of a report. A sampler has the same color in all of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["curve_figures", "improvement_figures"]
 # A name with dollar signs is not a formula.
 matplotlib.rcParams["text.parse_math"] = False
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-_COLOURS = {
+# Okabe and Ito's palette, which color-blind readers can tell apart.
+_COLORS = {
     "uniform": "#4d4d4d",
     "fresh": "#56b4e9",
     "vmf_uncertainty": "#d55e00",
@@ -31,7 +31,7 @@ _COLOURS = {
     "vmf_pool": "#cc79a7",
     "vmf_direct": "#e69f00",
 }
-_OTHER_COLOUR = "#8b5a2b"
+_OTHER_COLOR = "#8b5a2b"
 _STROKES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = "osD^v"
 _STATISTICS = {"mean": "mean", "iqm": "interquartile mean"}
@@ -39,14 +39,14 @@ _METRICS = {"return": "evaluation return", "success_rate": "success rate"}
 
 
 def _styles(study: Study) -> dict[Method, tuple[str, int]]:
-    """Colour by sampler, and a number that tells apart methods of one sampler by their names."""
+    """Color by sampler, and a number that tells apart methods of one sampler by their names."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     styles = {}
     for method in sorted({method for _, method in study.cells}, key=order):
         name, alike = study.method_labels[method], names[method.family, method.sampler]
         if name not in alike:
             alike.append(name)
-        styles[method] = (_COLOURS.get(method.sampler, _OTHER_COLOUR), alike.index(name))
+        styles[method] = (_COLORS.get(method.sampler, _OTHER_COLOR), alike.index(name))
     return styles
 
 
@@ -105,12 +105,12 @@ def _seeds(cell: Cell) -> str:
 def _draw_curve(
     axes: Axes, cell: Cell, metric: str, statistic: str, label: str, style: tuple[str, int]
 ) -> None:
-    curve, (colour, number) = cell.curves[metric], style
+    curve, (color, number) = cell.curves[metric], style
     steps = curve["step"]
     axes.plot(
         steps,
         curve[statistic],
-        color=colour,
+        color=color,
         linestyle=_STROKES[number % len(_STROKES)],
         linewidth=1.9,
         marker="o" if len(steps) == 1 else None,
@@ -118,7 +118,7 @@ def _draw_curve(
     )
     if len(cell.runs) > 1:
         low, high = curve[f"{statistic}_low"], curve[f"{statistic}_high"]
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def _finish_axes(axes: Axes, title: str) -> None:
@@ -145,13 +145,13 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         figure = Figure(figsize=(11, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for y, (_, method, improvement, probability, paper) in zip(heights, rows, strict=True):
-            colour, number = styles[method]
-            look = {"color": colour, "marker": _MARKERS[number % len(_MARKERS)]}
+            color, number = styles[method]
+            look = {"color": color, "marker": _MARKERS[number % len(_MARKERS)]}
             if improvement is not None:
                 _draw_estimate(left, improvement, y, look)
             _draw_estimate(right, probability, y, look)
             if paper is not None:
-                left.plot(paper, y, marker="*", markersize=13, color=colour, mfc="white")
+                left.plot(paper, y, marker="*", markersize=13, color=color, mfc="white")
         left.axvline(100, color="#4d4d4d", linewidth=1)
         right.axvline(0.5, color="#4d4d4d", linewidth=1)
         left.set_xlabel("final score, % of the baseline's", fontsize=12)
@@ -166,15 +166,15 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
             axes.spines[["top", "right"]].set_visible(False)
             for span in spans[1:]:
                 axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
-        for name, (colour, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
-            left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=colour, label=name)
+        for name, (color, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
+            left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=color, label=name)
         single = any(math.isnan(probability.low) for *_, probability, _ in rows)
         starred = any(paper is not None for *_, paper in rows)
         if starred:
             left.plot([], [], "*", color="#4d4d4d", mfc="white", markersize=13, label="the paper")
         _add_legend(figure, left)
         name = methods[0].family_label
-        figure.suptitle(f"{name}: beside sampler={BASELINE}", fontsize=14)
+        figure.suptitle(f"{name}: compared with sampler={BASELINE}", fontsize=14)
         text = (
             f"{name}: final score in per cent of the baseline's, and the probability that a seed "
             "beats a seed of the baseline, with 95 % stratified-bootstrap intervals."

@@ -1,4 +1,4 @@
-"""How far runs have come."""
+"""The progress of runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Progress", "read_progress"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
         state: ``done``, ``running``, ``stopped`` or ``left`` (not started).
-        step: the last step that its files speak of.
-        start: the step from which it goes on if it is started again.
-        speed: steps per second of late, or NaN.
+        step: the last step in its files.
+        start: the step from which it resumes if it is started again.
+        speed: recent steps per second, or NaN.
         silence: seconds since one of its files changed, or NaN.
     """
 

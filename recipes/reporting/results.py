@@ -65,10 +65,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method beside its baseline on one task.
+    """A method compared with its baseline on one task.
 
     Attributes:
-        note: in what the baseline differs besides the sampler.
+        note: how the baseline differs, apart from the sampler.
         improvement: the score in per cent of the baseline's, if that is positive for every seed.
     """
 

@@ -1,4 +1,4 @@
-"""Reads run directories. Nothing in them is executed, and what cannot be read is named."""
+"""Reads run directories. Nothing in them is executed; unreadable ones are reported."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "to
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that a report does without, and why."""
+    """A run that is not part of a report, and why."""
 
     path: str
     reason: str
@@ -54,7 +54,7 @@ class Run:
         steps: when it was evaluated, increasing.
         returns: mean return of each evaluation.
         success: success rate of each evaluation, if the task has one.
-        finished: whether it came to its end.
+        finished: whether it was completed.
         speed: median of its training steps per second, or NaN.
     """
 
@@ -107,7 +107,7 @@ def frozen(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
 def read_config(file: Path) -> dict[str, Any]:
     """A ``config.yaml`` as a flat dictionary of dotted keys."""
     try:
-        # Not resolved: a file from elsewhere shall not reach into this machine's environment.
+        # Not resolved: a file from elsewhere must not read this machine's environment variables.
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
@@ -190,7 +190,7 @@ def _speed(file: Path) -> float:
     try:
         return float(np.nanmedian(read_columns(file)["steps_per_second"][-100:]))
     except (OSError, KeyError, ValueError, IndexError):
-        return math.nan  # a number of interest only, without which a run is as good as before
+        return math.nan  # the report can do without it
 
 
 def _first_bad(steps: np.ndarray, values: np.ndarray) -> float:

@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
     high: float = math.nan
 
     def shown(self, pattern: str) -> str:
-        """Number and interval as text."""
+        """Number and interval as a string."""
         if math.isnan(self.low):
             return f"{pattern.format(self.value)} [one seed]"
         value, low, high = map(pattern.format, self)
@@ -62,7 +62,7 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(scores: np.ndarray, baseline: np.ndarray) -> float:
-    """The share of pairs of seeds in which the score beats the baseline's; a tie is half."""
+    """The fraction of pairs of seeds in which the score beats the baseline's; a tie is half."""
     difference = scores[:, None] - baseline[None, :]
     return float((difference > 0).mean() + 0.5 * (difference == 0).mean())
 

@@ -154,8 +154,8 @@ def _average(study: Study) -> None:
         environments = {comparison.cell.task.environment for comparison in members}
         if len(environments) != len(members):
             study.notes.append(
-                f"{study.method_labels[method]} has no average improvement over tasks, for the "
-                "same environment was used with different settings of env."
+                f"{study.method_labels[method]} has no average improvement over tasks, because "
+                "the same environment was used with different settings of env."
             )
             continue
         names = ", ".join(sorted(comparison.cell.task.name for comparison in members))

@@ -1,4 +1,4 @@
-"""What sweeps were asked to do, from the notes that Hydra keeps of them."""
+"""The runs that sweeps consist of, from the files that Hydra writes about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["planned_runs"]
 
 
 def planned_runs(folder: Path) -> tuple[dict[Path, DictConfig], list[str]]:
-    """The runs that the sweeps noted under a folder are made of, by directory, and complaints.
+    """The runs of the sweeps under a folder, by directory, and complaints.
 
     Hydra writes ``multirun.yaml`` when a sweep starts: the configuration and the grid, with what
     was added on the command line. It names run directories relative to where it was started.
@@ -35,7 +35,7 @@ def planned_runs(folder: Path) -> tuple[dict[Path, DictConfig], list[str]]:
             for cfg in _grid(noted):
                 planned.setdefault(start / cfg.run_dir, cfg)
         except Exception as error:
-            complaints.append(f"{file} cannot be understood ({first_line(error)}).")
+            complaints.append(f"{file} cannot be read ({first_line(error)}).")
     return planned, complaints
 
 

@@ -63,7 +63,7 @@ def final_table(study: Study, name: str) -> Table:
 
 
 def comparison_table(study: Study) -> Table:
-    """Every method beside its baseline, task by task."""
+    """Every method compared with its baseline, task by task."""
     rows: list[dict[str, Value]] = []
     for comparison in study.comparisons:
         cell = comparison.cell
@@ -91,7 +91,7 @@ def comparison_table(study: Study) -> Table:
 
 
 def average_table(study: Study) -> Table:
-    """The paper's Table 1 beside one's own numbers."""
+    """The paper's Table 1 next to the numbers of this study."""
     rows: list[dict[str, Value]] = []
     for average in study.averages:
         cells = [comparison.cell for comparison in average.comparisons]
@@ -147,7 +147,7 @@ def speed_table(study: Study) -> Table:
     return Table(
         "speed",
         "Training steps per second between evaluations: the median over a run and over runs. It "
-        "compares methods only if they ran on the same machine with the same company. The paper's "
+        "compares methods only if they ran on the same machine under the same load. The paper's "
         "number is the time of an update of SAC on a 2080 Ti.",
         rows,
         {

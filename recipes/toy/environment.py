@@ -1,4 +1,4 @@
-"""The Shooting environment: one shot, rewarded by how near it lands to the target's centre."""
+"""The Shooting environment: one shot, rewarded by how near it lands to the target's center."""
 
 from __future__ import annotations
 

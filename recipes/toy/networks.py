@@ -15,7 +15,7 @@ __all__ = ["Networks", "from_each"]
 def from_each(generators: Sequence[torch.Generator], *shape: int, normal: bool = False) -> Tensor:
     """Random numbers ``[seeds, *shape]``, the k-th part drawn from the k-th generator.
 
-    So a seed sees the same numbers however many others are trained beside it.
+    A seed thus sees the same numbers, however many others are trained with it.
 
     Args:
         generators: one per seed.
@@ -70,7 +70,7 @@ class Networks:
         for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
             if weight is not parameters[0]:
                 values = values.relu_()  # in place, which autograd allows here
-            if weight.shape[-1] == 1:  # as a matrix product, one column is several times dearer
+            if weight.shape[-1] == 1:  # as a matrix product, one column takes several times as long
                 values = (values * weight.mT).sum(-1, keepdim=True) + bias
             else:
                 values = torch.baddbmm(bias, values, weight)

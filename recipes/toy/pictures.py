@@ -16,7 +16,7 @@ from vmfer_recipes.toy.simple_example import Example, square_grid
 __all__ = ["draw_angles", "draw_example", "draw_rewards", "draw_trajectories"]
 
 _CRITICS = ("tab:red", "tab:blue")
-_COLOURS = {"uniform": "tab:orange", "uncertainty": "tab:purple", "oracle": "tab:green"}
+_COLORS = {"uniform": "tab:orange", "uncertainty": "tab:purple", "oracle": "tab:green"}
 _DEGREES = Normalize(0, 180)
 
 
@@ -25,12 +25,12 @@ def draw_example(example: Example, path: Path) -> Path:
     figure = Figure(figsize=(15, 5), layout="constrained")
     x, y = (coordinate.numpy() for coordinate in example.actions.unbind(-1))
     surfaces = figure.add_subplot(1, 3, 1, projection="3d")
-    for index, (values, colour) in enumerate(zip(example.values, _CRITICS, strict=True)):
+    for index, (values, color) in enumerate(zip(example.values, _CRITICS, strict=True)):
         surfaces.plot_surface(  # type: ignore[attr-defined]
-            x, y, values.numpy(), color=colour, alpha=0.6, rcount=40, ccount=40
+            x, y, values.numpy(), color=color, alpha=0.6, rcount=40, ccount=40
         )
         # A surface has no legend of its own.
-        surfaces.plot([], [], [], color=colour, linewidth=4, label=f"$Q_{index + 1}$")
+        surfaces.plot([], [], [], color=color, linewidth=4, label=f"$Q_{index + 1}$")
     surfaces.set_title("Two critics that still differ")
     surfaces.view_init(elev=28, azim=-50)  # type: ignore[attr-defined]
     surfaces.legend(loc="upper left", frameon=False)
@@ -39,30 +39,30 @@ def draw_example(example: Example, path: Path) -> Path:
     arrows = figure.add_subplot(1, 3, 2)
     # A few arrows can be told apart, and those at the edge would point out of the picture.
     some = slice(3, None, 6)
-    for index, colour in enumerate(_CRITICS):
+    for index, color in enumerate(_CRITICS):
         # Contours of the noise would hide the arrows.
         smooth = example.smooth_values[index].numpy()
-        arrows.contour(x, y, smooth, levels=8, colors=colour, alpha=0.35, linestyles="solid")
+        arrows.contour(x, y, smooth, levels=8, colors=color, alpha=0.35, linestyles="solid")
         slope = example.gradients[index, some, some].numpy()
         arrows.quiver(
             x[some, some],
             y[some, some],
             slope[..., 0],
             slope[..., 1],
-            color=colour,
+            color=color,
             angles="xy",
             scale_units="xy",
             scale=16,
             width=0.004,
             label=f"$\\partial Q_{index + 1} / \\partial a$",
         )
-    arrows.set_title("The way each critic wants the action to go")
+    arrows.set_title("The direction in which each critic moves the action")
 
     plane = figure.add_subplot(1, 3, 3)
     image = plane.pcolormesh(x, y, example.angles.numpy(), cmap="Greys", norm=_DEGREES)
     figure.colorbar(image, ax=plane, ticks=range(0, 181, 45), label="angle between gradients (°)")
-    for peak, colour, name in zip((-1, 1), _CRITICS, ("$Q_1$", "$Q_2$"), strict=True):
-        plane.plot(peak, peak, "o", color=colour, markeredgecolor="white", label=f"peak of {name}")
+    for peak, color, name in zip((-1, 1), _CRITICS, ("$Q_1$", "$Q_2$"), strict=True):
+        plane.plot(peak, peak, "o", color=color, markeredgecolor="white", label=f"peak of {name}")
     plane.set_title("How much they disagree")
     for axes in (surfaces, arrows, plane):
         axes.set_xlabel("$a_1$")
@@ -81,7 +81,7 @@ def draw_angles(record: Record, path: Path) -> Path:
         axes.stairs(
             100 * shares,
             record.angle_edges,
-            color=_COLOURS[way],
+            color=_COLORS[way],
             linewidth=1.8,
             fill=False,
             label=way.capitalize(),
@@ -90,7 +90,7 @@ def draw_angles(record: Record, path: Path) -> Path:
     axes.set_xticks(range(0, 181, 30))
     axes.set_xlim(0, 180)
     axes.set_xlabel("angle between the gradients of the two critics (°)")
-    axes.set_ylabel("share of the transitions used (%)")
+    axes.set_ylabel("fraction of the transitions used (%)")
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     return _save(figure, path)
@@ -110,14 +110,14 @@ def draw_rewards(record: Record, path: Path) -> Path:
             axes.plot(
                 updates[shown],
                 curves.mean[shown, index],
-                color=_COLOURS[way],
+                color=_COLORS[way],
                 label=way.capitalize(),
             )
             axes.fill_between(
                 updates[shown],
                 curves.low[shown, index],
                 curves.high[shown, index],
-                color=_COLOURS[way],
+                color=_COLORS[way],
                 alpha=0.2,
                 linewidth=0,
             )
@@ -146,13 +146,13 @@ def draw_trajectories(record: Record, path: Path) -> Path:
         )
         for index, way in enumerate(WAYS):
             trajectory = record.actions[: snapshot.update + 1, index, 0]
-            axes.plot(*trajectory.T, color=_COLOURS[way], linewidth=2, label=way.capitalize())
-            axes.plot(*trajectory[-1], "o", color=_COLOURS[way], markeredgecolor="white")
+            axes.plot(*trajectory.T, color=_COLORS[way], linewidth=2, label=way.capitalize())
+            axes.plot(*trajectory[-1], "o", color=_COLORS[way], markeredgecolor="white")
         axes.set_title(f"after {snapshot.update} updates")
         axes.set_xlabel("$a_1$")
     panels[0].set_ylabel("$a_2$")
-    for index, colour in enumerate(_CRITICS):
-        panels[0].plot([], [], color=colour, label=f"contours of $Q_{index + 1}$")
+    for index, color in enumerate(_CRITICS):
+        panels[0].plot([], [], color=color, label=f"contours of $Q_{index + 1}$")
     figure.colorbar(
         panels[-1].collections[0],
         ax=panels,
@@ -169,8 +169,8 @@ def _draw_snapshot(axes: Axes, snapshot: Snapshot) -> None:
     side = snapshot.angles.shape[0]
     x, y = (coordinate.numpy() for coordinate in square_grid(ACTION_BOUND, side).unbind(-1))
     axes.pcolormesh(x, y, snapshot.angles.numpy(), cmap="Greys", norm=_DEGREES)
-    for values, colour in zip(snapshot.values.numpy(), _CRITICS, strict=True):
-        axes.contour(x, y, values, levels=8, colors=colour, linewidths=0.8, linestyles="solid")
+    for values, color in zip(snapshot.values.numpy(), _CRITICS, strict=True):
+        axes.contour(x, y, values, levels=8, colors=color, linewidths=0.8, linestyles="solid")
     axes.set_aspect("equal")
 
 

@@ -1,4 +1,4 @@
-"""What is kept of the three ways of training, and what it says."""
+"""The results of the three ways of training, as tables and comparisons."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Difference:
     high: float
 
     def __str__(self) -> str:
-        verdict = "no difference can be told"
+        verdict = "no significant difference"
         if self.low > 0:
             verdict = f"{self.way.capitalize()} is better"
         elif self.high < 0:
@@ -80,7 +80,7 @@ def mean_interval(values: np.ndarray, resamples: int = 10_000) -> Interval:
 
     Args:
         values: an array ``[*, seeds]``.
-        resamples: how many times the seeds are drawn anew.
+        resamples: how many times the seeds are resampled.
     """
     seeds = values.shape[-1]
     counts = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, size=resamples)
@@ -150,8 +150,8 @@ class Record:
         rewards = self.rewards
         measures = {"final reward": rewards[-1], "mean reward over all updates": rewards.mean(0)}
         differences = []
-        for index, way in enumerate(WAYS):
-            for measure, value in measures.items() if index else ():
+        for index, way in enumerate(WAYS[1:], start=1):
+            for measure, value in measures.items():
                 interval = mean_interval(value[index] - value[0])
                 ends = map(float, (interval.mean, interval.low, interval.high))
                 differences.append(Difference(way, measure, *ends))
@@ -160,7 +160,7 @@ class Record:
     def write(self, run_dir: Path) -> list[Path]:
         """Writes the tables and returns their paths."""
         rewards = self.rewards
-        last = len(rewards) - 1
+        last, num_seeds = len(rewards) - 1, len(self.seeds)
         logged = sorted({*range(0, last, self._log_interval), last})
         curves = mean_interval(rewards[logged], resamples=2000)
         names = [f"{way}_{part}" for way in WAYS for part in ("mean", "low", "high")]
@@ -190,8 +190,7 @@ class Record:
                 run_dir / "differences.csv",
                 ["way", "minus", "measure", "mean", "low", "high", "seeds"],
                 (
-                    (d.way, "uniform", d.measure, *_rounded((d.mean, d.low, d.high)), seeds)
-                    for seeds in [len(self.seeds)]
+                    (d.way, "uniform", d.measure, *_rounded((d.mean, d.low, d.high)), num_seeds)
                     for d in self.differences()
                 ),
             ),

@@ -59,8 +59,8 @@ def uncertainty(
 
     Args:
         candidates: what there is to choose from.
-        low_uncertainty: the share of each batch that counts as such.
-        largest_angle: transitions with a larger angle are left out all the same, in degrees.
+        low_uncertainty: the fraction of each batch that is used.
+        largest_angle: transitions with a larger angle are left out in any case, in degrees.
     """
     # The angle decides the factor of two critics, which has no acos to blur small angles.
     factor = directional.sampling_factor(candidates.gradients, used=0)

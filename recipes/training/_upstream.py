@@ -24,7 +24,7 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
 def carried(collector: Collector) -> TensorDictBase:
     """What a collector carries from one step to the next, such as the current observation.
 
-    ``Collector.state_dict`` leaves it out, hence restarts the episode.
+    ``Collector.state_dict`` leaves it out, and so restarts the episode.
     """
     return collector._carrier
 

@@ -1,4 +1,4 @@
-"""Environments: made by name, with the same spaces for all, and errors in one line."""
+"""Gymnasium environments for TorchRL, with float32 spaces and errors in one line."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Environment(GymWrapper):
 def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -> Environment:
     """Makes a Gymnasium environment for TorchRL, whatever the data types of its spaces.
 
-    Actions are 32-bit numbers in [-1, 1], observations are 32-bit numbers.
+    Actions are float32 in [-1, 1], observations are float32.
 
     Args:
         name: the environment's id.
         seed: the seed of its random generator.
-        goals: whether to return achieved and desired goals besides the observation. Without it,
-            the desired goal that a task may have is a part of the observation.
+        goals: whether to return achieved and desired goals as entries of their own. Otherwise the
+            desired goal, if the task has one, is part of the observation.
         **kwargs: passed to ``gymnasium.make``, such as ``render_mode``.
     """
     if name not in gym.registry:
@@ -75,7 +75,7 @@ def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -
         if simulator.action_space.dtype == np.float32:
             simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
         else:
-            simulator = SingleActions(simulator)
+            simulator = Float32Actions(simulator)
         env = Environment(_observed(simulator, name, goals))
     env.set_seed(seed)
     return env
@@ -99,8 +99,8 @@ def _check_actions(space: gym.Space, name: str) -> None:
         )
 
 
-class SingleActions(gym.ActionWrapper):
-    """Accepts 32-bit actions in [-1, 1] for an environment whose actions have another data type.
+class Float32Actions(gym.ActionWrapper):
+    """Accepts float32 actions in [-1, 1] for an environment whose actions have another data type.
 
     The simulator receives them rescaled to its own bounds and in its own data type; integers are
     rounded to the nearest. (Gymnasium's ``RescaleAction`` keeps the data type.)
@@ -127,7 +127,7 @@ class SingleActions(gym.ActionWrapper):
 
 
 def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
-    """The environment with 32-bit observations."""
+    """The environment with float32 observations."""
     space = env.observation_space
     parts: dict[str, Any] = dict(space.spaces) if isinstance(space, gym.spaces.Dict) else {}
     has_goals = {*_GOALS} <= {*parts}
@@ -142,9 +142,9 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
             "replay=, or an environment such as FetchReach-v4."
         )
     if goals:
-        single = gym.spaces.Dict({key: _single(parts[key].shape) for key in _GOALS})
+        goal_space = gym.spaces.Dict({key: _unbounded(parts[key].shape) for key in _GOALS})
         return Guarded(
-            env, lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS}, single
+            env, lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS}, goal_space
         )
     if has_goals:
         env = gym.wrappers.FilterObservation(env, ["observation", "desired_goal"])
@@ -152,11 +152,11 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
         env = gym.wrappers.FlattenObservation(env)
     # A copy: some simulators return the same array at every step.
     return Guarded(
-        env, lambda seen: np.array(seen, np.float32), _single(env.observation_space.shape)
+        env, lambda seen: np.array(seen, np.float32), _unbounded(env.observation_space.shape)
     )
 
 
-def _single(shape: Any) -> gym.spaces.Box:
+def _unbounded(shape: Any) -> gym.spaces.Box:
     return gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
 
 

@@ -18,7 +18,7 @@ __all__ = ["Episode", "Evaluation", "evaluate", "play_episode"]
 
 
 class Episode(NamedTuple):
-    """What one episode came to."""
+    """The result of one episode."""
 
     total: float
     length: int

@@ -14,8 +14,8 @@ from vmfer_recipes.training.keys import MISSING, Config, Key, describe, groups
 __all__ = ["help_text"]
 
 _WIDTH = 100
-_LEFT = 34  # of the column on the left
-_HARD_SPACE = "\u00a0"  # where no line breaks
+_LEFT = 34  # width of the left column
+_HARD_SPACE = "\u00a0"  # no line is broken there
 
 
 def help_text(name: str, config: type[Config]) -> str:

@@ -158,7 +158,9 @@ class MultiSyncCollectorConfig(_WorkersConfig):
 class MultiAsyncCollectorConfig(_WorkersConfig):
     """Processes that collect while the learner updates, one update per frame."""
 
-    kind: str = key("multi_async", "processes beside the learner", choices=("multi_async",))
+    kind: str = key(
+        "multi_async", "processes that run ahead of the learner", choices=("multi_async",)
+    )
     max_lead: int = key(1000, "frames by which workers may be ahead of the learner", low=0)
 
 
@@ -255,7 +257,7 @@ class TrainingConfig(Config):
     keep_checkpoints_at: list[int] = key(
         [], "steps whose checkpoints are kept for good, in checkpoint/kept", low=1
     )
-    # OpenMP ends the process where it cannot start as many threads as asked for.
+    # OpenMP aborts the process if it cannot start this many threads.
     threads: int = key(
         1, "CPU threads of PyTorch; results repeat for the same number", low=1, high=1024
     )

@@ -64,7 +64,7 @@ class RunDirectory:
             )
 
     def is_finished(self) -> bool:
-        """Whether the run was completed before, which is then printed."""
+        """Whether the run was completed before. If so, prints that there is nothing to do."""
         if not (self.path / "finished").exists():
             return False
         print(f"The run in {self.path} is finished. Nothing to do.")
