@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["draw_learning_curve"]
 
@@ -25,10 +29,26 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
     heights = [2] + [1] * (has_success + len(quantiles))
     figure = Figure(figsize=(8, 2 * sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    remaining = iter(axes)
+    _draw_returns(axes[0], evaluations)
+    axes[0].set_title(" / ".join(run_dir.parts[-4:]), parse_math=False)
+    if has_success:
+        axes[1].plot(evaluations["step"], evaluations["success_rate"], color="tab:green")
+        axes[1].set_ylim(-0.05, 1.05)
+        axes[1].set_ylabel("success rate")
+    for axis, name in zip(axes[1 + has_success :], quantiles, strict=True):
+        _draw_quantiles(axis, training, name)
+        if name == quantiles[0]:
+            axis.legend(loc="best", frameon=False)
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    axes[-1].set_xlabel("environment steps")
+    path = run_dir / "learning_curve.png"
+    figure.savefig(path, dpi=120)
+    return path
 
-    axis, mean, spread = next(remaining), evaluations["return_mean"], evaluations["return_std"]
-    axis.set_title(" / ".join(run_dir.parts[-4:]), parse_math=False)
+
+def _draw_returns(axis: Axes, evaluations: dict[str, list[float]]) -> None:
+    mean, spread = evaluations["return_mean"], evaluations["return_std"]
     axis.plot(evaluations["step"], mean, color="tab:blue", label="mean over episodes")
     axis.fill_between(
         evaluations["step"],
@@ -40,33 +60,19 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
     )
     axis.set_ylabel("evaluation return")
     axis.legend(loc="best", frameon=False)
-    if has_success:
-        axis = next(remaining)
-        axis.plot(evaluations["step"], evaluations["success_rate"], color="tab:green")
-        axis.set_ylim(-0.05, 1.05)
-        axis.set_ylabel("success rate")
-    for name in quantiles:
-        axis = next(remaining)
-        axis.plot(
-            training["step"], training[f"{name}_q50"], ".-", color="tab:orange", label="median"
-        )
-        axis.fill_between(
-            training["step"],
-            training[f"{name}_q10"],
-            training[f"{name}_q90"],
-            color="tab:orange",
-            alpha=0.2,
-            label="10 % to 90 % of the actor's batch",
-        )
-        axis.set_ylabel(_QUANTILES[name])
-        if name == quantiles[0]:
-            axis.legend(loc="best", frameon=False)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[-1].set_xlabel("environment steps")
-    path = run_dir / "learning_curve.png"
-    figure.savefig(path, dpi=120)
-    return path
+
+
+def _draw_quantiles(axis: Axes, training: dict[str, list[float]], name: str) -> None:
+    axis.plot(training["step"], training[f"{name}_q50"], ".-", color="tab:orange", label="median")
+    axis.fill_between(
+        training["step"],
+        training[f"{name}_q10"],
+        training[f"{name}_q90"],
+        color="tab:orange",
+        alpha=0.2,
+        label="10 % to 90 % of the actor's batch",
+    )
+    axis.set_ylabel(_QUANTILES[name])
 
 
 def _columns(path: Path) -> dict[str, list[float]]:
