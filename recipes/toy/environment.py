@@ -58,5 +58,4 @@ class Shooting(gym.Env[np.ndarray, np.ndarray]):
         return np.array(INITIAL_STATE, np.float32), value, True, False, {}
 
 
-if "Shooting-v0" not in gym.registry:  # a module may be imported under two names
-    gym.register("Shooting-v0", entry_point=f"{__name__}:{Shooting.__name__}")
+gym.register("Shooting-v0", entry_point=f"{__name__}:{Shooting.__name__}")

@@ -146,5 +146,4 @@ class TransitionCollector:
         self._steps = state["frames"]
         self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
         load_environment_state(self._env, state["environment"])
-        carrier = TensorDict(state["carrier"]).exclude("collector")  # of older checkpoints
-        _upstream.carried(self._collector).update(carrier)
+        _upstream.carried(self._collector).update(TensorDict(state["carrier"]))
