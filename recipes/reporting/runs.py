@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import first_line
+from vmfer_recipes.training.keys import flat
 
 __all__ = ["LeftOut", "Run", "frozen", "read_columns", "read_config", "read_runs"]
 
@@ -111,17 +111,17 @@ def read_config(file: Path) -> dict[str, Any]:
         content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
-    flat = dict(_flat(content)) if isinstance(content, dict) else {}
-    missing = [key for key in _REQUIRED if key not in flat]
+    config = flat(content) if isinstance(content, dict) else {}
+    missing = [key for key in _REQUIRED if key not in config]
     if missing:
         raise ValueError(f"config.yaml has no {', '.join(missing)}")
     for key in _REQUIRED:
         kind = int if key in ("seed", "total_frames") else str
-        if type(flat[key]) is not kind:
-            raise ValueError(f"config.yaml has {key}={flat[key]!r}")
-    if flat["total_frames"] < 1:
-        raise ValueError(f"config.yaml has total_frames={flat['total_frames']}")
-    return flat
+        if type(config[key]) is not kind:
+            raise ValueError(f"config.yaml has {key}={config[key]!r}")
+    if config["total_frames"] < 1:
+        raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
+    return config
 
 
 def read_columns(file: Path) -> dict[str, np.ndarray]:
@@ -195,11 +195,3 @@ def _speed(file: Path) -> float:
 
 def _first_bad(steps: np.ndarray, values: np.ndarray) -> float:
     return float(steps[np.argmin(np.isfinite(values))])
-
-
-def _flat(config: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

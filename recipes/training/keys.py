@@ -19,6 +19,7 @@ __all__ = [
     "Config",
     "Key",
     "describe",
+    "flat",
     "group",
     "groups",
     "key",
@@ -26,6 +27,7 @@ __all__ = [
     "schema",
     "to_config",
     "validate",
+    "wrong_value",
 ]
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
@@ -295,6 +297,22 @@ def _unresolved(cfg: DictConfig, name: str) -> Any:
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested configuration as one dictionary of dotted keys.
+
+    Example:
+        >>> flat({"seed": 0, "env": {"name": "Hopper-v4"}})
+        {'seed': 0, 'env.name': 'Hopper-v4'}
+    """
+    if not isinstance(config, dict):
+        return {prefix[:-1]: config}
+    return {
+        key: value
+        for name, item in config.items()
+        for key, value in flat(item, f"{prefix}{name}.").items()
+    }
 
 
 def _is_config(hint: Any) -> bool:

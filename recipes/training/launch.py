@@ -30,6 +30,8 @@ from vmfer_recipes.training.lock import LockedError
 
 __all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
 
+_USER_ERRORS = (UserError, OmegaConfBaseException)
+
 
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
     """Makes a program of a function of the configuration, which becomes its ``__wrapped__``.
@@ -119,8 +121,8 @@ class Recipe:
         except Exception as error:
             if is_sweep:
                 _end_run_of_sweep(" ".join(job.overrides.task), error)
-            elif isinstance(error, (UserError, OmegaConfBaseException)):
-                fail(str(error))  # not outside Hydra, which would print the overrides first
+            elif isinstance(error, _USER_ERRORS):
+                _fail(str(error))  # not outside Hydra, which would print the overrides first
             else:
                 raise
 
@@ -132,18 +134,23 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         try:
             main()
-        except (UserError, OmegaConfBaseException) as error:
-            fail(str(error))
+        except _USER_ERRORS as error:
+            _fail(str(error))
         except KeyboardInterrupt:
             sys.exit(130)  # what a shell reports for SIGINT
 
     return run
 
 
-def fail(message: str) -> NoReturn:
-    """Prints an error in one line, and ends the program."""
-    print("error:", *message.split(), file=sys.stderr)
+def _fail(message: str) -> NoReturn:
+    """Prints an error, and ends the program."""
+    _print_error(message)
     sys.exit(2)
+
+
+def _print_error(message: str) -> None:
+    """Prints an error in one line."""
+    print("error:", *message.split(), file=sys.stderr)
 
 
 def quiet_torchrl() -> None:
@@ -162,8 +169,8 @@ def _end_run_of_sweep(run: str, error: Exception) -> None:
     if isinstance(error, LockedError):  # several sweeps can share their work
         print(f"{error} The sweep continues without it.", file=sys.stderr)
         return
-    if isinstance(error, (UserError, OmegaConfBaseException)):
-        print("error:", *str(error).split(), file=sys.stderr)
+    if isinstance(error, _USER_ERRORS):
+        _print_error(str(error))
     else:
         traceback.print_exception(error)
     raise UserError(

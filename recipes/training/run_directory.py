@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.keys import flat
 from vmfer_recipes.training.lock import lock
 from vmfer_recipes.training.options import Config
 
@@ -45,13 +45,13 @@ class RunDirectory:
                 f"{self.path} holds a run and resume=false: delete it or choose another run_dir."
             )
         try:
-            before = _flat(OmegaConf.to_container(OmegaConf.load(file)))
+            before = flat(OmegaConf.to_container(OmegaConf.load(file)))
         except Exception as error:
             raise UserError(
                 f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "
                 "another run_dir."
             ) from error
-        now = _flat(self._config)
+        now = flat(self._config)
         differing = [
             f"{key}={before.get(key)} there, {now.get(key)} here"
             for key in sorted(before.keys() | now.keys())
@@ -91,13 +91,3 @@ class RunDirectory:
                 "room on the disk and run the same command to resume from the last checkpoint, or "
                 "choose another run_dir."
             ) from error
-
-
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(config, dict):
-        return {prefix[:-1]: config}
-    return {
-        key: value
-        for name, item in config.items()
-        for key, value in _flat(item, f"{prefix}{name}.").items()
-    }
