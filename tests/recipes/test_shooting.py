@@ -213,7 +213,7 @@ def test_an_interval_of_the_mean_covers_it_about_as_often_as_it_says():
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(0.1, 0.3, "is better"), (-0.3, -0.1, "is worse"), (-0.1, 0.1, "no difference")],
+    [(0.1, 0.3, "is better"), (-0.3, -0.1, "is worse"), (-0.1, 0.1, "no significant difference")],
 )
 def test_a_verdict_is_given_only_where_the_interval_leaves_out_zero(low, high, verdict):
     difference = Difference("uncertainty", "final reward", (low + high) / 2, low, high)
