@@ -184,12 +184,14 @@ def sampling_factor(gradients, used) -> Tensor:
     gradients = gradients.detach().double().numpy()
     batch_size = gradients.shape[1:-1]
     used = np.broadcast_to(np.asarray(used), batch_size)
+    sums = gradients.sum(0)
     factors = np.empty(batch_size)
     for j in np.ndindex(batch_size):
         x = [g[j] / np.linalg.norm(g[j]) for g in gradients]
         mean = np.mean(x, axis=0)
         length = np.linalg.norm(mean)
-        factors[j] = np.exp(length * np.dot(mean / length, x[used[j]]))
+        x_e = sums[j] / np.linalg.norm(sums[j]) if used[j] == "mean" else x[used[j]]
+        factors[j] = np.exp(length * np.dot(mean / length, x_e))
     return torch.as_tensor(factors)
 
 

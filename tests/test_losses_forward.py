@@ -9,6 +9,11 @@ from torchrl.objectives import SoftUpdate
 from helpers.losses import SEED, assert_same, seeded
 
 
+def keywords(loss, batch):
+    """The entries of a batch as keyword arguments of a loss."""
+    return {"_".join(key) if isinstance(key, tuple) else key: batch[key] for key in loss.in_keys}
+
+
 class TestForward:
     def test_equals_the_parents(self, algorithm, make_batch):
         stock, vmf = algorithm.pair()
@@ -19,16 +24,76 @@ class TestForward:
             assert_same(algorithm, result[key], expected[key])
         assert torch.equal(batch["td_error"], stock_batch["td_error"])
 
+    def test_returns_the_factors_and_writes_them_into_the_batch(self, algorithm, make_batch):
+        loss = algorithm.build(num_qvalue_nets=3)
+        batch = make_batch(20)
+        result = seeded(loss, batch)
+        torch.manual_seed(SEED)
+        if algorithm.name == "sac":
+            algorithm.critic_loss(loss, make_batch(20))  # draws the random numbers before
+        _, metadata = loss.actor_loss(make_batch(20))
+        assert set(result.keys()) == set(loss.out_keys)
+        for name in ("vmf_factor", "vmf_resultant_length"):
+            torch.testing.assert_close(result[name], metadata[name])
+        assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
+
+    def test_without_measuring_returns_what_torchrl_returns(self, algorithm, make_batch):
+        stock, vmf = algorithm.build(algorithm.stock_class), algorithm.build(measure=False)
+        results = [seeded(loss, make_batch(20)) for loss in (stock, vmf)]
+        assert set(results[1].keys()) == set(results[0].keys())
+        assert vmf.out_keys == stock.out_keys
+
+    @pytest.mark.parametrize("reduction", ["none", "sum"])
+    @pytest.mark.filterwarnings("ignore:SACLoss with reduction")
+    def test_returns_the_factors_with_any_reduction(self, algorithm, make_batch, reduction):
+        batch = make_batch(20)
+        result = seeded(algorithm.build(reduction=reduction), batch)
+        assert result["vmf_factor"].shape == (20,)
+        assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
+
+    def test_actor_loss_alone_leaves_the_batch_as_it_is(self, algorithm, make_batch):
+        batch = make_batch(20)
+        algorithm.build().actor_loss(batch)
+        assert "vmf_factor" not in batch.keys()  # noqa: SIM118
+
+    def test_of_td3_called_with_keywords_returns_all_outputs(self, td3, make_batch):
+        loss, batch = td3.build(), make_batch(20)
+        expected = seeded(loss, batch.clone())
+        outputs = seeded(lambda: loss(**keywords(loss, batch)))
+        for name, output in zip(loss.out_keys, outputs, strict=True):
+            assert torch.equal(output, expected[name]), name
+
+    def test_of_sac_called_with_keywords_returns_torchrls_tuple(self, sac, make_batch):
+        stock, vmf = sac.pair()
+        batch = make_batch(20)
+        outputs = seeded(lambda: vmf(**keywords(vmf, batch)))
+        assert len(outputs) == len(stock.out_keys) == 5
+        expected = seeded(stock, batch.clone())
+        for name, output in zip(stock.out_keys, outputs, strict=True):
+            assert_same(sac, output, expected[name])
+
+    def test_returns_what_is_selected_until_it_is_reset(self, algorithm, make_batch):
+        loss, batch = algorithm.build(), make_batch(20)
+        names = loss.out_keys
+        expected = seeded(loss, batch.clone())
+        loss.select_out_keys("loss_actor", "vmf_factor")
+        assert loss.out_keys == ["loss_actor", "vmf_factor"]
+        value, factor = seeded(lambda: loss(**keywords(loss, batch)))
+        assert torch.equal(value, expected["loss_actor"])
+        assert torch.equal(factor, expected["vmf_factor"])
+        result = seeded(loss, batch)
+        assert set(result.keys()) == {"loss_actor", "vmf_factor"}
+        assert torch.equal(batch["vmf_factor"], expected["vmf_factor"])
+        loss.reset_out_keys()
+        assert loss.out_keys == names
+        assert set(seeded(loss, batch).keys()) == set(names)
+
     def test_takes_keyword_arguments(self, algorithm, make_batch):
         loss = algorithm.build()
         batch = make_batch(20)
         expected = seeded(loss, batch.clone())
         loss.select_out_keys("loss_actor", "loss_qvalue")
-        flat = {
-            "_".join(key) if isinstance(key, tuple) else key: batch[key] for key in loss.in_keys
-        }
-        torch.manual_seed(SEED)
-        loss_actor, loss_qvalue = loss(**flat)
+        loss_actor, loss_qvalue = seeded(lambda: loss(**keywords(loss, batch)))
         assert torch.equal(loss_actor, expected["loss_actor"])
         assert torch.equal(loss_qvalue, expected["loss_qvalue"])
 

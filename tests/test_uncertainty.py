@@ -20,6 +20,8 @@ from torchrl.objectives import (
     DDPGLoss,
     DiscreteSACLoss,
     DQNLoss,
+    IQLLoss,
+    REDQLoss,
     SACLoss,
     TD3BCLoss,
     TD3Loss,
@@ -39,7 +41,8 @@ LOSSES = {
     VMFSACLoss: ("sac", {"num_qvalue_nets": 4, "num_target_critics": 4}, "min"),
     CQLLoss: ("sac", {}, "min"),
     CrossQLoss: ("sac", {"num_qvalue_nets": 3}, "min"),
-    TQCLoss: ("sac", {"num_qvalue_nets": 3}, "min"),
+    REDQLoss: ("sac", {"num_qvalue_nets": 4}, "mean"),
+    TQCLoss: ("sac", {"num_qvalue_nets": 3}, "mean"),
 }
 
 
@@ -52,6 +55,10 @@ def loss(request, td3, sac):
     return algorithm.build(request.param, **options)
 
 
+def used_critic(name, values):
+    return {"first": 0, "min": values.argmin(0), "mean": "mean"}[name]
+
+
 def evaluate(uncertainty, batch):
     torch.manual_seed(SEED)
     return uncertainty(batch)
@@ -62,8 +69,8 @@ def test_the_factor_equals_brute_force(loss, brute_force, make_batch):
     result = evaluate(VMFUncertainty(loss), batch.clone())["vmf", "factor"]
     action = brute_force.policy_action(loss, batch, seed=SEED)
     gradients = brute_force.action_gradients(loss, batch, action)
-    climbed = LOSSES[type(loss)][2]
-    used = 0 if climbed == "first" else brute_force.critic_values(loss, batch, action).argmin(0)
+    values = brute_force.critic_values(loss, batch, action)
+    used = used_critic(LOSSES[type(loss)][2], values)
     expected = brute_force.sampling_factor(gradients, used)
     assert expected.std() > 1e-3
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
@@ -239,13 +246,13 @@ def test_follows_the_parameters_of_the_loss(algorithm, make_batch, part):
     assert torch.equal(after, rebuilt)
 
 
-@pytest.mark.parametrize("used", ["first", "min"])
+@pytest.mark.parametrize("used", ["first", "min", "mean"])
 def test_the_used_critic_can_be_chosen(algorithm, brute_force, make_batch, used):
     loss = algorithm.build(num_qvalue_nets=4, num_target_critics=4)
     batch = make_batch(20)
     result = evaluate(VMFUncertainty(loss, used=used), batch.clone())["vmf", "factor"]
     action = brute_force.policy_action(loss, batch, seed=SEED)
-    index = brute_force.critic_values(loss, batch, action).argmin(0) if used == "min" else 0
+    index = used_critic(used, brute_force.critic_values(loss, batch, action))
     gradients = brute_force.action_gradients(loss, batch, action)
     expected = brute_force.sampling_factor(gradients, index)
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
@@ -285,6 +292,17 @@ class TestFromGradients:
         result = VMFUncertainty.from_gradients(gradients)["vmf", "factor"]
         torch.testing.assert_close(result, torch.tensor(1 / 3).exp())
 
+    def test_uses_the_direction_of_the_mean_gradient_on_request(self):
+        gradients = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+        result = VMFUncertainty.from_gradients(gradients, "mean")["vmf", "factor"]
+        # (½, ½) times the direction of (1, 3)
+        torch.testing.assert_close(result, torch.tensor(2 / 10**0.5).exp())
+
+    def test_leaves_a_gradient_that_is_not_finite_out_of_the_mean(self):
+        gradients = torch.tensor([[3.0, 4.0], [torch.inf, 1.0]])
+        result = VMFUncertainty.from_gradients(gradients, "mean")["vmf", "factor"]
+        torch.testing.assert_close(result, torch.tensor(0.5).exp())
+
     def test_stays_finite_without_any_direction(self):
         gradients = torch.tensor([[[0.0, 0.0], [torch.nan, 1.0]]]).expand(2, 2, 2)
         result = VMFUncertainty.from_gradients(gradients)["vmf"]
@@ -314,10 +332,16 @@ class TestRefuses:
         with pytest.raises(TypeError, match="DiscreteSACLoss"):
             VMFUncertainty(loss)
 
+    def test_a_loss_whose_actor_follows_no_gradient_of_the_critics(self, sac):
+        value = ValueOperator(MLP(in_features=5, out_features=1, num_cells=[8]), ["observation"])
+        loss = IQLLoss(sac.actor(), sac.critic(), value)
+        with pytest.raises(TypeError, match=r"IQLLoss imitates .* follows no gradient"):
+            VMFUncertainty(loss)
+
     def test_what_is_not_a_loss(self):
         with pytest.raises(TypeError, match="Linear has none"):
             VMFUncertainty(nn.Linear(2, 2))
 
     def test_an_unknown_choice_of_the_used_critic(self, td3):
-        with pytest.raises(ValueError, match="used must be 'first' or 'min', got 'max'"):
+        with pytest.raises(ValueError, match="used must be 'first', 'min' or 'mean', got 'max'"):
             VMFUncertainty(td3.build(), used="max")

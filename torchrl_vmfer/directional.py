@@ -7,12 +7,14 @@ of vectors in ``p`` dimensions. Equation numbers refer to the vMFER paper (Zhu e
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 __all__ = [
     "MAX_FACTOR",
+    "Used",
     "concentration",
     "directions",
     "factor_and_length",
@@ -175,41 +177,60 @@ def _log_scaled_bessel_large(k: Tensor, order: float) -> Tensor:
     return exponent - 0.5 * torch.log(2 * math.pi * order * root) + series.log()
 
 
-def sampling_factor(gradients: Tensor, used: int | Tensor) -> Tensor:
+Used = int | Tensor | Literal["first", "mean"]
+"""The critic e whose gradient moves the actor: its number, one number for each transition
+``[*batch]``, ``"first"``, or ``"mean"`` for the mean of all gradients."""
+
+
+def sampling_factor(gradients: Tensor, used: Used) -> Tensor:
     """The sampling factor p = exp(R μᵀx_e) = exp(x̄ᵀx_e) of a transition (Eq. 8).
 
     With two critics at an angle Θ it is exp((1 + cos Θ)/2), between 1 and e.
 
     Args:
         gradients: a tensor ``[N, *batch, p]``, one gradient per critic; only the
-            directions count.
-        used: the critic e whose gradient moves the actor: 0 for TD3, a tensor
-            ``[*batch]`` of argmin_i Q_i for SAC.
+            directions count, except with ``used="mean"``.
+        used: the critic e whose gradient moves the actor: 0 or ``"first"`` for TD3, a tensor
+            ``[*batch]`` of argmin_i Q_i for SAC, ``"mean"`` for an actor that climbs the mean
+            of all critics, where x_e is the direction of the mean gradient.
 
     Returns:
-        a tensor ``[*batch]`` in (1/e, e].
+        a tensor ``[*batch]`` in [1/e, e].
 
     Examples:
         >>> sampling_factor(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), used=0)
         tensor(1.6487)
+        >>> sampling_factor(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), used="mean")
+        tensor(1.8010)
     """
-    return factor_and_length(directions(gradients), used)[0]
+    return factor_and_length(gradients, used)[0]
 
 
-def factor_and_length(x: Tensor, used: int | Tensor) -> tuple[Tensor, Tensor]:
-    """The :func:`sampling_factor` and the :func:`resultant_length` of some directions.
+def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
+    """The :func:`sampling_factor` and the :func:`resultant_length` of some gradients.
 
     Args:
-        x: unit vectors ``[N, *batch, p]``, as :func:`directions` gives them.
+        gradients: a tensor ``[N, *batch, p]``, one gradient per critic.
         used: the critic e, as in :func:`sampling_factor`.
     """
-    mean = _critics(x).mean(0)
-    if isinstance(used, Tensor):
-        index = used[None, ..., None].expand(1, *x.shape[1:])
-        used_direction = x.gather(0, index).squeeze(0)
-    else:
-        if not 0 <= used < len(x):
-            raise IndexError(f"There is no critic {used} among {len(x)}.")
-        used_direction = x[used]
-    factor = (mean * used_direction).sum(-1).clamp(max=1.0).exp()
+    x = _critics(directions(gradients))
+    mean = x.mean(0)
+    factor = (mean * _used_direction(gradients, x, used)).sum(-1).clamp(max=1.0).exp()
     return factor, torch.linalg.vector_norm(mean, dim=-1).clamp(max=1.0)
+
+
+def _used_direction(gradients: Tensor, x: Tensor, used: Used) -> Tensor:
+    """The direction x_e ``[*batch, p]``, given all gradients and directions."""
+    if isinstance(used, Tensor):
+        return x.gather(0, used[None, ..., None].expand(1, *x.shape[1:])).squeeze(0)
+    if used == "mean":
+        usable = gradients.isfinite().all(-1, keepdim=True)
+        # Dividing before the sum keeps it from overflowing.
+        return directions((torch.where(usable, gradients, 0) / len(gradients)).sum(0))
+    if used == "first":
+        return x[0]
+    if isinstance(used, str):
+        raise ValueError(f"used must be the number of a critic, 'first' or 'mean', got {used!r}.")
+    if not 0 <= used < len(x):
+        raise IndexError(f"There is no critic {used} among {len(x)}.")
+    return x[used]

@@ -6,19 +6,21 @@ import math
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import NestedKey, TensorDictBase
+from tensordict.nn import dispatch, set_composite_lp_aggregate
 from torch import Tensor
 from torchrl.objectives import SACLoss, TD3Loss
 
 from torchrl_vmfer._torchrl import temperature
-from torchrl_vmfer.fast.sac import AcceleratedSAC
-from torchrl_vmfer.fast.td3 import AcceleratedTD3
-from torchrl_vmfer.gradient_tap import GradientTap
+from torchrl_vmfer.fast.accelerated import Accelerated
+from torchrl_vmfer.fast.sac import FastSAC
+from torchrl_vmfer.fast.td3 import FastTD3
+from torchrl_vmfer.gradients import GradientTap, action_leaves
 
 __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 
 
-class VMFTD3Loss(AcceleratedTD3, GradientTap, TD3Loss):
+class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
 
     With the defaults, loss values and gradients are TorchRL's, bit for bit. The metadata of
@@ -59,6 +61,9 @@ class VMFTD3Loss(AcceleratedTD3, GradientTap, TD3Loss):
         torch.Size([5])
     """
 
+    used = "first"
+    fast_updates = FastTD3
+
     def __init__(
         self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
     ) -> None:
@@ -85,12 +90,8 @@ class VMFTD3Loss(AcceleratedTD3, GradientTap, TD3Loss):
         """The policy's action with noise, the same for all critics."""
         return self.perturbed(action[0]).expand_as(action) if self.actor_noise else None
 
-    def used_critic(self) -> int:
-        """The first."""
-        return 0
 
-
-class VMFSACLoss(AcceleratedSAC, GradientTap, SACLoss):
+class VMFSACLoss(Accelerated, GradientTap, SACLoss):
     """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.
 
     Loss values and gradients are TorchRL's up to rounding. The metadata of ``actor_loss`` gain
@@ -134,19 +135,28 @@ class VMFSACLoss(AcceleratedSAC, GradientTap, SACLoss):
         torch.Size([5])
     """
 
+    used = "min"
+    fast_updates = FastSAC
+
     def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
         self.entropy_gradient = entropy_gradient
         super().__init__(*args, **kwargs)
+
+    @property
+    def keyword_out_keys(self) -> list[NestedKey]:
+        """What a call with keyword arguments returns: TorchRL's outputs, or those selected."""
+        return self.selected_out_keys or self.stock_out_keys
+
+    @dispatch(dest="keyword_out_keys")
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """As in :class:`GradientTap`; a call with keyword arguments returns TorchRL's tuple."""
+        return super().forward(tensordict)
 
     def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
         """The values of the critics over which the actor's minimum runs."""
         if self.entropy_gradient:
             self._policy_action = tensordict.get(self.tensor_keys.action).detach()
-        return super().actor_critics(tensordict, params)[: self.num_target_critics]
-
-    def used_critic(self) -> Tensor:
-        """The one with the lowest value."""
-        return self.tapped_values[: self.num_target_critics].argmin(0)
+        return super().actor_critics(tensordict, params)
 
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
         """The gradients of -Q_i, or with ``entropy_gradient`` of α log π - Q_i."""
@@ -154,10 +164,18 @@ class VMFSACLoss(AcceleratedSAC, GradientTap, SACLoss):
             return self.tapped_gradients
         with torch.no_grad(), self.actor_network_params.to_module(self.actor_network):
             policy = self.actor_network.get_dist(tensordict)
-        log_prob, pull_back = torch.func.vjp(  # type: ignore[misc]
-            policy.log_prob, self._policy_action
-        )
-        (score,) = pull_back(torch.ones_like(log_prob))
+        action, gradients = self._policy_action, self.tapped_gradients
         del self._policy_action
-        gradients = self.tapped_gradients
-        return temperature(self) * score.reshape(gradients.shape[1:]) + gradients
+        leaves = action_leaves(action)
+
+        def log_prob_at(*points: Tensor) -> Tensor:
+            at = points[0]
+            if not isinstance(action, Tensor):
+                at = action.copy().update(dict(zip(leaves, points, strict=True)))
+            with set_composite_lp_aggregate(True):
+                return policy.log_prob(at)
+
+        log_prob, pull_back = torch.func.vjp(log_prob_at, *leaves.values())  # type: ignore[misc]
+        scores = pull_back(torch.ones_like(log_prob))
+        score = torch.cat([score.flatten(gradients.ndim - 2) for score in scores], -1)
+        return temperature(self) * score + gradients

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor
-from torchrl.objectives import TD3BCLoss, TD3Loss
+from torchrl.objectives import IQLLoss, REDQLoss, TD3BCLoss, TD3Loss, TQCLoss
 from torchrl.objectives.common import LossModule
 
 from torchrl_vmfer import directional
@@ -16,7 +16,8 @@ from torchrl_vmfer.gradients import action_gradients
 
 __all__ = ["VMFUncertainty"]
 
-_TD3_FAMILY = (TD3Loss, TD3BCLoss)
+_CLIMB_THE_FIRST = (TD3Loss, TD3BCLoss)
+_CLIMB_THE_MEAN = (REDQLoss, TQCLoss)
 
 
 class VMFUncertainty(TensorDictModuleBase):
@@ -38,14 +39,15 @@ class VMFUncertainty(TensorDictModuleBase):
 
     Args:
         loss_module: a TorchRL loss with an ``actor_network`` and an ensemble of critics named
-            ``qvalue_network`` (TD3, TD3+BC, SAC, CrossQ, CQL, TQC, ...). It is referred to, not
-            owned: the module follows its parameters and has none of its own.
+            ``qvalue_network`` (TD3, TD3+BC, SAC, CrossQ, CQL, REDQ, TQC, ...), whose actor
+            follows the gradient ∂Q/∂a. It is referred to, not owned: the module follows its
+            parameters and has none of its own.
 
     Keyword Args:
-        used: the critic e whose gradient moves the actor: ``"first"``, or ``"min"`` for the one
-            with the lowest value. Defaults to what the loss does: ``"first"`` for the TD3
-            family, ``"min"`` for all others. Losses that climb a mean of critics, such as TQC,
-            use no single one; for them ``"min"`` is a choice.
+        used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
+            with the lowest value, or ``"mean"`` for the mean of all. Defaults to what the loss
+            does: ``"first"`` for the TD3 family, ``"mean"`` for REDQ and TQC, ``"min"`` for all
+            others.
 
     Examples:
         >>> from tensordict.nn import TensorDictModule
@@ -69,8 +71,14 @@ class VMFUncertainty(TensorDictModuleBase):
     ]
 
     def __init__(
-        self, loss_module: LossModule, *, used: Literal["first", "min"] | None = None
+        self, loss_module: LossModule, *, used: Literal["first", "min", "mean"] | None = None
     ) -> None:
+        if isinstance(loss_module, IQLLoss):
+            raise TypeError(
+                f"The actor of {type(loss_module).__name__} imitates the actions in the batch and "
+                "follows no gradient ∂Q/∂a, so vMFER is not defined for it. Pass a loss whose "
+                "actor climbs its critics, such as TD3Loss or SACLoss."
+            )
         for name in ("actor_network", "qvalue_network"):
             if not hasattr(loss_module, name):
                 raise TypeError(
@@ -84,9 +92,13 @@ class VMFUncertainty(TensorDictModuleBase):
                 "no gradient with respect to it. Pass a loss for continuous actions."
             )
         if used is None:
-            used = "first" if isinstance(loss_module, _TD3_FAMILY) else "min"
-        if used not in ("first", "min"):
-            raise ValueError(f"used must be 'first' or 'min', got {used!r}.")
+            used = "min"
+            if isinstance(loss_module, _CLIMB_THE_FIRST):
+                used = "first"
+            elif isinstance(loss_module, _CLIMB_THE_MEAN):
+                used = "mean"
+        if used not in ("first", "min", "mean"):
+            raise ValueError(f"used must be 'first', 'min' or 'mean', got {used!r}.")
         super().__init__()
         self.used = used
         # Not an attribute of the module's own: its parameters would be listed twice.
@@ -109,19 +121,19 @@ class VMFUncertainty(TensorDictModuleBase):
             values, gradients = loss.action_gradients(tensordict)
         else:
             values, gradients = action_gradients(loss, tensordict)
-        used: int | Tensor = 0
-        if self.used == "min":
-            candidates = getattr(loss, "num_target_critics", len(values))
-            used = values[:candidates].argmin(0)
+        used = self.used
+        if used == "min":
+            used = values[: getattr(loss, "target_count", None)].argmin(0)
         return tensordict.update(self.from_gradients(gradients, used))
 
     @staticmethod
-    def from_gradients(gradients: Tensor, used: int | Tensor = 0) -> TensorDict:
+    def from_gradients(gradients: Tensor, used: directional.Used = 0) -> TensorDict:
         """The same statistics from gradients at hand.
 
         Args:
             gradients: one gradient per critic, ``[N, *batch, action]``.
-            used: the critic e whose gradient moves the actor, one for all or ``[*batch]``.
+            used: the critic e whose gradient moves the actor, one for all or ``[*batch]``;
+                ``"first"``; or ``"mean"`` for the mean of all.
 
         Returns:
             a tensordict of batch size ``[*batch]`` with the entries under ``"vmf"``.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, ClassVar
 
 from tensordict import TensorDictBase
@@ -19,8 +21,8 @@ __all__ = ["Accelerated"]
 class Accelerated(LossMixin):
     """Gives a loss the argument ``fast`` and a fast path; first among the bases of the loss.
 
-    A subclass names its :attr:`fast_updates` and asks :meth:`fast_updates_for` in each method
-    that they replace.
+    A loss names its :attr:`fast_updates`, whose ``methods`` take the place of the methods of the
+    loss with the same names, wherever they can.
 
     Args:
         *args: as in the loss.
@@ -32,6 +34,12 @@ class Accelerated(LossMixin):
     _updates: FastUpdates | None
     _module_watch: ModuleWatch | None
     _reason_of_networks: str
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "fast_updates" in vars(cls):
+            for name in cls.fast_updates.methods:
+                setattr(cls, name, _fast_or(getattr(cls, name)))
 
     def __init__(self, *args: Any, fast: bool = False, **kwargs: Any) -> None:
         self.fast = fast
@@ -56,7 +64,7 @@ class Accelerated(LossMixin):
         return self._reason_of_batch or "fast"
 
     def fast_updates_for(self, tensordict: TensorDictBase) -> Any:
-        """The fast updates for a batch, or ``None`` where there are none."""
+        """Returns the fast updates for a batch, or ``None`` where there are none."""
         if not self.fast:
             return None
         self._reason_of_batch = ""
@@ -107,9 +115,22 @@ class Accelerated(LossMixin):
                 f"{type(self).__name__}(fast=True) takes TorchRL's path: {reason}. This is said "
                 "once; the loss's `fast_path` tells the present reason.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has networks and parameters of its own.
         return self.__dict__ | {"_updates": None, "_module_watch": None}
+
+
+def _fast_or(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method of a loss, or that of its fast updates where there are some for the batch."""
+
+    @wraps(method)
+    def dispatched(self: Accelerated, tensordict: TensorDictBase) -> Any:
+        updates = self.fast_updates_for(tensordict)
+        if updates is None:
+            return method(self, tensordict)
+        return getattr(updates, method.__name__)(tensordict)
+
+    return dispatched

@@ -10,7 +10,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -19,7 +19,6 @@ from torch.nn import functional
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer.directional import directions, factor_and_length
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 
@@ -53,11 +52,14 @@ class FastUpdates:
         NotPlainError: if a network has no fast path.
     """
 
+    methods: ClassVar[tuple[str, ...]]
+    """The methods of the loss whose place those of the same name take."""
+
     def __init__(self, loss: VMFTD3Loss | VMFSACLoss) -> None:
         self._loss = loss
         self._trained_critics = PlainNetwork(loss.qvalue_network, loss.qvalue_network_params)
         # Extra critics serve the measurement only.
-        self._num_target_critics = min(loss.num_target_critics, loss.num_qvalue_nets)
+        self._num_target_critics = loss.target_count
         self._all_critics = self._trained_critics.detached()
         self._actor_critics = self._trained_critics.detached(self._num_actor_critics)
         targets = PlainNetwork(loss.qvalue_network, loss.target_qvalue_network_params)
@@ -70,10 +72,9 @@ class FastUpdates:
 
     def is_current(self) -> bool:
         """Whether there are as many critics, with parameters in the memory that is referred to."""
-        loss = self._loss
-        return self._num_target_critics == min(
-            loss.num_target_critics, loss.num_qvalue_nets
-        ) and all(network.shares_memory(derived) for network, derived in self._derived)
+        return self._num_target_critics == self._loss.target_count and all(
+            network.shares_memory(derived) for network, derived in self._derived
+        )
 
     @classmethod
     def check_options(cls, loss: Any) -> None:
@@ -205,9 +206,6 @@ class FastUpdates:
         )
         return values.squeeze(-1), gradients
 
-    def _agreement(self, gradients: Tensor, used: int | Tensor) -> dict[str, Tensor]:
-        """What the critics' gradients ``[N, B, A]`` tell of their agreement."""
-        if not self._loss.measure:
-            return {}
-        factor, length = factor_and_length(directions(gradients), used)
-        return {"vmf_factor": factor, "vmf_resultant_length": length}
+    def _agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
+        """What gradients ``[N, B, A]`` and values ``[N, B]`` tell of the critics' agreement."""
+        return self._loss.agreement(gradients, values) if self._loss.measure else {}

@@ -12,7 +12,6 @@ from torch.nn import functional
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from torchrl_vmfer._torchrl import temperature
-from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.critics import FastUpdates
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
@@ -20,12 +19,13 @@ from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 if TYPE_CHECKING:
     from torchrl_vmfer.losses import VMFSACLoss
 
-__all__ = ["AcceleratedSAC", "FastSAC"]
+__all__ = ["FastSAC"]
 
 
 class FastSAC(FastUpdates):
     """The losses of actor and critics of :class:`~torchrl_vmfer.VMFSACLoss`."""
 
+    methods = ("qvalue_v2_loss", "actor_loss")
     _loss: VMFSACLoss
 
     def __init__(self, loss: VMFSACLoss) -> None:
@@ -75,28 +75,8 @@ class FastSAC(FastUpdates):
         actor_loss = ((alpha * log_prob - value) * weights).sum()
         return with_known_gradients(actor_loss, self._actor, pull_back, *slopes), {
             "log_prob": log_prob,
-            **self._agreement(gradients, used),
+            **self._agreement(gradients, values),
         }
-
-
-class AcceleratedSAC(Accelerated):
-    """Gives a SAC loss its fast path."""
-
-    fast_updates = FastSAC
-
-    def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's loss of the critics."""
-        updates = self.fast_updates_for(tensordict)
-        if updates is None:
-            return super().qvalue_v2_loss(tensordict)
-        return updates.qvalue_v2_loss(tensordict)
-
-    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's loss of the actor, and what the critics say of it."""
-        updates = self.fast_updates_for(tensordict)
-        if updates is None:
-            return super().actor_loss(tensordict)
-        return updates.actor_loss(tensordict)
 
 
 def _squashed(mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.critics import FastUpdates
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import PlainNetwork
@@ -16,12 +15,13 @@ from torchrl_vmfer.fast.plain_network import PlainNetwork
 if TYPE_CHECKING:
     from torchrl_vmfer.losses import VMFTD3Loss
 
-__all__ = ["AcceleratedTD3", "FastTD3"]
+__all__ = ["FastTD3"]
 
 
 class FastTD3(FastUpdates):
     """The two losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
 
+    methods = ("value_loss", "actor_loss")
     _loss: VMFTD3Loss
     _num_actor_critics = 1  # the first
 
@@ -60,25 +60,5 @@ class FastTD3(FastUpdates):
             pull_back,
             -weights.unsqueeze(-1) * gradients[0],
         )
-        metadata = self._agreement(gradients, used=0)
+        metadata = self._agreement(gradients, values)
         return actor_loss, {"state_action_value_actor": values} | metadata
-
-
-class AcceleratedTD3(Accelerated):
-    """Gives a TD3 loss its fast path."""
-
-    fast_updates = FastTD3
-
-    def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's loss of the critics."""
-        updates = self.fast_updates_for(tensordict)
-        if updates is None:
-            return super().value_loss(tensordict)
-        return updates.value_loss(tensordict)
-
-    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's loss of the actor, and what the critics say of it."""
-        updates = self.fast_updates_for(tensordict)
-        if updates is None:
-            return super().actor_loss(tensordict)
-        return updates.actor_loss(tensordict)
