@@ -7,9 +7,15 @@ import warnings
 
 import pytest
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
-from torchrl.modules import MLP, ProbabilisticActor, TanhNormal
+from torchrl.modules import (
+    MLP,
+    IndependentNormal,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+)
 from torchrl.objectives import ValueEstimators
 
 from helpers.fast_losses import SEED, TOLERANCE, assert_agree, pair
@@ -97,22 +103,6 @@ def test_batches_of_several_dimensions_go_by_the_stock_path(algorithm, make_batc
     assert fast.fast_path == "fast"
 
 
-def test_actor_with_other_bounds_goes_by_the_stock_path(sac, make_batch):
-    torch.manual_seed(0)
-    network = nn.Sequential(MLP(5, 6, num_cells=[8]), sac.actor().module[0].module[1])
-    actor = ProbabilisticActor(
-        TensorDictModule(network, ["observation"], ["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        distribution_class=TanhNormal,
-        distribution_kwargs={"low": -2.0, "high": 2.0},
-        return_log_prob=True,
-    )
-    loss = sac.vmf_class(actor, sac.critic(), target_entropy=-3.0, fast=True)
-    with pytest.warns(UserWarning, match=FALLS_BACK):
-        loss.actor_loss(make_batch(16))
-    assert "TanhNormal" in loss.fast_path
-
-
 def gaussian(sac, names, **kwargs):
     torch.manual_seed(0)
     network = nn.Sequential(MLP(5, 6, num_cells=[8]), sac.actor().module[0].module[1])
@@ -132,6 +122,41 @@ def test_bounds_may_be_tensors(sac, make_batch):
     loss = gaussian(sac, ["loc", "scale"], **bounds)
     loss.actor_loss(make_batch(16))
     assert loss.fast_path == "fast"
+
+
+def test_other_distributions_go_by_the_stock_path(sac, make_batch):
+    network = nn.Sequential(MLP(5, 6, num_cells=[8]), sac.actor().module[0].module[1])
+    actor = ProbabilisticActor(
+        TensorDictModule(network, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=IndependentNormal,
+    )
+    loss = sac.vmf_class(actor, sac.critic(), target_entropy=-3.0, fast=True)
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        loss.actor_loss(make_batch(16))
+    assert loss.fast_path == "the policy is not a TanhNormal"
+
+
+def test_modules_that_are_not_a_chain_go_by_the_stock_path(td3, make_batch):
+    actor = TensorDictSequential(
+        TensorDictModule(nn.Linear(5, 3), ["observation"], ["param"]),
+        TensorDictModule(lambda param, observation: param * observation[..., :3],
+                         ["param", "observation"], ["action"]),
+    )  # fmt: skip
+    loss = td3.vmf_class(actor, td3.critic(activation=nn.ReLU), **td3.defaults, fast=True)
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        loss.actor_loss(make_batch(16))
+    assert loss.fast_path == "the modules of the policy are not a chain"
+
+
+def test_critics_that_read_the_action_in_between_go_by_the_stock_path(td3, make_batch):
+    keys = ["observation", "action", "goal"]
+    critic = ValueOperator(MLP(9, 1, num_cells=[8]), in_keys=keys)
+    actor = TensorDictModule(MLP(6, 3, num_cells=[8]), ["observation", "goal"], ["action"])
+    loss = td3.vmf_class(actor, critic, **td3.defaults, fast=True)
+    with pytest.warns(UserWarning, match=FALLS_BACK):
+        loss.actor_loss(make_batch(16).set("goal", torch.zeros(16, 1)))
+    assert loss.fast_path == "the critics do not read the action first or last"
 
 
 def test_mean_and_deviation_in_another_order_go_by_the_stock_path(sac, make_batch):

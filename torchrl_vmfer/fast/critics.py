@@ -90,10 +90,10 @@ class FastUpdates:
             raise NotPlainError("reduction='none'")
         if loss.loss_function not in _DISTANCES:
             raise NotPlainError(f"loss_function={loss.loss_function!r}")
-        *observations, action = loss.qvalue_network.in_keys
-        if action != loss.tensor_keys.action:
-            raise NotPlainError("the critics do not read the action last")
-        if list(loss.actor_network.in_keys) != observations:
+        keys, action = list(loss.qvalue_network.in_keys), loss.tensor_keys.action
+        if len(keys) < 2 or action not in (keys[0], keys[-1]):
+            raise NotPlainError("the critics do not read the action first or last")
+        if list(loss.actor_network.in_keys) != [key for key in keys if key != action]:
             raise NotPlainError("actor and critics read different entries")
 
     def check_batch(self, tensordict: TensorDictBase) -> None:
@@ -127,14 +127,20 @@ class FastUpdates:
 
     @property
     def _observation_keys(self) -> list[Any]:
-        return self._loss.qvalue_network.in_keys[:-1]
+        return self._loss.actor_network.in_keys
 
     def _observation(self, tensordict: TensorDictBase, *prefix: str) -> Tensor:
         entries = [tensordict.get((*prefix, key)).detach() for key in self._observation_keys]
         return entries[0] if len(entries) == 1 else torch.cat(entries, -1)
 
+    def _critic_inputs(self, observation: Tensor, action: Tensor) -> tuple[Tensor, slice]:
+        """What a critic reads, and the columns of the action in it."""
+        if self._loss.qvalue_network.in_keys[0] == self._loss.tensor_keys.action:
+            return torch.cat([action, observation], -1), slice(action.shape[-1])
+        return torch.cat([observation, action], -1), slice(observation.shape[-1], None)
+
     def _next_value(self, observation: Tensor, action: Tensor) -> Tensor:
-        inputs = torch.cat([observation, action], -1)
+        inputs, _ = self._critic_inputs(observation, action)
         values = self._target_critics(inputs.expand(self._num_target_critics, *inputs.shape))
         return values.squeeze(-1).amin(0)
 
@@ -147,8 +153,8 @@ class FastUpdates:
         done = tensordict.get(("next", keys.done))
         terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
         target = reward + loss.value_estimator.gamma * next_value.masked_fill(terminated, 0)
-        action = tensordict.get(keys.action)
-        inputs = torch.cat([self._observation(tensordict), action], -1)
+        observation = self._observation(tensordict)
+        inputs, _ = self._critic_inputs(observation, tensordict.get(keys.action))
         values, pull_back = self._all_critics.with_pull_back(
             inputs.expand(loss.num_qvalue_nets, *inputs.shape)
         )
@@ -200,10 +206,8 @@ class FastUpdates:
         """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
         count = self._loss.num_qvalue_nets if measure else self._num_actor_critics
         critics = self._all_critics if measure else self._actor_critics
-        inputs = torch.cat([observation, action], -1)
-        values, gradients = critics.with_gradients(
-            inputs.expand(count, *inputs.shape), action.shape[-1]
-        )
+        inputs, columns = self._critic_inputs(observation, action)
+        values, gradients = critics.with_gradients(inputs.expand(count, *inputs.shape), columns)
         return values.squeeze(-1), gradients
 
     def _agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional
-from torchrl.modules import MLP, Actor, SafeModule, ValueOperator
+from torchrl.modules import MLP, Actor, SafeModule, SafeSequential, TanhModule, ValueOperator
 
 from torchrl_vmfer._torchrl import has_module_hooks
 
@@ -31,6 +31,22 @@ class NotPlainError(TypeError):
     """A network or a loss for which there is no fast path."""
 
 
+class Squash(nn.Module):
+    """A tanh whose outputs lie between two bounds, as those of TorchRL's ``TanhModule`` do."""
+
+    def __init__(self, low: Tensor, high: Tensor) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    def stretch(self, squashed: Tensor) -> Tensor:
+        """From [-1, 1] to the bounds."""
+        return self.low + (self.high - self.low) * (squashed + 1) / 2
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The tanh between the bounds."""
+        return self.stretch(inputs.tanh())
+
+
 class PlainNetwork:
     """A stack of linear layers and activations, or ``N`` such stacks side by side.
 
@@ -38,13 +54,17 @@ class PlainNetwork:
         module: the module that says how layers follow each other.
         params: its parameters; with a leading dimension ``N`` for ``N`` stacks. They are
             referred to, not copied: optimizers may change them in place.
+        last: a module without parameters that follows the stack.
 
     Raises:
         NotPlainError: if the module is anything else.
     """
 
-    def __init__(self, module: nn.Module, params: TensorDictBase) -> None:
+    def __init__(
+        self, module: nn.Module, params: TensorDictBase, last: nn.Module | None = None
+    ) -> None:
         self._steps = list(_steps(module, params, is_alone=not params.batch_size))
+        self._steps += [] if last is None else [last]
         if self._steps and getattr(self._steps[0], "inplace", False):
             raise NotPlainError("the network begins with changing its inputs")
 
@@ -110,29 +130,29 @@ class PlainNetwork:
         outputs, slope = _with_slope(following, last)
         return outputs, lambda *g: _parameter_gradients(slope(*g), hidden, layers[::2])
 
-    def with_gradients(self, inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """The one output, and its gradient with respect to the last ``size`` inputs.
+    def with_gradients(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+        """The one output, and its gradient with respect to some columns of the inputs.
 
         For a network that is detached.
         """
         layers, following = self._parts
         if following:
-            return self._with_gradients_by_autograd(inputs, size)
+            return self._with_gradients_by_autograd(inputs, columns)
         *hidden, outputs = _hidden_units(inputs, layers)
         weights = layers[::2]
         # One gradient for the whole batch, until the hidden units tell its rows apart.
         *_, gradient = _gradients(torch.ones_like(outputs[..., :1, :]), hidden, weights)
         # Products with few columns are faster if each lies in one piece.
-        gradient = gradient @ weights[0][..., -size:].mT.contiguous().mT
-        return outputs, gradient.expand(*outputs.shape[:-1], size)
+        gradient = gradient @ weights[0][..., columns].mT.contiguous().mT
+        return outputs, gradient.expand(*outputs.shape[:-1], gradient.shape[-1])
 
-    def _with_gradients_by_autograd(self, inputs: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    def _with_gradients_by_autograd(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
         # The caller may be in inference mode, whose tensors autograd accepts as copies only.
         with torch.inference_mode(False), torch.enable_grad():
             inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
-            fixed, points = inputs.split([inputs.shape[-1] - size, size], -1)
-            points.requires_grad_()
-            outputs = self(torch.cat([fixed, points], -1))
+            before, after, _ = columns.indices(inputs.shape[-1])
+            points = inputs[..., columns].requires_grad_()
+            outputs = self(torch.cat([inputs[..., :before], points, inputs[..., after:]], -1))
             (gradients,) = torch.autograd.grad(outputs.sum(), points)
         return outputs.detach(), gradients
 
@@ -147,9 +167,15 @@ def _with_slope(steps: Sequence[nn.Module], inputs: Tensor) -> tuple[Any, Callab
     """What the steps return, and a function from its gradients to those of the inputs."""
     if not steps:
         return inputs, lambda gradient: gradient
-    if [type(step) for step in steps] == [nn.Tanh]:
-        outputs = inputs.tanh()
-        return outputs, lambda gradient: torch.ops.aten.tanh_backward(gradient, outputs)
+    first = steps[0]
+    if len(steps) == 1 and isinstance(first, (nn.Tanh, Squash)):
+        squashed = inputs.tanh()
+        if isinstance(first, nn.Tanh):
+            return squashed, lambda gradient: torch.ops.aten.tanh_backward(gradient, squashed)
+        slope = (first.high - first.low) / 2
+        return first.stretch(squashed), lambda gradient: torch.ops.aten.tanh_backward(
+            gradient * slope, squashed
+        )
     # A copy, which steps may change in place.
     outputs = _applied(steps, inputs.requires_grad_().clone())
     return _detached(outputs), lambda *g: torch.autograd.grad(outputs, inputs, g)[0]
@@ -222,6 +248,19 @@ def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterat
     elif type(module) in (nn.Sequential, MLP):
         for name, child in _children(module):
             yield from _steps(child, _child(params, name), is_alone)
+    elif type(module) in (TensorDictSequential, SafeSequential):
+        parts = list(_children(module.module))
+        for (_, part), (_, following) in pairwise(parts):
+            if len(part.out_keys) != 1 or list(part.out_keys) != list(following.in_keys):
+                raise NotPlainError("the modules of the policy are not a chain")
+        for name, part in parts:
+            yield from _steps(part, _child(_child(params, "module"), name), is_alone)
+    elif type(module) is TanhModule and params is not None and is_alone:
+        if module.clamp or len(module.out_keys) != 1:
+            raise NotPlainError("the TanhModule clamps, or has several outputs")
+        (key,) = module.out_keys
+        name = key if isinstance(key, str) else "_".join(key)
+        yield Squash(params.get(f"{name}_low"), params.get(f"{name}_high"))
     elif type(module) is nn.Linear and params is not None:
         yield params.get("weight"), params.get("bias", None)
     elif type(module) in _ACTIVATIONS or (is_alone and not _is_stateful(module)):

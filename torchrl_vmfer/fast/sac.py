@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictSequential,
+)
 from torch import Tensor, nn
 from torch.nn import functional
-from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.modules import (
+    ProbabilisticActor,
+    SafeProbabilisticModule,
+    SafeProbabilisticTensorDictSequential,
+    TanhNormal,
+)
 
 from torchrl_vmfer._torchrl import temperature
 from torchrl_vmfer.fast.critics import FastUpdates
@@ -21,6 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FastSAC"]
 
+_POLICIES = (
+    ProbabilisticActor,
+    ProbabilisticTensorDictSequential,
+    SafeProbabilisticTensorDictSequential,
+)
+_HEADS = (ProbabilisticTensorDictModule, SafeProbabilisticModule)
+
 
 class FastSAC(FastUpdates):
     """The losses of actor and critics of :class:`~torchrl_vmfer.VMFSACLoss`."""
@@ -30,7 +47,11 @@ class FastSAC(FastUpdates):
 
     def __init__(self, loss: VMFSACLoss) -> None:
         super().__init__(loss)
-        self._actor = PlainNetwork(*_gaussian(loss.actor_network, loss.actor_network_params))
+        network, head = _network_and_head(loss.actor_network)
+        self._squashed = SquashedGaussian(head)
+        self._actor = PlainNetwork(
+            network, loss.actor_network_params, last=self._squashed.bounded_mean()
+        )
         self._policy = self._actor.detached()
         self._derived.append((self._actor, self._policy))
 
@@ -47,7 +68,8 @@ class FastSAC(FastUpdates):
     def _act(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """An action drawn from the policy, and its log-density."""
         mean, deviation = self._policy(observation)
-        return _squashed(mean, deviation, torch.randn_like(mean))
+        squashed, log_prob = self._squashed(mean, deviation, torch.randn_like(mean))
+        return self._squashed.stretch(squashed), log_prob
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         return self._act(observation)[0]
@@ -65,13 +87,16 @@ class FastSAC(FastUpdates):
         observation = self._observation(tensordict)
         (mean, deviation), pull_back = self._policy.with_pull_back(observation)
         noise = torch.randn_like(mean)
-        action, log_prob = _squashed(mean, deviation, noise)
+        squashed, log_prob = self._squashed(mean, deviation, noise)
+        action = self._squashed.stretch(squashed)
         values, gradients = self._ask_critics(observation, action, self._loss.measure)
         value, used = values[: self._num_actor_critics].min(0)
         gradient = gradients.gather(0, used[None, :, None].expand(1, *action.shape)).squeeze(0)
         alpha, weights = temperature(self._loss), self._weights(tensordict, values)
         of_rows = weights.unsqueeze(-1)
-        slopes = _squashed_slope(-of_rows * gradient, alpha * of_rows, action, deviation, noise)
+        slopes = self._squashed.slopes(
+            -of_rows * gradient, alpha * of_rows, squashed, deviation, noise
+        )
         actor_loss = ((alpha * log_prob - value) * weights).sum()
         return with_known_gradients(actor_loss, self._actor, pull_back, *slopes), {
             "log_prob": log_prob,
@@ -79,40 +104,91 @@ class FastSAC(FastUpdates):
         }
 
 
-def _squashed(mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """The actions a = tanh(u), u = mean + deviation · noise, and their log-densities ``[B]``."""
-    pre_tanh = torch.addcmul(mean, deviation, noise)
-    action = pre_tanh.tanh()
-    # log(1 - a²) = 2 (log 2 - u - softplus(-2u)) does not cancel.
-    correction = functional.softplus(pre_tanh.mul_(-2)).mul_(2).sub_(pre_tanh)
-    density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
-    constant = math.log(4) + 0.5 * math.log(2 * math.pi)
-    return action, density.sum(-1) - mean.shape[-1] * constant
+class SquashedGaussian:
+    """TorchRL's ``TanhNormal`` without the distribution objects: a = m + h tanh(u).
+
+    Args:
+        head: the last module of a policy, which makes the distribution.
+
+    Raises:
+        NotPlainError: if the distribution is another one.
+    """
+
+    def __init__(self, head: Any) -> None:
+        options = {"low": -1.0, "high": 1.0, "upscale": 5.0, "tanh_loc": False}
+        options |= {"event_dims": None, "safe_tanh": True}
+        given = head.distribution_kwargs
+        if head.distribution_class is not TanhNormal or not given.keys() <= options.keys():
+            raise NotPlainError("the policy is not a TanhNormal")
+        if head.num_samples is not None or given.get("event_dims") not in (None, 1):
+            raise NotPlainError("the policy draws several actions, or matrices of them")
+        options |= given
+        low, high = (torch.as_tensor(options[name]) for name in ("low", "high"))
+        self._is_unit = bool((low == -1).all() and (high == 1).all())
+        self._middle, self._half = (low + high) / 2, (high - low) / 2
+        self._upscale = options["upscale"] if options["tanh_loc"] else None
+
+    def bounded_mean(self) -> nn.Module | None:
+        """What comes between the network and the distribution with ``tanh_loc=True``."""
+        if self._upscale is None:
+            return None
+        return _BoundedMean(self._upscale, None if self._is_unit else self._middle)
+
+    def __call__(self, mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """tanh(u) at u = mean + deviation · noise, and the log-densities ``[B]`` of the actions."""
+        pre_tanh = torch.addcmul(mean, deviation, noise)
+        squashed = pre_tanh.tanh()
+        # log(1 - tanh²(u)) = 2 (log 2 - u - softplus(-2u)) does not cancel.
+        correction = functional.softplus(pre_tanh.mul_(-2)).mul_(2).sub_(pre_tanh)
+        density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
+        constant = math.log(4) + 0.5 * math.log(2 * math.pi)
+        log_prob = density.sum(-1) - mean.shape[-1] * constant
+        if not self._is_unit:
+            log_prob -= self._half.to(mean).expand(mean.shape[-1]).log().sum()
+        return squashed, log_prob
+
+    def stretch(self, squashed: Tensor) -> Tensor:
+        """The action m + h tanh(u)."""
+        if self._is_unit:
+            return squashed
+        return torch.addcmul(self._middle.to(squashed), self._half.to(squashed), squashed)
+
+    def slopes(
+        self,
+        of_action: Tensor,
+        of_density: Tensor,
+        squashed: Tensor,
+        deviation: Tensor,
+        noise: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients of mean and deviation, with ∂a/∂u = h (1 - tanh²) and ∂log π/∂u = 2 tanh."""
+        if not self._is_unit:
+            of_action = of_action * self._half.to(of_action)
+        of_mean = torch.addcmul(of_action, of_action, squashed.square(), value=-1)
+        of_mean += 2 * of_density * squashed
+        return of_mean, of_mean * noise - of_density / deviation
 
 
-def _squashed_slope(
-    of_action: Tensor, of_density: Tensor, action: Tensor, deviation: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of mean and deviation, with ∂a/∂u = 1 - a² and ∂log π/∂u = 2a."""
-    of_mean = torch.addcmul(of_action, of_action, action.square(), value=-1)
-    of_mean += 2 * of_density * action
-    return of_mean, of_mean * noise - of_density / deviation
+class _BoundedMean(nn.Module):
+    """Keeps the mean of a Gaussian within ``upscale`` of the middle of the bounds."""
+
+    def __init__(self, upscale: float | Tensor, middle: Tensor | None) -> None:
+        super().__init__()
+        self.upscale, self.middle = upscale, middle
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """From mean and deviation to the bounded mean and the deviation."""
+        mean, deviation = inputs
+        mean = (mean / self.upscale).tanh() * self.upscale
+        return mean if self.middle is None else mean + self.middle.to(mean), deviation
 
 
-def _gaussian(actor: Any, params: TensorDictBase) -> tuple[nn.Module, TensorDictBase]:
-    """The network behind a squashed Gaussian, and its parameters."""
-    if type(actor) is not ProbabilisticActor or len(actor.module) != 2:
+def _network_and_head(actor: Any) -> tuple[nn.Module, Any]:
+    """The network of a policy, and the module that makes its distribution."""
+    parts = list(actor.module.children()) if type(actor) in _POLICIES else []
+    if len(parts) < 2 or type(parts[-1]) not in _HEADS:
         raise NotPlainError(f"{type(actor).__name__} is not a network with a distribution")
-    network, head = actor.module
-    bounds = {"low": -1.0, "high": 1.0} | head.distribution_kwargs
-    if (
-        head.distribution_class is not TanhNormal
-        or head.num_samples is not None
-        or bounds.keys() != {"low", "high"}
-        or not (torch.as_tensor(bounds["low"]) == -1).all()
-        or not (torch.as_tensor(bounds["high"]) == 1).all()
-    ):
-        raise NotPlainError("the policy is not a TanhNormal on [-1, 1]")
-    if not list(network.out_keys) == list(head.in_keys) == ["loc", "scale"]:
+    *networks, head = parts
+    if not list(networks[-1].out_keys) == list(head.in_keys) == ["loc", "scale"]:
         raise NotPlainError("the network does not return `loc` and `scale`, in this order")
-    return network, params.get(("module", "0"))
+    return TensorDictSequential(*networks), head

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchrl_vmfer.fast.critics import FastUpdates
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
-from torchrl_vmfer.fast.plain_network import PlainNetwork
+from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 
 if TYPE_CHECKING:
     from torchrl_vmfer.losses import VMFTD3Loss
@@ -32,6 +32,13 @@ class FastTD3(FastUpdates):
         target_actor = PlainNetwork(loss.actor_network, loss.target_actor_network_params)
         self._target_actor = target_actor.detached()
         self._derived += [(self._actor, self._policy), (target_actor, self._target_actor)]
+
+    @classmethod
+    def check_options(cls, loss: Any) -> None:
+        """Raises a :class:`NotPlainError` if an option of the loss has no fast path."""
+        super().check_options(loss)
+        if loss.actor_network.out_keys[-1] != loss.tensor_keys.action:
+            raise NotPlainError("the actor does not return the action last")
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         return self._policy(observation)
