@@ -249,9 +249,10 @@ def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterat
         for name, child in _children(module):
             yield from _steps(child, _child(params, name), is_alone)
     elif type(module) in (TensorDictSequential, SafeSequential):
-        parts = list(_children(module.module))
-        for (_, part), (_, following) in pairwise(parts):
-            if len(part.out_keys) != 1 or list(part.out_keys) != list(following.in_keys):
+        parts: list[tuple[str, Any]] = list(_children(module.module))
+        keys: list[Any] = [(list(part.in_keys), list(part.out_keys)) for _, part in parts]
+        for (_, written), (read, _) in pairwise(keys):
+            if len(written) != 1 or written != read:
                 raise NotPlainError("the modules of the policy are not a chain")
         for name, part in parts:
             yield from _steps(part, _child(_child(params, "module"), name), is_alone)

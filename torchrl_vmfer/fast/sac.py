@@ -115,7 +115,7 @@ class SquashedGaussian:
     """
 
     def __init__(self, head: Any) -> None:
-        options = {"low": -1.0, "high": 1.0, "upscale": 5.0, "tanh_loc": False}
+        options: dict[str, Any] = {"low": -1.0, "high": 1.0, "upscale": 5.0, "tanh_loc": False}
         options |= {"event_dims": None, "safe_tanh": True}
         given = head.distribution_kwargs
         if head.distribution_class is not TanhNormal or not given.keys() <= options.keys():
@@ -161,7 +161,7 @@ class SquashedGaussian:
         deviation: Tensor,
         noise: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The gradients of mean and deviation, with ∂a/∂u = h (1 - tanh²) and ∂log π/∂u = 2 tanh."""
+        """The gradients of mean and deviation: ∂a/∂u = h (1 - tanh²), ∂log π/∂u = 2 tanh."""
         if not self._is_unit:
             of_action = of_action * self._half.to(of_action)
         of_mean = torch.addcmul(of_action, of_action, squashed.square(), value=-1)
