@@ -116,6 +116,21 @@ class TestForward:
             assert torch.equal(value, expected[key]), key
 
 
+@pytest.mark.parametrize("critics", [2, 5])
+def test_with_all_critics_in_the_target_the_loss_is_torchrls(
+    algorithm, make_batch, gradients_of, critics
+):
+    results = []
+    for loss in algorithm.pair(num_qvalue_nets=critics, num_target_critics=None):
+        losses = seeded(loss, make_batch(32))
+        (losses["loss_actor"] + losses["loss_qvalue"]).backward()
+        gradients = gradients_of(loss.qvalue_network_params)
+        gradients += gradients_of(loss.actor_network_params)
+        results.append([losses["loss_actor"], losses["loss_qvalue"], *gradients])
+    for expected, found in zip(*results, strict=True):
+        assert_same(algorithm, found, expected)
+
+
 class TestKeys:
     @pytest.mark.parametrize(
         "keys",

@@ -23,20 +23,35 @@ __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
 
-    With the defaults, loss values and gradients are TorchRL's, bit for bit. The metadata of
-    ``actor_loss`` gain ``"vmf_factor"``, the sampling factor p_j of each transition with e = the
-    first critic (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. They
-    come out of the forward and backward pass of the critics that the actor's gradient takes
-    anyway.
+    It takes the place of TorchRL's loss. The metadata of ``actor_loss`` gain ``"vmf_factor"``,
+    the sampling factor p_j of each transition with e = the first critic (Algorithm 3), and
+    ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns both, lists them
+    in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD error, so that
+    ``buffer.update_tensordict_priority(batch)`` finds it there.
+
+    With two critics, loss values and gradients are TorchRL's, bit for bit. With more, the TD
+    target of TorchRL's loss is the minimum over all critics, and the one of this loss the minimum
+    over the first two: extra critics measure the uncertainty and should not make the target more
+    pessimistic. With ``num_target_critics=None`` the loss is TorchRL's, bit for bit, for any
+    number of critics.
+
+    The factors need no extra pass of the critics: they come out of the forward and backward pass
+    that the actor's gradient takes anyway. Computing them adds about 20 % to the time of an actor
+    update.
+
+    An action may be a TensorDict. Its directions are those of all its floating-point entries,
+    concatenated in alphabetical order.
 
     Args:
         *args: as in TorchRL's loss.
-        num_target_critics: how many critics, counted from the first, form the TD target.
-            Critics beyond them learn from the same target and serve the uncertainty only.
+        num_target_critics: how many critics, counted from the first, form the TD target, or
+            ``None`` for all. Critics beyond them learn from the same target and serve the
+            uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         fast: computes the same, up to rounding, as batched matrix products where actor and
-            critics are plain stacks of linear layers and activations. Other networks, options
-            and batches take TorchRL's path, with one warning; ``fast_path`` says why. (Without
+            critics are stacks of linear layers and activations, such as the networks of
+            TorchRL's scripts. Other networks, options and batches take TorchRL's path, with one
+            warning; ``fast_path`` says why. (Without
             ``measure``, the fast path asks only the first critic for the actor, and
             ``"state_action_value_actor"`` of the metadata has one row.)
         actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
@@ -59,6 +74,8 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
         >>> actor_loss, metadata = loss.actor_loss(batch)
         >>> metadata["vmf_factor"].shape
         torch.Size([5])
+        >>> loss.out_keys[-2:]
+        ['vmf_factor', 'vmf_resultant_length']
     """
 
     used = "first"
@@ -94,9 +111,21 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
 class VMFSACLoss(Accelerated, GradientTap, SACLoss):
     """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.
 
-    Loss values and gradients are TorchRL's up to rounding. The metadata of ``actor_loss`` gain
-    ``"vmf_factor"``, the sampling factor p_j of each transition with e = argmin_i Q_i
-    (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``.
+    It takes the place of TorchRL's loss. The metadata of ``actor_loss`` gain ``"vmf_factor"``,
+    the sampling factor p_j of each transition with e = argmin_i Q_i (Algorithm 3), and
+    ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns both, lists them
+    in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD error, so that
+    ``buffer.update_tensordict_priority(batch)`` finds it there. A call with keyword arguments
+    returns TorchRL's tuple of five losses and statistics (six with a value network), so that code
+    that unpacks them works; ``select_out_keys("loss_actor", ..., "vmf_factor")`` adds the factors.
+
+    With two critics, loss values and gradients are TorchRL's up to rounding. With more, TorchRL
+    takes the minimum over all critics, and this loss by default over the first two: extra critics
+    measure the uncertainty and should not make the values more pessimistic. With
+    ``num_target_critics=None`` the loss is TorchRL's, up to rounding, for any number of critics.
+
+    As in :class:`VMFTD3Loss`, the factors need no extra pass of the critics, and an action may be
+    a TensorDict.
 
     By default x_i is the direction of -∂Q_i/∂a. The paper's loss also holds α log π, whose
     gradient is the same for all critics: near the bounds of a squashed action it grows without
@@ -105,12 +134,13 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target and
-            the minimum that the actor climbs. Critics beyond them learn from the same target
-            and serve the uncertainty only.
+            the minimum that the actor climbs, or ``None`` for all. Critics beyond them learn
+            from the same target and serve the uncertainty only.
         measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
         fast: computes the same, up to rounding, as batched matrix products where actor and
-            critics are plain stacks of linear layers and activations. Other networks, options
-            and batches take TorchRL's path, with one warning; ``fast_path`` says why.
+            critics are stacks of linear layers and activations, such as the networks of
+            TorchRL's scripts. Other networks, options and batches take TorchRL's path, with one
+            warning; ``fast_path`` says why.
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.
@@ -149,7 +179,7 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
 
     @dispatch(dest="keyword_out_keys")
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """As in :class:`GradientTap`; a call with keyword arguments returns TorchRL's tuple."""
+        """TorchRL's losses and the factors; with keyword arguments, TorchRL's tuple."""
         return super().forward(tensordict)
 
     def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
