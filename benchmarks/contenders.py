@@ -27,7 +27,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes.training import networks
 from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.session import Averages
+from vmfer_recipes.training.session import Averages, TrainingSession
 
 TASK = "HalfCheetah-v4"
 HIDDEN = [256, 256]
@@ -273,14 +273,15 @@ def watch(agent: Any, stopwatch: Stopwatch) -> None:
     agent.buffer = Watched(
         agent.buffer, stopwatch, sample="sample", update_actor_priority="priority"
     )
-    agent.actor_batch = reporting(agent.actor_batch, stopwatch, "sample")
+    if agent.sample_actor is not None:
+        agent.sample_actor = reporting(agent.sample_actor, stopwatch, "sample")
     agent.critic_optimizer = Watched(agent.critic_optimizer, stopwatch, step="critic")
     agent.actor_optimizer = Watched(agent.actor_optimizer, stopwatch, step="actor")
     if hasattr(agent, "alpha_optimizer"):
         agent.alpha_optimizer = Watched(agent.alpha_optimizer, stopwatch, step="actor")
 
 
-class BenchmarkSession:
+class BenchmarkSession(TrainingSession):
     """A ``TrainingSession`` that takes as many steps as are asked for, and writes nothing."""
 
     def __init__(self, connection: Connection) -> None:

@@ -29,8 +29,7 @@ from vmfer_recipes.training.networks import (
 )
 from vmfer_recipes.training.options import SACConfig
 from vmfer_recipes.training.replay import (
-    generation,
-    make_actor_batches,
+    make_actor_sampling,
     make_replay_buffer,
     prioritize,
     stores_factors,
@@ -59,7 +58,8 @@ class Agent:
     actor_optimizer: Optimizer
     alpha_optimizer: Optimizer
     buffer: ActorCriticReplayBuffer
-    actor_batch: Callable[[TensorDictBase], TensorDictBase]
+    sample_actor: Callable[[], TensorDictBase] | None  # None: the actor uses the critics' batch
+    stores_factors: bool
     collector: AnyCollector
 
 
@@ -95,7 +95,7 @@ def update_critics(cfg: SACConfig, session: TrainingSession, agent: Agent) -> Te
     """Updates the critics once. Returns their batch."""
     batch = agent.perception(agent.buffer.sample())
     critic_loss, info = agent.loss.qvalue_v2_loss(batch)
-    session.backend.descend(agent.critic_optimizer, critic_loss)
+    session.descend(agent.critic_optimizer, critic_loss)
     session.metrics.add(critic_loss=critic_loss)
     if cfg.replay.kind in ("per", "per_rank"):
         prioritize(agent.buffer, batch, info["td_error"])
@@ -106,15 +106,19 @@ def update_actor(
     cfg: SACConfig, session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
 ) -> None:
     """Updates actor and temperature once, and stores the factors of the actor's batch."""
-    batch = agent.actor_batch(critic_batch)
+    if agent.sample_actor is None:
+        batch = critic_batch.select("observation", "index")  # without the critics' weights
+    else:
+        batch = agent.perception(agent.sample_actor())
     actor_loss, info = agent.loss.actor_loss(batch)
-    session.backend.descend(agent.actor_optimizer, actor_loss)
+    session.descend(agent.actor_optimizer, actor_loss)
     # The temperature is learned on the batch of the actor, as in the paper.
     alpha_loss = agent.loss.alpha_loss(info["log_prob"]).mean()
-    session.backend.descend(agent.alpha_optimizer, alpha_loss)
+    session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
-    if stores_factors(cfg.sampler):
-        agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
+    if agent.stores_factors:
+        generation = batch.get("index_generation", None)  # if several processes write
+        agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation)
     if "factor_mean" not in session.metrics:  # once per row of train.csv
         session.metrics.add(**agreement(info, agent.uncertainty, batch))
 
@@ -123,6 +127,7 @@ def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
     """Makes the parts of SAC."""
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
+    is_vmf = stores_factors(cfg.sampler)
     actor = gaussian_actor(env, cfg.hidden)
     loss = VMFSACLoss(
         actor,
@@ -132,7 +137,7 @@ def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
         alpha_init=cfg.alpha_init,
         target_entropy=cfg.target_entropy,
         entropy_gradient=cfg.entropy_gradient,
-        measure=stores_factors(cfg.sampler),
+        measure=is_vmf,
         fast=backend.is_fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
@@ -156,7 +161,8 @@ def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
         actor_optimizer=actor_optimizer,
         alpha_optimizer=alpha_optimizer,
         buffer=buffer,
-        actor_batch=make_actor_batches(buffer, perception, uncertainty, cfg),
+        sample_actor=make_actor_sampling(buffer, perception, uncertainty, cfg),
+        stores_factors=is_vmf,
         collector=make_collector(env, explorer, perception, buffer, cfg, backend),
     )
 

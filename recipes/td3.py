@@ -29,8 +29,7 @@ from vmfer_recipes.training.networks import (
 )
 from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.replay import (
-    generation,
-    make_actor_batches,
+    make_actor_sampling,
     make_replay_buffer,
     prioritize,
     stores_factors,
@@ -58,7 +57,8 @@ class Agent:
     critic_optimizer: Optimizer
     actor_optimizer: Optimizer
     buffer: ActorCriticReplayBuffer
-    actor_batch: Callable[[TensorDictBase], TensorDictBase]
+    sample_actor: Callable[[], TensorDictBase] | None  # None: the actor uses the critics' batch
+    stores_factors: bool
     collector: AnyCollector
 
 
@@ -95,7 +95,7 @@ def update_critics(cfg: TD3Config, session: TrainingSession, agent: Agent) -> Te
     """Updates the critics once. Returns their batch."""
     batch = agent.perception(agent.buffer.sample())
     critic_loss, info = agent.loss.value_loss(batch)
-    session.backend.descend(agent.critic_optimizer, critic_loss)
+    session.descend(agent.critic_optimizer, critic_loss)
     session.metrics.add(critic_loss=critic_loss)
     if cfg.replay.kind in ("per", "per_rank"):
         td_error = info["td_error"].detach().amax(0).sqrt()
@@ -107,12 +107,16 @@ def update_actor(
     cfg: TD3Config, session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
 ) -> None:
     """Updates the actor once, and stores the factors of its batch."""
-    batch = agent.actor_batch(critic_batch)
+    if agent.sample_actor is None:
+        batch = critic_batch.select("observation", "index")  # without the critics' weights
+    else:
+        batch = agent.perception(agent.sample_actor())
     actor_loss, info = agent.loss.actor_loss(batch)
-    session.backend.descend(agent.actor_optimizer, actor_loss)
+    session.descend(agent.actor_optimizer, actor_loss)
     session.metrics.add(actor_loss=actor_loss)
-    if stores_factors(cfg.sampler):
-        agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation(batch))
+    if agent.stores_factors:
+        generation = batch.get("index_generation", None)  # if several processes write
+        agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation)
     if "factor_mean" not in session.metrics:  # once per row of train.csv
         session.metrics.add(**agreement(info, agent.uncertainty, batch))
 
@@ -121,6 +125,7 @@ def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
     """Makes the parts of TD3."""
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
+    is_vmf = stores_factors(cfg.sampler)
     actor = deterministic_actor(env, cfg.hidden)
     loss = VMFTD3Loss(
         actor,
@@ -131,7 +136,7 @@ def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
         noise_clip=cfg.target_noise_clip,
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
-        measure=stores_factors(cfg.sampler) or cfg.actor_noise > 0,
+        measure=is_vmf or cfg.actor_noise > 0,
         fast=backend.is_fast and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
@@ -153,7 +158,8 @@ def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
         critic_optimizer=critic_optimizer,
         actor_optimizer=actor_optimizer,
         buffer=buffer,
-        actor_batch=make_actor_batches(buffer, perception, uncertainty, cfg),
+        sample_actor=make_actor_sampling(buffer, perception, uncertainty, cfg),
+        stores_factors=is_vmf,
         collector=make_collector(env, explorer, perception, buffer, cfg, backend),
     )
 

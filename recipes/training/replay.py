@@ -27,8 +27,7 @@ from vmfer_recipes.training.networks import Perception
 from vmfer_recipes.training.options import Config
 
 __all__ = [
-    "generation",
-    "make_actor_batches",
+    "make_actor_sampling",
     "make_replay_buffer",
     "prioritize",
     "stores_factors",
@@ -96,31 +95,27 @@ def stores_factors(cfg: Config) -> bool:
     return cfg.kind == "vmf"
 
 
-def generation(batch: TensorDictBase) -> Tensor | None:
-    """How often the slots of a batch had been written, if several processes write."""
-    return batch.get("index_generation", None)
-
-
 def prioritize(buffer: ActorCriticReplayBuffer, batch: TensorDictBase, td_error: Tensor) -> None:
     """Give the critics' sampler the TD errors of a batch."""
     try:
-        buffer.update_priority(batch["index"], td_error, generation(batch))
+        generation = batch.get("index_generation", None)  # if several processes write
+        buffer.update_priority(batch["index"], td_error, generation)
     except ValueError as error:
         if td_error.isfinite().all():
             raise
         raise diverged("a TD error is not finite") from error
 
 
-def make_actor_batches(
+def make_actor_sampling(
     buffer: ActorCriticReplayBuffer,
     perception: Perception,
     uncertainty: VMFUncertainty,
     cfg: Config,
-) -> Callable[[TensorDictBase], TensorDictBase]:
-    """Make the function that returns the actor's batch, given the critics' batch."""
+) -> Callable[[], TensorDictBase] | None:
+    """Make the function that draws the actor's batch; ``None`` if it shares that of the critics."""
     sampler = cfg.sampler
     if sampler.kind == "shared":
-        return lambda critic_batch: critic_batch.select("observation", "index")
+        return None
     sample = buffer.sample_actor
     if sampler.kind == "direct":
         sample = CandidatePool(
@@ -129,4 +124,4 @@ def make_actor_batches(
             sampler.mode,
             score=lambda candidates: uncertainty(perception(candidates)),
         ).sample
-    return lambda critic_batch: perception(sample(keys=perception.in_keys))
+    return partial(sample, keys=perception.in_keys)

@@ -94,8 +94,14 @@ class TrainingSession(Protocol):
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """The numbers of the environment steps to take."""
 
+    def descend(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        """Takes one gradient step."""
+        optimizer.zero_grad()
+        self.backend.backward(loss)
+        optimizer.step()
 
-class Session:
+
+class Session(TrainingSession):
     """Counts the steps of a run and does between them all that is not learning.
 
     Args:

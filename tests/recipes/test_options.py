@@ -13,7 +13,7 @@ import torch
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.session import Averages
+from vmfer_recipes.training.session import Averages, TrainingSession
 
 CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
 # 60 random steps, then 40 steps of learning.
@@ -124,7 +124,7 @@ class Recorded:
         self._part.step()
 
 
-class RecordingSession:
+class RecordingSession(TrainingSession):
     """A session that writes nothing."""
 
     def __init__(self, steps):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from torchrl_vmfer.samplers.slot_priorities import SlotPriorities, flat_slots
+from torchrl_vmfer.samplers.priority import SlotPriorities, flat_slots
 
 
 def storage_of_shape(*shape):

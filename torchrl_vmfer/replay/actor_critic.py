@@ -26,7 +26,7 @@ from torchrl_vmfer._torchrl import (
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
-from torchrl_vmfer.samplers.resampling import uniform
+from torchrl_vmfer.samplers.priority import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
 

@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from torchrl_vmfer.samplers.priority import uniform
 from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
-__all__ = ["Mode", "Resampling", "check_mode", "check_pool_size", "draw_by_inversion", "uniform"]
+__all__ = ["Mode", "Resampling", "check_mode", "check_pool_size", "draw_by_inversion"]
 
 Mode = Literal["uncertainty", "rank"]
 
@@ -24,13 +25,6 @@ def check_pool_size(name: str, size: int) -> None:
     """Raise an error for a number of candidates that is not an integer of at least 1."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
-
-
-def uniform(count: int, generator: torch.Generator | None) -> np.ndarray:
-    """Draw numbers in [0, 1) in double precision."""
-    # torch.randint favors low numbers by up to n/2³², and single precision would round small
-    # factors to multiples of 2⁻²⁴.
-    return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
 
 
 def draw_by_inversion(

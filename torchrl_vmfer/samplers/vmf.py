@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrl_vmfer.directional import MAX_FACTOR
-from torchrl_vmfer.samplers.priority import PrioritySampler
+from torchrl_vmfer.samplers.priority import PrioritySampler, uniform
 from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 from torchrl_vmfer.samplers.resampling import (
     Mode,
@@ -17,7 +17,6 @@ from torchrl_vmfer.samplers.resampling import (
     check_mode,
     check_pool_size,
     draw_by_inversion,
-    uniform,
 )
 
 __all__ = ["VMFSampler"]
