@@ -24,6 +24,7 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
+    RayReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
@@ -317,6 +318,27 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
         return state
 
 
+def forward_to_ray_actor(*names: str) -> None:
+    """Give TorchRL's handle of a buffer in a Ray actor further methods of the buffer."""
+
+    def forwarded(name: str) -> Callable[..., Any]:
+        def call(buffer: RayReplayBuffer, *args: Any, **kwargs: Any) -> Any:
+            return getattr(buffer._client, name)(*args, **kwargs)
+
+        call.__name__ = name
+        call.__doc__ = f"``{name}`` of the buffer in the Ray actor."
+        return call
+
+    for name in names:
+        setattr(RayReplayBuffer, name, forwarded(name))
+
+
+def track_generations(writer: Writer) -> None:
+    """Make a round-robin writer count how often each slot is written, from now on."""
+    if isinstance(writer, RoundRobinWriter) and not writer.tracks_generations:
+        writer._track_generations = True
+
+
 def position(writer: RoundRobinWriter) -> tuple[int, int]:
     """How many rows a round-robin writer has written, and the slot that comes next."""
     return writer._write_count, writer._cursor
@@ -473,6 +495,8 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
         *("_prefetch_cap", "_restore_prefetch_queue_locked"),
     ),
     (Sampler, "SeamSampler"): ("_empty", "_rng"),
+    (RayReplayBuffer, "forward_to_ray_actor"): ("_client",),
+    (RoundRobinWriter, "track_generations"): ("_track_generations",),
     (RoundRobinWriter, "position"): ("_cursor", "_write_count"),
     (TensorDictRoundRobinWriter, "note_written"): ("_bump_generation", "_replicate_index"),
     (TensorStorage, "stored_rows"): ("_storage",),

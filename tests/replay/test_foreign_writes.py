@@ -179,6 +179,42 @@ def test_an_update_that_comes_after_a_write_of_another_process_spares_its_slots(
     assert (keys(buffer.actor_sampler)[batch["index"]] == 2.5).all()
 
 
+@pytest.mark.parametrize("way", ["index", "batch", "generation", "tensordict"])
+def test_a_shared_buffer_counts_generations_without_being_told(way):
+    """With any of the ways to return factors, and TorchRL's default writer."""
+    buffer = shared(
+        ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64), CAPACITY
+    )
+    batch = buffer.sample_actor()
+    in_another_process(lambda: buffer.extend(rows(4)))
+    factor = 2 + batch["index"] / 100
+    if way == "index":
+        buffer.update_actor_priority(batch["index"], factor)
+    elif way == "batch":
+        buffer.sample_actor()
+        buffer.update_actor_priority(batch, factor)
+    elif way == "generation":
+        buffer.sample_actor()
+        buffer.update_actor_priority(batch["index"], factor, batch["index_generation"])
+    else:
+        buffer.update_tensordict_priority(batch.set("vmf_factor", factor))
+    kept = batch["index"] >= 4
+    expected = torch.ones(CAPACITY)
+    expected[batch["index"][kept]] = factor[kept]
+    torch.testing.assert_close(keys(buffer.actor_sampler), expected)
+
+
+def test_only_shared_buffers_pay_for_generations():
+    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4)
+    buffer.extend(rows(4))
+    assert "index_generation" not in buffer.sample_actor()
+    buffer.share()
+    assert "index_generation" in buffer.sample_actor()
+    assert "index_generation" in buffer.sample()
+    built_shared = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), shared=True)
+    assert built_shared.writer.tracks_generations
+
+
 def test_a_pool_and_a_saved_state_know_what_another_process_wrote(tmp_path):
     buffer = shared(make_buffer())
     buffer.update_actor_priority(torch.arange(CAPACITY), 2.0)

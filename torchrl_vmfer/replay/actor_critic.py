@@ -18,13 +18,15 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     empty_sampler,
+    forward_to_ray_actor,
     note_written,
     set_generator,
     stored_rows,
+    track_generations,
     unchecked_tensordict,
 )
 from torchrl_vmfer.replay import checkpoint
-from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock
+from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
 from torchrl_vmfer.samplers.priority import uniform
 
@@ -45,8 +47,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     numbers and strings, which are loaded without executing code. A state replaces whatever the
     buffer holds; one that does not fit changes nothing.
 
+    Where other processes write (``share()``, TorchRL's multi-process collectors, Ray), the writer
+    counts the generations of the slots, batches have the entry ``"index_generation"``, and a factor
+    that arrives after its slot was overwritten is dropped. ``torch.compile`` leaves all methods
+    out of its graphs.
+
     Keyword Args:
-        critic_sampler: any TorchRL sampler. Defaults to uniform sampling.
+        critic_sampler: any TorchRL sampler. Defaults to uniform sampling. ``sampler`` is
+            another name for it.
         actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
         **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
             ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` concerns the
@@ -62,7 +70,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         >>> actor_batch = buffer.sample_actor(keys=["observation"])
         >>> sorted(actor_batch.keys())
         ['index', 'observation']
-        >>> buffer.update_actor_priority(actor_batch["index"], torch.full((4,), 2.5))
+        >>> buffer.update_actor_priority(actor_batch, torch.full((4,), 2.5))
     """
 
     def __init__(
@@ -70,12 +78,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         *,
         critic_sampler: Sampler | Callable[[], Sampler] | None = None,
         actor_sampler: Sampler | Callable[[], Sampler] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
         **kwargs: Any,
     ) -> None:
-        if "sampler" in kwargs:
+        if sampler is not None and critic_sampler is not None:
             raise TypeError(
-                "ActorCriticReplayBuffer has two samplers: pass `critic_sampler=` and "
-                "`actor_sampler=` in place of `sampler=`."
+                "`sampler=` is another name of `critic_sampler=`: pass one of them. The actor's "
+                "is `actor_sampler=`."
             )
         if kwargs.get("sample_unit") is not None:
             raise ValueError(
@@ -84,7 +93,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
         self._foreign_writes = ForeignWrites()
-        super().__init__(sampler=critic_sampler, **kwargs)
+        self._last_draw: tuple[Any, Tensor] | None = None  # the actor's index and its generation
+        super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
     def make_parts(self) -> None:
         """Make the actor's sampler."""
@@ -106,6 +116,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self._actor_sampler.update_priority(
                 torch.arange(length), torch.full((length,), default), storage=self.storage
             )
+        if self.shared or is_in_ray_actor():
+            track_generations(self.writer)
         self._foreign_writes.skip(self.writer)
 
     @property
@@ -126,6 +138,9 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     # --- Sampling.
 
+    sample = torch.compiler.disable(SeamReplayBuffer.sample)
+
+    @torch.compiler.disable
     def sample_actor(
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
@@ -139,8 +154,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         Returns:
             the batch, with its slots under ``"index"``.
         """
-        return self._sample_with(self.actor_sampler.sample, batch_size, keys)
+        batch = self._sample_with(self.actor_sampler.sample, batch_size, keys)
+        if self.writer.tracks_generations:
+            self._last_draw = batch["index"], batch["index_generation"]
+        return batch
 
+    @torch.compiler.disable
     def sample_uniformly(
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
@@ -228,23 +247,30 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     # --- Priorities.
 
+    @torch.compiler.disable
     def update_actor_priority(
         self, index: Any, factor: float | Tensor, generation: Tensor | None = None
     ) -> None:
         """Give the actor's sampler the factors of some transitions.
 
         Args:
-            index: the ``"index"`` entry of the actor's batch.
+            index: the actor's batch, or its ``"index"`` entry.
             factor: their sampling factors, such as ``metadata["vmf_factor"]``.
-            generation: the ``"index_generation"`` entry, which batches have if the writer has
-                ``track_generations=True``. Slots that were overwritten since keep the factor of
-                a new transition.
+            generation: the ``"index_generation"`` entry, which batches have if other processes
+                write or if the writer has ``track_generations=True``. Slots that were overwritten
+                since keep the factor of a new transition. Not needed with a batch, nor with the
+                index of the batch that was drawn last.
         """
         self.ensure_built()
+        if isinstance(index, TensorDictBase):
+            index, generation = index["index"], index.get("index_generation", generation)
+        if generation is None and self._last_draw is not None:
+            generation = self._last_generation(index)
         with self.locked():
             index, factor = self._live_rows(index, factor, generation)
             self._actor_sampler.update_priority(index, factor, storage=self.storage)
 
+    @torch.compiler.disable
     def update_priority(
         self, index: Any, priority: float | Tensor, generation: Tensor | None = None
     ) -> None:
@@ -260,15 +286,31 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             index, priority = self._live_rows(index, priority, generation)
             super().update_priority(index, priority)
 
+    @torch.compiler.disable
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give the critics' sampler the priorities in ``data``, as after a loss's ``forward``."""
+        """Give both samplers what a loss's ``forward`` wrote into a batch.
+
+        Args:
+            data: the batch. Its entry ``priority_key`` is for the critics' sampler, and
+                ``"vmf_factor"``, if there is one, for that of the actor.
+        """
+        batch = data if data.ndim else data.unsqueeze(0)
         # TorchRL does so for its own PrioritizedSampler only, and ignores others silently.
         if not isinstance(self.critic_sampler, RankPrioritizedSampler):
             super().update_tensordict_priority(data)
         elif self.priority_key in data.keys(True):
-            batch = data if data.ndim else data.unsqueeze(0)
             generation = batch.get("index_generation", None)
             self.update_priority(batch["index"], self.priorities_in(batch), generation)
+        factor = batch.get("vmf_factor", None)
+        if factor is not None and _takes_priorities(self.actor_sampler):
+            self.update_actor_priority(batch, factor)
+
+    def _last_generation(self, index: Any) -> Tensor | None:
+        """The generation of the batch of the actor that was drawn last, if it has this index."""
+        drawn, generation = self._last_draw or (None, None)
+        if not isinstance(index, Tensor) or drawn is None or index.shape != drawn.shape:
+            return None
+        return generation if torch.equal(index.to(drawn.device), drawn) else None
 
     def _live_rows(self, index: Any, values: Any, generation: Tensor | None) -> tuple[Any, Any]:
         """The rows whose slots were not written since they had the given generations."""
@@ -310,12 +352,15 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """Let other processes write into the buffer. TorchRL's collectors call it.
 
         Their copies of the buffer write into the same storage. The next call to a method of this
-        one reports what they have written to both samplers.
+        one reports what they have written to both samplers. From now on the writer counts the
+        generations of the slots, if it is a round-robin one, and batches have the entry
+        ``"index_generation"``.
         """
         super().share(shared)
         if shared:
             self.process_lock = WriteLock()
             if self.is_built:
+                track_generations(self.writer)
                 self._foreign_writes.skip(self.writer)
         return self
 
@@ -357,6 +402,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def loads(self, path: str | Path) -> None:
         """Load what :meth:`dumps` saved."""
         self.load_state_dict(checkpoint.load_file(Path(path) / _FILE))
+
+
+def _takes_priorities(sampler: Sampler) -> bool:
+    return type(sampler).update_priority is not Sampler.update_priority
+
+
+forward_to_ray_actor("sample_actor", "sample_uniformly", "update_actor_priority")
 
 
 def select_rows(column: Tensor, index: Tensor) -> Tensor:

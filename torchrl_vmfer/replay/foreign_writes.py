@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,15 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 
 from torchrl_vmfer._torchrl import capacity_along_dim0, is_held_here, position
 
-__all__ = ["ForeignWrites", "WriteLock"]
+__all__ = ["ForeignWrites", "WriteLock", "is_in_ray_actor"]
+
+
+def is_in_ray_actor() -> bool:
+    """Whether this process is a Ray actor, whose methods other processes call."""
+    ray = sys.modules.get("ray")
+    return (
+        ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_actor_id())
+    )
 
 
 class ForeignWrites:

@@ -110,6 +110,9 @@ class PrioritySampler(SeamSampler):
     were in the storage before, or a storage that another buffer emptied or loaded. So every use
     first compares the number of priorities with the length of the storage.
 
+    The priorities are NumPy arrays in place of tensors, which ``torch.compile`` cannot follow: it
+    calls the sampler between two graphs.
+
     Subclasses implement ``_draw``, ``_probabilities``, ``_are_valid``, ``_update`` and
     ``default_priority``, and set ``_usual``; those whose probabilities depend on ranks also set
     ``_ranks``.
@@ -136,6 +139,7 @@ class PrioritySampler(SeamSampler):
         """Store valid priorities by means of ``_write``."""
         raise NotImplementedError
 
+    @torch.compiler.disable
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
         """Draw ``batch_size`` indices with replacement."""
         self._follow(storage)
@@ -148,6 +152,7 @@ class PrioritySampler(SeamSampler):
             return torch.unravel_index(index, storage.shape), info
         return index, info
 
+    @torch.compiler.disable
     def probabilities(self, storage: Storage | None = None) -> Tensor:
         """The exact probability of every live slot, in double precision.
 
@@ -159,6 +164,7 @@ class PrioritySampler(SeamSampler):
             self._follow(storage)
         return torch.from_numpy(self._probabilities())
 
+    @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Give freshly written slots the default priority. TorchRL calls it at every write."""
         slots = _stored(flat_slots(index, storage))
@@ -168,6 +174,7 @@ class PrioritySampler(SeamSampler):
                 self._resize(length)
             self._write(slots, np.float32(self.default_priority))
 
+    @torch.compiler.disable
     def update_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = ["VMFSampler"]
 # Proposals per missing draw, round by round. Critics that mostly agree let the first round
 # suffice; among factors of 1, the lowest that two critics give, one proposal in e is accepted.
 _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
+_PATIENCE = 100  # batches drawn without any factor, before a warning
 
 
 class VMFSampler(PrioritySampler):
@@ -43,6 +45,8 @@ class VMFSampler(PrioritySampler):
     slots are drawn uniformly, with replacement, and the batch is drawn from them by their stored
     factors, with the probabilities above among the members of the pool. The draws of one batch
     share a pool and are not independent.
+
+    A sampler that is never given a factor draws uniformly. It warns once, after 100 batches.
 
     The state is kept on the CPU, whatever the storage's device. No importance weights are
     emitted: the actor's distribution is changed on purpose.
@@ -97,6 +101,7 @@ class VMFSampler(PrioritySampler):
         self._ranks = RankDistribution() if mode == "rank" and pool_size is None else None
         self.initial_factor = initial_factor
         self.smoothing = smoothing
+        self._batches_without_factors: int | None = 0  # None: there were factors, or a warning
 
     @property
     def mode(self) -> Mode:
@@ -114,6 +119,8 @@ class VMFSampler(PrioritySampler):
         return self.initial_factor
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._batches_without_factors is not None:
+            self._count_batch_without_factors()
         factors = self._priorities.array
         if self._pool is not None and self._pool_size is not None:
             place = uniform(self._pool_size, self.generator)
@@ -124,6 +131,19 @@ class VMFSampler(PrioritySampler):
         else:
             slots = self._draw_by_rejection(factors, count)
         return torch.from_numpy(slots), {}
+
+    def _count_batch_without_factors(self) -> None:
+        assert self._batches_without_factors is not None
+        self._batches_without_factors += 1
+        if self._batches_without_factors == _PATIENCE:
+            self._batches_without_factors = None
+            warnings.warn(
+                f"{_PATIENCE} batches were drawn from a VMFSampler that was never given a factor: "
+                "they are uniform. After each update of the actor call "
+                'buffer.update_actor_priority(batch, metadata["vmf_factor"]), or, of a buffer '
+                'with one sampler, buffer.update_priority(batch["index"], metadata["vmf_factor"]).',
+                stacklevel=2,
+            )
 
     def _draw_by_rejection(self, factors: np.ndarray, count: int) -> np.ndarray:
         accepted: list[np.ndarray] = []
@@ -164,6 +184,13 @@ class VMFSampler(PrioritySampler):
                 np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * priorities
             )
         self._write(slots, priorities)
+        if len(slots):
+            self._batches_without_factors = None
+
+    def reset(self) -> None:
+        """Forget all factors."""
+        super().reset()
+        self._batches_without_factors = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
@@ -175,6 +202,12 @@ class VMFSampler(PrioritySampler):
                 f"The state was saved with pool_size={state_dict['pool_size']!r} and this sampler "
                 f"has pool_size={self._pool_size}: construct it with that of the state."
             )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a copy of a state. A state that does not fit changes nothing."""
+        super().load_state_dict(state_dict)
+        has_factors = (self._priorities.array != np.float32(self.initial_factor)).any()
+        self._batches_without_factors = None if has_factors else 0
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,79 @@
+"""Factors arrive with the batch they belong to, whichever way a loss is called."""
+
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler
+
+from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
+
+LENGTH = 16
+
+
+def make_buffer(**kwargs):
+    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(LENGTH), batch_size=6, **kwargs)
+    buffer.extend(TensorDict({"observation": torch.arange(LENGTH).float()}, [LENGTH]))
+    return buffer
+
+
+def factors(buffer):
+    return buffer.actor_sampler.state_dict()["priorities"]
+
+
+def expected(index, factor):
+    values = torch.ones(LENGTH)
+    values[index] = factor
+    return values
+
+
+def per():
+    return PrioritizedSampler(LENGTH, alpha=1.0, beta=1.0)
+
+
+@pytest.mark.parametrize("critic", [RandomSampler, RankPrioritizedSampler, per])
+def test_a_joint_batch_gives_both_samplers_their_due(critic):
+    buffer = make_buffer(critic_sampler=critic())
+    batch = buffer.sample()
+    factor = 1 + batch["index"] / 10
+    batch["td_error"] = torch.full((6,), 9.0)
+    batch["vmf_factor"] = factor
+    buffer.update_tensordict_priority(batch)
+    torch.testing.assert_close(factors(buffer), expected(batch["index"], factor))
+    if critic is RankPrioritizedSampler:
+        priorities = buffer.critic_sampler.state_dict()["priorities"]
+        assert set(torch.where(priorities == 9)[0].tolist()) == set(batch["index"].tolist())
+
+
+def test_without_factors_only_the_critics_learn_of_it():
+    buffer = make_buffer(critic_sampler=RankPrioritizedSampler())
+    batch = buffer.sample()
+    batch["td_error"] = torch.full((6,), 9.0)
+    buffer.update_tensordict_priority(batch)
+    assert (factors(buffer) == 1).all()
+
+
+def test_an_actor_sampler_without_factors_is_left_alone():
+    buffer = make_buffer(actor_sampler=RandomSampler())
+    batch = buffer.sample()
+    batch["vmf_factor"] = torch.full((6,), 2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        buffer.update_tensordict_priority(batch)
+
+
+def test_a_batch_stands_for_its_index():
+    buffer = make_buffer()
+    batch = buffer.sample_actor(keys=["observation"])
+    factor = 1 + batch["index"] / 10
+    buffer.update_actor_priority(batch, factor)
+    torch.testing.assert_close(factors(buffer), expected(batch["index"], factor))
+
+
+def test_sampler_is_another_name_of_the_critics_sampler():
+    buffer = make_buffer(sampler=RankPrioritizedSampler())
+    assert isinstance(buffer.critic_sampler, RankPrioritizedSampler)
+    assert isinstance(buffer.actor_sampler, VMFSampler)
+    with pytest.raises(TypeError, match="another name of `critic_sampler=`"):
+        make_buffer(sampler=RandomSampler(), critic_sampler=RandomSampler())

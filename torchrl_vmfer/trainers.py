@@ -1,0 +1,142 @@
+"""Optimization steps by which TorchRL's trainers train with vMFER.
+
+This module imports ``torchrl.trainers``, which ``import torchrl_vmfer`` does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.trainers import DefaultOptimizationStepper, Trainer
+from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
+
+__all__ = ["VMFSACOptimizationStepper", "VMFTD3OptimizationStepper"]
+
+
+class VMFTD3OptimizationStepper(TD3OptimizationStepper):
+    """TD3's step in a trainer, with a batch of its own for the actor.
+
+    The critics learn from the trainer's batch, the actor from
+    ``trainer.replay_buffer.sample_actor()``, whose sampler then receives the factors of that batch.
+    All else is TorchRL's step: delay, clipping, the priorities of the critics.
+
+    Use it with a :class:`~torchrl_vmfer.VMFTD3Loss` and an
+    :class:`~torchrl_vmfer.ActorCriticReplayBuffer`.
+
+    Args:
+        optimizer_actor: the optimizer of ``loss.actor_network_params``.
+        optimizer_critic: the optimizer of ``loss.qvalue_network_params``.
+        **kwargs: as in TorchRL's ``TD3OptimizationStepper`` (``policy_update_delay``, ...).
+
+    Examples:
+        >>> from torchrl.trainers.algorithms import TD3Trainer
+        >>> trainer = TD3Trainer(  # doctest: +SKIP
+        ...     optimization_stepper=VMFTD3OptimizationStepper(actor_optimizer, critic_optimizer),
+        ...     loss_module=loss,  # a VMFTD3Loss
+        ...     replay_buffer=buffer,  # an ActorCriticReplayBuffer
+        ...     **others,
+        ... )
+    """
+
+    def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
+        """Update the critics once, and the actor if it is due."""
+        return super().step(_ActorBatches(trainer), sub_batch)
+
+
+class VMFSACOptimizationStepper(DefaultOptimizationStepper):
+    """SAC's step in a trainer, with a batch of its own for the actor.
+
+    The critics learn from the trainer's batch; actor and temperature from
+    ``trainer.replay_buffer.sample_actor()``, whose sampler then receives the factors of that batch.
+    The gradients of all losses are applied in one step of ``trainer.optimizer``, with the
+    trainer's clipping, as TorchRL does.
+
+    Use it with a :class:`~torchrl_vmfer.VMFSACLoss` and an
+    :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. ``SACTrainer`` has no argument for it: call
+    ``VMFSACOptimizationStepper().register(trainer)`` before ``trainer.train()``.
+
+    Args:
+        loss_components: the losses to descend, among ``"loss_qvalue"``, ``"loss_actor"`` and
+            ``"loss_alpha"``. All by default.
+
+    Examples:
+        >>> VMFSACOptimizationStepper().register(trainer)  # doctest: +SKIP
+        >>> trainer.train()  # doctest: +SKIP
+    """
+
+    updates_replay_priority = True
+
+    def register(self, trainer: Trainer, name: str = "optimization_stepper") -> None:
+        """Become the optimization step of a trainer."""
+        if getattr(trainer, "learner_backend", "local") != "local":
+            raise ValueError(
+                f"A trainer with learner_backend={trainer.learner_backend!r} takes its stepper at "
+                'construction, and SACTrainer has no argument for it: use learner_backend="local".'
+            )
+        super().register(trainer, name)
+        trainer.optimization_stepper = self
+
+    def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
+        """Update critics, actor and temperature once."""
+        return super().step(_ThreeLosses(trainer), sub_batch).detach()
+
+
+class _Proxy:
+    """A trainer some of whose methods are replaced."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer, name)
+
+    def actor_loss(self) -> tuple[Tensor, Any]:
+        """The loss of the actor on a batch of its own, whose factors are stored."""
+        buffer = self._trainer.replay_buffer
+        if not hasattr(buffer, "sample_actor"):
+            raise TypeError(
+                "The trainer requires replay_buffer=ActorCriticReplayBuffer(...), got "
+                f"{type(buffer).__name__}, which has no batches for the actor."
+            )
+        batch = buffer.sample_actor()
+        loss, metadata = self._trainer.compute_loss(batch, method="actor_loss")
+        factor = metadata.get("vmf_factor", None)
+        if factor is not None:
+            buffer.update_actor_priority(batch, factor)
+        return loss, metadata
+
+
+class _ActorBatches(_Proxy):
+    """A trainer whose actor loss is that of a batch of its own."""
+
+    def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
+        """The loss of critics on the batch, or of the actor on another one."""
+        if method == "actor_loss":
+            return self.actor_loss()
+        return self._trainer.compute_loss(sub_batch, method=method)
+
+
+class _ThreeLosses(_Proxy):
+    """A trainer whose loss consists of losses on two batches."""
+
+    def compute_loss(self, sub_batch: TensorDictBase) -> TensorDictBase:
+        """The losses of critics, actor and temperature."""
+        trainer = self._trainer
+        critic_loss, critic_metadata = trainer.compute_loss(sub_batch, method="qvalue_v2_loss")
+        actor_loss, metadata = self.actor_loss()
+        alpha_loss = trainer.compute_loss(metadata["log_prob"], method="alpha_loss").mean()
+
+        priority_key = trainer.loss_module.tensor_keys.priority
+        sub_batch.set(priority_key, critic_metadata["td_error"].detach())
+        trainer.replay_buffer.update_tensordict_priority(sub_batch)
+        return TensorDict(
+            {
+                "loss_qvalue": critic_loss,
+                "loss_actor": actor_loss,
+                "loss_alpha": alpha_loss,
+                "alpha": trainer.loss_module.log_alpha.detach().exp(),
+                "entropy": -metadata["log_prob"].detach().mean(),
+            }
+        )
