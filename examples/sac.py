@@ -76,9 +76,9 @@ for step, transition in enumerate(collector, start=1):
     (critic_loss + actor_loss + alpha_loss).backward()
     optimizer.step()
     optimizer.zero_grad()
-    buffer.update_actor_priority(actor_batch["index"], metadata["vmf_factor"])
+    buffer.update_actor_priority(actor_batch, metadata["vmf_factor"])
     targets.step()
 
-    if step % 1000 == 0:
+    if step % 1000 == 0 or step == args.frames:
         agreement = metadata["vmf_resultant_length"].mean()
         print(f"step {step}: critic loss {critic_loss.item():.3f}, agreement {agreement:.2f}")

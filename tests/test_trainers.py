@@ -64,9 +64,8 @@ def actor_of(algorithm, env):
 
 def make_trainer(algorithm, buffer, stepper, **kwargs):
     torch.manual_seed(0)
-    env = TransformedEnv(
-        GymEnv("Pendulum-v1"), Compose(DoubleToFloat(), RewardSum(out_keys=["reward_sum"]))
-    )
+    reward_sum = RewardSum(in_keys=["reward"], out_keys=["reward_sum"])  # which SACTrainer logs
+    env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(DoubleToFloat(), reward_sum))
     env.set_seed(0)
     actor = actor_of(algorithm, env)
     critic = ValueOperator(MLP(4, 1, num_cells=[16]), in_keys=["observation", "action"])
