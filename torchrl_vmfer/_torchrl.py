@@ -103,7 +103,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def has_module_hooks(module: nn.Module) -> bool:
     """Whether calling the module also calls functions of the user."""
-    return any(getattr(module, name) for name in _HOOKS)
+    return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
 def has_tensor_hooks(tensor: Tensor) -> bool:
@@ -117,6 +117,7 @@ class ModuleWatch:
     def __init__(self, *modules: nn.Module) -> None:
         parts = [part for module in modules for part in module.modules()]
         # PyTorch changes these dictionaries in place.
+        self._attributes = [vars(part) for part in parts]
         self._hooks = [getattr(part, name) for part in parts for name in _HOOKS]
         self._hooks += [getattr(module_globals, f"_global{name}") for name in _HOOKS]
         self._children = [
@@ -124,8 +125,11 @@ class ModuleWatch:
         ]
 
     def has_hooks(self) -> bool:
-        """Whether any of the modules has a hook, or all modules of the process have one."""
-        return any(self._hooks)
+        """Whether any of the modules has a hook, or all modules of the process have one.
+
+        A ``forward`` that was assigned to a module counts as a hook.
+        """
+        return any(self._hooks) or any("forward" in names for names in self._attributes)
 
     def is_unchanged(self) -> bool:
         """Whether the modules still consist of the same parts."""

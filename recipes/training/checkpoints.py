@@ -11,24 +11,16 @@ from __future__ import annotations
 import io
 import sys
 import zipfile
-from collections import OrderedDict, deque
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
+from torchrl_vmfer.replay.plain_state import plain
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 
 __all__ = ["Checkpoints", "UnsavableError", "check_readable", "plain_data"]
-
-# What PyTorch reads without executing code, besides containers of these.
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None)),
-    *(torch.Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device),
-)
 
 
 class UnsavableError(UserError):
@@ -38,8 +30,7 @@ class UnsavableError(UserError):
 def plain_data(value: Any, place: str = "the state") -> Any:
     """Converts a state to tensors, numbers, strings and containers of these.
 
-    NumPy's numbers and strings become Python's, and subclasses of containers become what they
-    are derived from. What needs no conversion is returned as it is, without a copy.
+    Tensors are not copied.
 
     Args:
         value: the state.
@@ -48,29 +39,10 @@ def plain_data(value: Any, place: str = "the state") -> Any:
     Raises:
         UnsavableError: naming the entry that cannot be converted.
     """
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, np.generic) and value.dtype.kind in "biufcUS":
-        return value.item()
-    if isinstance(value, dict):
-        pairs = [
-            (plain_data(key, f"a key of {place}"), plain_data(item, f"{place}.{key}"))
-            for key, item in value.items()
-        ]
-        is_plain = type(value) in (dict, OrderedDict) and all(
-            key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True)
-        )
-        return value if is_plain else dict(pairs)
-    for kind, sources in {list: (list, deque), tuple: (tuple,), set: (set, frozenset)}.items():
-        if isinstance(value, sources):
-            items = [plain_data(item, f"{place}[{n}]") for n, item in enumerate(value)]
-            is_plain = type(value) is kind and all(map(lambda x, y: x is y, items, value))
-            return value if is_plain else kind(items)
-    raise UnsavableError(
-        f"A checkpoint cannot hold {place}, which is a {type(value).__module__}."
-        f"{type(value).__qualname__}: return tensors, numbers, strings, or dictionaries and lists "
-        "of these from `state_dict`."
-    )
+    try:
+        return plain(value, place, copy=False)
+    except TypeError as error:
+        raise UnsavableError(f"A checkpoint cannot be saved: {error}") from error
 
 
 def check_readable(state: dict[str, Any]) -> None:

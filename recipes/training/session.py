@@ -220,8 +220,8 @@ class Session(TrainingSession):
                 part.load_state_dict(state["parts"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"The checkpoint of step {state['step']} in {path} does not fit this "
-                f"configuration ({first_line(error)}): choose another run_dir."
+                f"The checkpoint of step {state['step']} in {path} fits neither this "
+                f"configuration nor this version ({first_line(error)}): choose another run_dir."
             ) from error
         print(f"Resuming {path} at step {state['step']}.", file=sys.stderr)
         return state["step"]

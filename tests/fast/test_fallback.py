@@ -296,6 +296,18 @@ def test_hooks_of_all_modules_are_called(td3, make_batch):
     assert called
 
 
+@pytest.mark.parametrize("kind", [nn.Linear, nn.ReLU])
+def test_a_forward_that_is_assigned_to_a_layer_is_called(td3, make_batch, kind):
+    slow, fast = pair(td3)
+    batch = make_batch(16)
+    td3.critic_loss(fast, batch.clone())
+    for loss in (slow, fast):
+        layer = next(m for m in loss.qvalue_network.modules() if isinstance(m, kind))
+        layer.forward = lambda inputs, forward=layer.forward: 2 * forward(inputs)
+    with pytest.warns(UserWarning, match="hooks"):
+        assert_agree(slow, fast, lambda loss: td3.critic_loss(loss, batch.clone()))
+
+
 def test_a_layer_that_is_replaced_later_is_noticed(td3, make_batch):
     slow, fast = pair(td3)
     for loss in (slow, fast):

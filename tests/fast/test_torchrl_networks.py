@@ -143,7 +143,6 @@ def assert_both_updates_agree(slow, fast, batch, critic_loss):
         {"bounds": WIDE, "num_qvalue_nets": 10, "activation": nn.ELU},
         {"bounds": WIDE, "num_qvalue_nets": 4, "num_target_critics": None},
     ],
-    ids=str,
 )
 def test_td3(make_batch, options):
     batch = make_batch(64)
@@ -174,7 +173,6 @@ SCRIPT = {"extractor": {"scale_mapping": "biased_softplus_1.0", "scale_lb": 0.1}
         REDQ,
         REDQ | {"bounds": WIDE, "distribution": {"tanh_loc": True}, "num_target_critics": None},
     ],
-    ids=str,
 )
 def test_sac(make_batch, options):
     batch = make_batch(64)

@@ -206,6 +206,18 @@ def test_an_entry_that_only_pickle_could_save_is_named(tmp_path):
         buffer.dumps(tmp_path)
 
 
+@pytest.mark.parametrize("named_first", [True, False])
+def test_rows_with_other_non_tensor_entries_do_not_load(named_first):
+    named, plain = make(), make()
+    data = rows(0, 5)
+    plain.extend(data.clone())
+    data["name"] = NonTensorStack(*(NonTensorData(f"row {i}") for i in range(5)))
+    named.extend(data)
+    source, target = (named, plain) if named_first else (plain, named)
+    with pytest.raises(ValueError, match=r"entry 'name' is .*missing"):
+        target.load_state_dict(source.state_dict())
+
+
 def test_a_failing_save_leaves_the_older_one_intact(tmp_path, monkeypatch):
     source = used_buffer()
     source.dumps(tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from torchrl.data import PrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler
@@ -166,8 +166,9 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
 def _schema(rows: TensorDictBase, ndim: int) -> dict[Any, str]:
     return {
         key: f"{str(entry.dtype).removeprefix('torch.')}{list(entry.shape[ndim:])}"
-        for key, entry in rows.items(True, True)
         if isinstance(entry, Tensor)
+        else "no tensor"
+        for key, entry in rows.items(True, True, is_leaf=is_leaf_nontensor)
     }
 
 

@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = ["plain", "tensordict_from_plain", "tensordict_to_plain"]
 
-_PLAIN = (str, bool, int, float, type(None), torch.dtype, torch.device, torch.Size)
+# What PyTorch reads without executing code, besides tensors and containers.
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.Size),
+)
 
 
-def plain(value: Any, where: str) -> Any:
-    """Copy a nested structure of plain values, or raise an error that names the entry.
+def plain(value: Any, where: str, *, copy: bool = True) -> Any:
+    """Convert a nested structure to plain values, or raise an error that names the entry.
+
+    NumPy's scalars and strings become Python's, and subclasses of containers and strings become
+    what they are derived from.
 
     Args:
-        value: tensors, numbers, strings and ``None`` in dictionaries, lists and tuples. NumPy's
-            scalars become those of Python.
-        where: the name of the entry in error messages.
+        value: tensors, numbers, strings and ``None`` in dictionaries, lists, tuples and sets.
+        where: the name of the structure in error messages.
+        copy: whether to copy tensors.
     """
     if isinstance(value, Tensor):
-        return value.detach().as_subclass(Tensor).clone()
-    if isinstance(value, np.generic):
-        return plain(value.item(), where)
-    if isinstance(value, Mapping):
-        return {plain(key, where): plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        items = [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
+        if not copy and type(value) in (Tensor, nn.Parameter):
+            return value
+        value = value.detach().as_subclass(Tensor)
+        return value.clone() if copy else value
     if type(value) in _PLAIN:
         return value
+    if isinstance(value, np.generic) and value.dtype.kind in "biufcUS":
+        return _python_scalar(value, where)
+    if isinstance(value, Mapping):
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        return kind(
+            (plain(key, where), plain(item, f"{where}[{key!r}]", copy=copy))
+            for key, item in value.items()
+        )
+    for sequence, sources in {list: (list, deque), tuple: (tuple,), set: (set, frozenset)}.items():
+        if isinstance(value, sources):
+            return sequence(plain(item, f"{where}[{i}]", copy=copy) for i, item in enumerate(value))
     if isinstance(value, str):
         return str(value)
-    raise TypeError(
+    raise _not_plain(value, where)
+
+
+def _python_scalar(value: np.generic, where: str) -> Any:
+    scalar = value.item()
+    if isinstance(scalar, np.generic):  # a longdouble, which Python has no type for
+        raise _not_plain(value, where)
+    return scalar
+
+
+def _not_plain(value: Any, where: str) -> TypeError:
+    return TypeError(
         f"{where} holds a {type(value).__name__}, which cannot be saved without pickle: store "
         "tensors, numbers or strings only."
     )
