@@ -27,11 +27,6 @@ def test_default_samplers_are_uniform_for_the_critics_and_vmf_for_the_actor():
     assert buffer.actor_sampler.mode == "uncertainty"
 
 
-def test_a_single_sampler_argument_is_refused_with_the_cure():
-    with pytest.raises(TypeError, match=r"critic_sampler=.*actor_sampler="):
-        ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=RandomSampler())
-
-
 @pytest.mark.parametrize("as_factory", [False, True])
 def test_samplers_are_taken_as_instances_and_as_factories(as_factory):
     critic, actor = RankPrioritizedSampler, partial(VMFSampler, "rank")

@@ -98,6 +98,7 @@ def test_goals_are_drawn_uniformly(strategy):
     assert stats.chisquare(list(counts.values()), frequencies).pvalue > 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:.*never given a factor")
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("side", ["sample", "sample_actor"])
 def test_each_row_gets_a_goal_with_the_same_probability(ratio, side):
