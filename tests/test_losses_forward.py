@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchrl.data import LazyTensorStorage
 from torchrl.objectives import SoftUpdate
 
 from helpers.losses import SEED, assert_same, seeded
+from torchrl_vmfer import ActorCriticReplayBuffer
 
 
 def keywords(loss, batch):
@@ -36,6 +38,17 @@ class TestForward:
         for name in ("vmf_factor", "vmf_resultant_length"):
             torch.testing.assert_close(result[name], metadata[name])
         assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
+
+    def test_one_call_and_the_buffers_update_store_the_factors(self, algorithm, make_batch):
+        loss = algorithm.build()
+        buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(50), batch_size=16)
+        buffer.extend(make_batch(50))
+        batch = buffer.sample()
+        loss(batch)
+        buffer.update_tensordict_priority(batch)
+        weight = torch.ones(50, dtype=torch.float64)
+        weight[batch["index"]] = batch["vmf_factor"].double()
+        torch.testing.assert_close(buffer.actor_sampler.probabilities(), weight / weight.sum())
 
     def test_without_measuring_returns_what_torchrl_returns(self, algorithm, make_batch):
         stock, vmf = algorithm.build(algorithm.stock_class), algorithm.build(measure=False)
