@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import sys
+import types
 from functools import partial
 
 import pytest
@@ -268,3 +270,10 @@ def test_hindsight_in_several_processes_needs_to_know_whose_episode_is_whose():
     with pytest.raises(ValueError, match="trajectory_key"):
         make(goal_rows()).sample()
     make(goal_rows(collector={"traj_ids": torch.tensor([0, 1, 0, 1])})).sample()
+
+
+def test_a_folder_named_ray_is_not_taken_for_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.extend(TensorDict({"observation": torch.zeros(4, 1)}, [4]))
+    assert len(buffer.sample_actor()) == 2

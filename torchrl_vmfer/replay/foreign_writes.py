@@ -20,8 +20,13 @@ __all__ = ["ForeignWrites", "WriteLock", "is_in_ray_actor"]
 def is_in_ray_actor() -> bool:
     """Whether this process is a Ray actor, whose methods other processes call."""
     ray = sys.modules.get("ray")
+    # A folder named `ray` can be imported as an empty module.
+    is_initialized = getattr(ray, "is_initialized", None)
     return (
-        ray is not None and ray.is_initialized() and bool(ray.get_runtime_context().get_actor_id())
+        ray is not None
+        and is_initialized is not None
+        and is_initialized()
+        and bool(ray.get_runtime_context().get_actor_id())
     )
 
 
