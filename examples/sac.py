@@ -2,7 +2,7 @@
 
 python examples/sac.py [--env HalfCheetah-v4] [--frames 100000]
 
-Critics and actor learn from batches of their own. The temperature is adjusted on the actor's batch.
+The critics and the actor learn from separate batches. The temperature uses the actor's batch.
 """
 
 import argparse
@@ -71,7 +71,7 @@ for step, transition in enumerate(collector, start=1):
     critic_loss, _ = loss.qvalue_v2_loss(buffer.sample())
     actor_batch = buffer.sample_actor(keys=["observation"])
     actor_loss, metadata = loss.actor_loss(actor_batch)
-    # TorchRL does not reduce this loss: without the mean it would be a vector.
+    # TorchRL does not reduce this loss: without the mean, it would be a vector.
     alpha_loss = loss.alpha_loss(metadata["log_prob"]).mean()
     (critic_loss + actor_loss + alpha_loss).backward()
     optimizer.step()

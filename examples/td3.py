@@ -2,7 +2,7 @@
 
 python examples/td3.py [--env HalfCheetah-v4] [--frames 100000]
 
-The four lines that mention `actor_batch` or `actor_sampler` are all that vMFER adds.
+vMFER only adds the four lines that mention `actor_batch` or `actor_sampler`.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""TD3 or SAC with vMFER in TorchRL's trainers: a complete training script.
+"""TD3 or SAC with vMFER and TorchRL's trainers: a complete training script.
 
 python examples/trainer.py [--sac] [--env HalfCheetah-v4] [--frames 100000]
 
-The loss, the buffer and the stepper are all that vMFER changes.
+vMFER only changes the loss, the buffer and the stepper.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFSampler, VMFTD
 from torchrl_vmfer.trainers import VMFSACOptimizationStepper, VMFTD3OptimizationStepper
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--sac", action="store_true", help="SACTrainer in place of TD3Trainer")
+parser.add_argument("--sac", action="store_true", help="use SACTrainer instead of TD3Trainer")
 parser.add_argument("--env", default="HalfCheetah-v4")
 parser.add_argument("--frames", type=int, default=100_000)
 args = parser.parse_args()
 
-reward_sum = RewardSum(in_keys=["reward"], out_keys=["reward_sum"])  # which the trainers log
+reward_sum = RewardSum(in_keys=["reward"], out_keys=["reward_sum"])  # the trainers log it
 env = TransformedEnv(GymEnv(args.env), Compose(DoubleToFloat(), reward_sum))
 observation_size = env.observation_spec["observation"].shape[-1]
 action_size = env.action_spec.shape[-1]
@@ -102,6 +102,6 @@ trainer.train()
 
 probabilities = len(buffer) * buffer.actor_sampler.probabilities()
 print(
-    f"{len(buffer)} transitions, drawn for the actor {probabilities.min():.2f} to "
-    f"{probabilities.max():.2f} times as often as uniformly"
+    f"{len(buffer)} transitions: the actor samples them {probabilities.min():.2f} to "
+    f"{probabilities.max():.2f} times as often as uniform sampling would"
 )

@@ -1,6 +1,6 @@
-"""Optimization steps by which TorchRL's trainers train with vMFER.
+"""Optimization steppers that add vMFER to TorchRL's trainers.
 
-This module imports ``torchrl.trainers``, which ``import torchrl_vmfer`` does not.
+Import this module explicitly: ``import torchrl_vmfer`` does not import ``torchrl.trainers``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = ["VMFSACOptimizationStepper", "VMFTD3OptimizationStepper"]
 
 
 class VMFTD3OptimizationStepper(TD3OptimizationStepper):
-    """TD3's step in a trainer, with a batch of its own for the actor.
+    """The TD3 optimization step of a trainer, with a separate batch for the actor.
 
     The critics learn from the trainer's batch, the actor from
-    ``trainer.replay_buffer.sample_actor()``, whose sampler then receives the factors of that batch.
-    All else is TorchRL's step: delay, clipping, the priorities of the critics.
+    ``trainer.replay_buffer.sample_actor()``. The actor's sampler then receives the factors of that
+    batch. Policy delay, gradient clipping and critic priorities are as in TorchRL.
 
     Use it with a :class:`~torchrl_vmfer.VMFTD3Loss` and an
     :class:`~torchrl_vmfer.ActorCriticReplayBuffer`.
@@ -41,24 +41,24 @@ class VMFTD3OptimizationStepper(TD3OptimizationStepper):
     """
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Update the critics once, and the actor if it is due."""
+        """Updates the critics once, and the actor every ``policy_update_delay`` steps."""
         return super().step(_ActorBatches(trainer), sub_batch)
 
 
 class VMFSACOptimizationStepper(DefaultOptimizationStepper):
-    """SAC's step in a trainer, with a batch of its own for the actor.
+    """The SAC optimization step of a trainer, with a separate batch for the actor.
 
-    The critics learn from the trainer's batch; actor and temperature from
-    ``trainer.replay_buffer.sample_actor()``, whose sampler then receives the factors of that batch.
-    The gradients of all losses are applied in one step of ``trainer.optimizer``, with the
-    trainer's clipping, as TorchRL does.
+    The critics learn from the trainer's batch, the actor and the temperature from
+    ``trainer.replay_buffer.sample_actor()``. The actor's sampler then receives the factors of that
+    batch. As in TorchRL, one step of ``trainer.optimizer`` applies the gradients of all losses,
+    with the trainer's gradient clipping.
 
     Use it with a :class:`~torchrl_vmfer.VMFSACLoss` and an
     :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. ``SACTrainer`` has no argument for it: call
     ``VMFSACOptimizationStepper().register(trainer)`` before ``trainer.train()``.
 
     Args:
-        loss_components: the losses to descend, among ``"loss_qvalue"``, ``"loss_actor"`` and
+        loss_components: the losses to minimize, among ``"loss_qvalue"``, ``"loss_actor"`` and
             ``"loss_alpha"``. All by default.
 
     Examples:
@@ -69,22 +69,22 @@ class VMFSACOptimizationStepper(DefaultOptimizationStepper):
     updates_replay_priority = True
 
     def register(self, trainer: Trainer, name: str = "optimization_stepper") -> None:
-        """Become the optimization step of a trainer."""
+        """Sets this stepper as the optimization step of a trainer."""
         if getattr(trainer, "learner_backend", "local") != "local":
             raise ValueError(
-                f"A trainer with learner_backend={trainer.learner_backend!r} takes its stepper at "
+                f"A trainer with learner_backend={trainer.learner_backend!r} needs its stepper at "
                 'construction, and SACTrainer has no argument for it: use learner_backend="local".'
             )
         super().register(trainer, name)
         trainer.optimization_stepper = self
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Update critics, actor and temperature once."""
+        """Updates critics, actor and temperature once."""
         return super().step(_ThreeLosses(trainer), sub_batch).detach()
 
 
 class _Proxy:
-    """A trainer some of whose methods are replaced."""
+    """A proxy that replaces some methods of a trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -93,7 +93,7 @@ class _Proxy:
         return getattr(self._trainer, name)
 
     def actor_loss(self) -> tuple[Tensor, Any]:
-        """The loss of the actor on a batch of its own, whose factors are stored."""
+        """Computes the actor loss on a separate batch and stores the factors of that batch."""
         buffer = self._trainer.replay_buffer
         if not hasattr(buffer, "sample_actor"):
             raise TypeError(
@@ -109,20 +109,20 @@ class _Proxy:
 
 
 class _ActorBatches(_Proxy):
-    """A trainer whose actor loss is that of a batch of its own."""
+    """A trainer that computes the actor loss on a separate batch."""
 
     def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
-        """The loss of critics on the batch, or of the actor on another one."""
+        """Computes the critic loss on this batch, or the actor loss on a separate one."""
         if method == "actor_loss":
             return self.actor_loss()
         return self._trainer.compute_loss(sub_batch, method=method)
 
 
 class _ThreeLosses(_Proxy):
-    """A trainer whose loss consists of losses on two batches."""
+    """A trainer that combines losses computed on two batches."""
 
     def compute_loss(self, sub_batch: TensorDictBase) -> TensorDictBase:
-        """The losses of critics, actor and temperature."""
+        """Computes the losses of critics, actor and temperature."""
         trainer = self._trainer
         critic_loss, critic_metadata = trainer.compute_loss(sub_batch, method="qvalue_v2_loss")
         actor_loss, metadata = self.actor_loss()

@@ -23,12 +23,12 @@ _CLIMB_THE_MEAN = (REDQLoss, TQCLoss)
 class VMFUncertainty(TensorDictModuleBase):
     """Measures how much the critics of a loss module agree on where the action should move.
 
-    For each transition it asks the present policy for an action, each critic for the gradient
-    of its loss l_i = -Q_i at that action, and fits a von Mises-Fisher distribution to the
-    gradients' directions (Eq. 7 and Algorithm 3). It takes one forward and one backward pass of
-    the critics. Where an actor update is made on the same batch anyway, use
-    :class:`~torchrl_vmfer.VMFTD3Loss` or :class:`~torchrl_vmfer.VMFSACLoss`, which give the
-    factors for free.
+    For each transition it computes the action of the current policy and, for each critic, the
+    gradient of the loss l_i = -Q_i at that action. It then fits a von Mises-Fisher distribution to
+    the directions of the gradients (Eq. 7 and Algorithm 3). This takes one forward and one
+    backward pass through the critics. If you also update the actor on the same batch, use
+    :class:`~torchrl_vmfer.VMFTD3Loss` or :class:`~torchrl_vmfer.VMFSACLoss`, which compute the
+    factors without an extra pass.
 
     It writes, for a batch ``[*batch]``:
 
@@ -40,14 +40,13 @@ class VMFUncertainty(TensorDictModuleBase):
     Args:
         loss_module: a TorchRL loss with an ``actor_network`` and an ensemble of critics named
             ``qvalue_network`` (TD3, TD3+BC, SAC, CrossQ, CQL, REDQ, TQC, ...), whose actor
-            follows the gradient ∂Q/∂a. It is referred to, not owned: the module follows its
-            parameters and has none of its own.
+            follows the gradient ∂Q/∂a. The module keeps a reference to the loss, always
+            uses its current parameters, and has no parameters itself.
 
     Keyword Args:
         used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
-            with the lowest value, or ``"mean"`` for the mean of all. Defaults to what the loss
-            does: ``"first"`` for the TD3 family, ``"mean"`` for REDQ and TQC, ``"min"`` for all
-            others.
+            with the lowest value, or ``"mean"`` for the mean of all. The default matches the loss:
+            ``"first"`` for the TD3 family, ``"mean"`` for REDQ and TQC, ``"min"`` for all others.
 
     Examples:
         >>> from tensordict.nn import TensorDictModule
@@ -77,7 +76,7 @@ class VMFUncertainty(TensorDictModuleBase):
             raise TypeError(
                 f"The actor of {type(loss_module).__name__} imitates the actions in the batch and "
                 "follows no gradient ∂Q/∂a, so vMFER is not defined for it. Pass a loss whose "
-                "actor climbs its critics, such as TD3Loss or SACLoss."
+                "actor maximizes the critics, such as TD3Loss or SACLoss."
             )
         for name in ("actor_network", "qvalue_network"):
             if not hasattr(loss_module, name):
@@ -101,7 +100,7 @@ class VMFUncertainty(TensorDictModuleBase):
             raise ValueError(f"used must be 'first', 'min' or 'mean', got {used!r}.")
         super().__init__()
         self.used = used
-        # Not an attribute of the module's own: its parameters would be listed twice.
+        # Bypasses nn.Module: otherwise the parameters of the loss would also be listed here.
         self.__dict__["_loss_module"] = loss_module
         self.in_keys = list(
             dict.fromkeys(
@@ -128,7 +127,7 @@ class VMFUncertainty(TensorDictModuleBase):
 
     @staticmethod
     def from_gradients(gradients: Tensor, used: directional.Used = 0) -> TensorDict:
-        """The same statistics from gradients at hand.
+        """Computes the same statistics from given gradients.
 
         Args:
             gradients: one gradient per critic, ``[N, *batch, action]``.
