@@ -1,4 +1,4 @@
-"""Per-critic action gradients, and the tap that takes them from a loss."""
+"""Per-critic action gradients, and a mixin that extracts them from a loss."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["GradientTap", "action_gradients", "action_leaves", "linearized_value
 
 
 class GradientTap(TappedLoss):
-    """Stands between a TorchRL loss and its critics, and keeps the gradients that pass.
+    """Intercepts the calls of a TorchRL loss to its critics and keeps the action gradients.
 
-    TorchRL's losses reach their critics through one batched callable, whose place
-    :meth:`critics` takes. It tells its three uses apart: by the actor, for the TD target, and for
-    the prediction that is compared with it. A loss says which critic is :attr:`used` by the
-    actor, and may override :meth:`asked_at` and :meth:`loss_gradients`.
+    TorchRL's losses call their critics through one batched callable, which :meth:`critics`
+    replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
+    A loss sets :attr:`used`, the critic that the actor follows, and may override :meth:`asked_at`
+    and :meth:`loss_gradients`.
 
     Args:
         *args: as in TorchRL's loss.
@@ -36,11 +36,11 @@ class GradientTap(TappedLoss):
         **kwargs: as in TorchRL's loss.
 
     Attributes:
-        selected_out_keys: what ``select_out_keys`` chose, if it was called.
+        selected_out_keys: the keys chosen by ``select_out_keys``, or ``None`` if it was not called.
         used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
             with the lowest value, or ``"mean"`` for the mean of all.
-        tapped_values: the critics' values ``[N, *batch]`` in the present ``actor_loss``.
-        tapped_gradients: the gradients ``[N, *batch, action]`` of l_i = -Q_i there.
+        tapped_values: the critics' values ``[N, *batch]`` in the current ``actor_loss`` call.
+        tapped_gradients: the gradients ``[N, *batch, action]`` of l_i = -Q_i in that call.
     """
 
     used: ClassVar[Literal["first", "min", "mean"]]
@@ -71,12 +71,12 @@ class GradientTap(TappedLoss):
 
     @property
     def stock_out_keys(self) -> list[NestedKey]:
-        """What ``forward`` of the TorchRL loss returns."""
+        """The keys that ``forward`` of the TorchRL loss returns."""
         return list(super().out_keys)
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """What ``forward`` returns, or what was selected of it."""
+        """The keys that ``forward`` returns: all of them, or the selected ones."""
         return self.selected_out_keys or self._all_out_keys()
 
     @out_keys.setter
@@ -106,7 +106,7 @@ class GradientTap(TappedLoss):
         return losses
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's actor loss, whose metadata gain ``vmf_factor`` and ``vmf_resultant_length``."""
+        """TorchRL's actor loss. Adds ``vmf_factor`` and ``vmf_resultant_length`` to the metadata."""
         if not self.measure:
             return super().actor_loss(tensordict)
         self._in_actor_loss = True
@@ -119,7 +119,7 @@ class GradientTap(TappedLoss):
         return loss, metadata | agreement
 
     def agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
-        """The metadata on the agreement of critics with some gradients and values."""
+        """The metadata on how much the critics agree, given their gradients and values."""
         used = self.used if self.used != "min" else values[: self.target_count].argmin(0)
         factor, length = factor_and_length(gradients, used)
         metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
@@ -128,7 +128,7 @@ class GradientTap(TappedLoss):
         return metadata
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics, for whatever use the loss makes of them."""
+        """The values of the critics, for the actor loss, the TD target or the prediction."""
         if self._in_actor_loss:
             return self.actor_critics(tensordict, params)
         is_target = params is not self.qvalue_network_params
@@ -139,7 +139,7 @@ class GradientTap(TappedLoss):
         return self.stock_critics(tensordict, params)
 
     def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values that the actor climbs, linear in the action; their gradients are kept."""
+        """The values that the actor maximizes, linear in the action. Keeps their gradients."""
         inputs = tensordict
         if self.has_shared_inputs:
             inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
@@ -158,7 +158,7 @@ class GradientTap(TappedLoss):
         return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])
 
     def asked_at(self, action: Tensor) -> Tensor | None:
-        """The action ``[N, *batch, action]`` to ask the critics at, if not the policy's own."""
+        """The action ``[N, *batch, action]`` where critics are evaluated, if not the policy's."""
         return None
 
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
@@ -178,25 +178,25 @@ def linearized_values(
     """The values of an ensemble, linear in its inputs, and each critic's action gradient.
 
     Each critic has its own copy of the action, so one vector-Jacobian product of the batched
-    ensemble gives all gradients g_i. Around the present inputs Q_i(a) = Q_i + (a - a₀)ᵀg_i
-    then has the value and the gradient of the critics without holding their graph: whatever
-    loss is built on it sends exactly g_e to the actor, and nothing to the critics.
+    ensemble gives all gradients g_i. At the current inputs, Q_i(a) = Q_i + (a - a₀)ᵀg_i
+    then has the value and the gradient of the critics but does not keep their graph: any loss
+    built on it propagates exactly g_e to the actor, and nothing to the critics.
 
     Args:
         critics: the batched critics, from ``[N, *batch]`` inputs to ``[N, *batch, 1]`` values.
         inputs: their inputs, expanded to a batch size ``[N, *batch]``.
         action_key: the entry of the action, a tensor or a TensorDict of tensors.
         value_key: the entry of the value.
-        mean: whether the loss is going to average over the batch. Gradients pass through the
-            critics with the weight that they would have in a plain backward pass, which makes
-            the actor's gradient equal to that one to the last bit.
-        at: the action at which to ask the critics, ``[N, *batch, action]``, where it is not
-            the one in ``inputs``. The latter still receives the gradient found there.
+        mean: whether the loss averages over the batch. Gradients then pass through the critics
+            with the same weight as in a plain backward pass, so that the actor gradient is
+            bitwise equal to that of a plain backward pass.
+        at: the action at which to evaluate the critics, ``[N, *batch, action]``, if it differs
+            from the one in ``inputs``. The action in ``inputs`` still receives the gradient.
 
     Returns:
         the values ``[N, *batch, 1]``, differentiable with respect to the inputs, and the
-        gradients ``[N, *batch, action]`` of the losses l_i = -Q_i with respect to the action;
-        those of a composite action are concatenated in the order of :func:`action_leaves`.
+        gradients ``[N, *batch, action]`` of the losses l_i = -Q_i with respect to the action. The
+        gradients of a composite action are concatenated in the order of :func:`action_leaves`.
     """
     action = action_leaves(inputs.get(action_key))
     keys = [unravel_key((action_key, *name)) for name in action]
@@ -216,25 +216,25 @@ def linearized_values(
     # No graph of the critics outlives this block.
     with torch.no_grad():
         values, pull_back = torch.func.vjp(values_at, *points)  # type: ignore[misc]
-        # In half precision a weight of 1/B would push gradients below the smallest number.
+        # In half precision, a weight of 1/B would make gradients underflow.
         is_half = any(tensor.dtype.itemsize < 4 for tensor in (values, *points))
         weight = values.new_tensor(-1 / max(1, values[0].numel()) if mean and not is_half else -1)
         gradients = [_at_least_single(g) for g in pull_back(weight.expand_as(values))]
-    # A backward pass multiplies what follows by the scale of the loss, often more than the
-    # largest number of half precision.
+    # A backward pass multiplies the values below by the scale of the loss, which often
+    # overflows in half precision.
     values, weight = _at_least_single(values), _at_least_single(weight)
     for origin, gradient in zip(origins, gradients, strict=True):
         slope = (origin - origin.detach()) * gradient
-        # Dividing by the very number the backward pass multiplies with leaves no rounding.
+        # Dividing by the same number that the backward pass multiplies with avoids rounding errors.
         values = values + slope.flatten(values.ndim - 1).sum(-1, keepdim=True) / weight
     of_action = [gradient.flatten(values.ndim - 1) for gradient in gradients[: len(action)]]
     return values, torch.cat(of_action, -1) / -weight
 
 
 def action_leaves(action: Tensor | TensorDictBase) -> dict[tuple[str, ...], Tensor]:
-    """The tensors of an action, by name: one without a name, or those of a TensorDict, sorted.
+    """The tensors of an action by name: a single unnamed one, or those of a TensorDict, sorted.
 
-    Discrete parts of a composite action, which have no gradient, are left out.
+    Omits the discrete parts of a composite action, which have no gradient.
     """
     if isinstance(action, Tensor):
         return {(): action}
@@ -248,11 +248,11 @@ def _at_least_single(tensor: Tensor) -> Tensor:
 
 
 def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Asks all critics of a loss at the action of its policy, in one pass.
+    """Evaluates all critics of a loss at the action of its policy, in one pass.
 
     Args:
         loss: a TorchRL loss with an ``actor_network`` and an ensemble ``qvalue_network``.
-        tensordict: a batch ``[*batch]`` with the observations that they read.
+        tensordict: a batch ``[*batch]`` with the observations that the networks read.
 
     Returns:
         the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
@@ -285,7 +285,7 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Measuring must not move the statistics of normalisation layers."""
+    """Puts a module in eval mode, so that measuring does not update normalization statistics."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

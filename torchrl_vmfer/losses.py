@@ -1,4 +1,4 @@
-"""TD3 and SAC losses that also measure how much the critics agree, at no extra pass."""
+"""TD3 and SAC losses that also measure how much the critics agree, without an extra pass."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ __all__ = ["VMFSACLoss", "VMFTD3Loss"]
 class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
 
-    It takes the place of TorchRL's loss. The metadata of ``actor_loss`` gain ``"vmf_factor"``,
-    the sampling factor p_j of each transition with e = the first critic (Algorithm 3), and
-    ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns both, lists them
-    in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD error, so that
-    ``buffer.update_tensordict_priority(batch)`` finds it there.
+    A drop-in replacement for TorchRL's loss. The metadata of ``actor_loss`` also contains
+    ``"vmf_factor"``, the sampling factor p_j of each transition with e = the first critic
+    (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns
+    both, lists them in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD
+    error, so that ``buffer.update_tensordict_priority(batch)`` finds it there.
 
-    With two critics, loss values and gradients are TorchRL's, bit for bit. With more, the TD
-    target of TorchRL's loss is the minimum over all critics, and the one of this loss the minimum
-    over the first two: extra critics measure the uncertainty and should not make the target more
-    pessimistic. With ``num_target_critics=None`` the loss is TorchRL's, bit for bit, for any
+    With two critics, loss values and gradients equal TorchRL's bit for bit. With more critics,
+    TorchRL's TD target is the minimum over all of them, while this loss uses the minimum over the
+    first two: extra critics measure the uncertainty and should not make the target more
+    pessimistic. With ``num_target_critics=None`` the loss equals TorchRL's bit for bit, for any
     number of critics.
 
-    The factors need no extra pass of the critics: they come out of the forward and backward pass
-    that the actor's gradient takes anyway. Computing them adds about 20 % to the time of an actor
+    The factors need no extra pass through the critics: they come from the forward and backward
+    pass that computes the actor gradient. Computing them adds about 20 % to the time of an actor
     update.
 
-    An action may be a TensorDict. Its directions are those of all its floating-point entries,
-    concatenated in alphabetical order.
+    An action may be a TensorDict. Its direction is then computed from all its floating-point
+    entries, concatenated in alphabetical order.
 
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target, or
-            ``None`` for all. Critics beyond them learn from the same target and serve the
-            uncertainty only.
-        measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
-        fast: computes the same, up to rounding, as batched matrix products where actor and
-            critics are stacks of linear layers and activations, such as the networks of
-            TorchRL's scripts. Other networks, options and batches take TorchRL's path, with one
-            warning; ``fast_path`` says why. (Without
-            ``measure``, the fast path asks only the first critic for the actor, and
-            ``"state_action_value_actor"`` of the metadata has one row.)
-        actor_noise: standard deviation of the noise by which Algorithm 1 perturbs the actions
-            of the actor's batch. The default of 0 is plain TD3. The critics are asked at the
-            noisy action, kept within the bounds; the actor receives the gradient found there.
-        actor_noise_clip: the noise is clipped to this absolute value.
+            ``None`` for all. The other critics learn from the same target and are used only to
+            estimate the uncertainty.
+        measure: if ``False``, behaves like TorchRL's loss, for an otherwise identical baseline.
+        fast: if ``True``, computes the same results, up to rounding, with batched matrix products
+            when the actor and the critics are stacks of linear layers and activations, such as the
+            networks of TorchRL's scripts. Other networks, options and batches use TorchRL's
+            general path, with one warning; ``fast_path`` gives the reason. (With
+            ``measure=False``, the fast path evaluates only the first critic for the actor, and
+            ``"state_action_value_actor"`` in the metadata has one row.)
+        actor_noise: standard deviation of the noise that Algorithm 1 adds to the actions of the
+            actor's batch. The default of 0 is plain TD3. The critics are evaluated at the noisy
+            action, clipped to the bounds, and the actor receives the gradient at that action.
+        actor_noise_clip: the maximum absolute value of the noise.
         **kwargs: as in TorchRL's loss.
 
     Examples:
@@ -96,7 +96,7 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
         super().__init__(*args, **kwargs)
 
     def perturbed(self, action: Tensor) -> Tensor:
-        """An action ``[*batch, A]`` with the noise of ``actor_noise``, within the bounds."""
+        """Adds clipped noise to an action ``[*batch, A]`` and clips the result to the bounds."""
         if not self.actor_noise:
             return action
         noise = torch.randn_like(action) * self.actor_noise
@@ -104,43 +104,46 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
         return (action + noise).clamp(self.min_action, self.max_action)
 
     def asked_at(self, action: Tensor) -> Tensor | None:
-        """The policy's action with noise, the same for all critics."""
+        """The policy's action with noise, identical for all critics."""
         return self.perturbed(action[0]).expand_as(action) if self.actor_noise else None
 
 
 class VMFSACLoss(Accelerated, GradientTap, SACLoss):
     """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.
 
-    It takes the place of TorchRL's loss. The metadata of ``actor_loss`` gain ``"vmf_factor"``,
-    the sampling factor p_j of each transition with e = argmin_i Q_i (Algorithm 3), and
-    ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns both, lists them
-    in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD error, so that
-    ``buffer.update_tensordict_priority(batch)`` finds it there. A call with keyword arguments
-    returns TorchRL's tuple of five losses and statistics (six with a value network), so that code
-    that unpacks them works; ``select_out_keys("loss_actor", ..., "vmf_factor")`` adds the factors.
+    A drop-in replacement for TorchRL's loss. The metadata of ``actor_loss`` also contains
+    ``"vmf_factor"``, the sampling factor p_j of each transition with e = argmin_i Q_i
+    (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns
+    both, lists them in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD
+    error, so that ``buffer.update_tensordict_priority(batch)`` finds it there.
 
-    With two critics, loss values and gradients are TorchRL's up to rounding. With more, TorchRL
-    takes the minimum over all critics, and this loss by default over the first two: extra critics
-    measure the uncertainty and should not make the values more pessimistic. With
-    ``num_target_critics=None`` the loss is TorchRL's, up to rounding, for any number of critics.
+    A call with keyword arguments returns TorchRL's tuple of five losses and statistics (six with a
+    value network), so that existing code can unpack it;
+    ``select_out_keys("loss_actor", ..., "vmf_factor")`` adds the factors.
 
-    As in :class:`VMFTD3Loss`, the factors need no extra pass of the critics, and an action may be
-    a TensorDict.
+    With two critics, loss values and gradients equal TorchRL's up to rounding. With more critics,
+    TorchRL takes the minimum over all of them, while this loss by default uses the first two: extra
+    critics measure the uncertainty and should not make the values more pessimistic. With
+    ``num_target_critics=None`` the loss equals TorchRL's up to rounding, for any number of critics.
 
-    By default x_i is the direction of -∂Q_i/∂a. The paper's loss also holds α log π, whose
-    gradient is the same for all critics: near the bounds of a squashed action it grows without
-    limit and swamps the critics, which then seem to agree however much they differ.
+    As in :class:`VMFTD3Loss`, the factors need no extra pass through the critics, and an action may
+    be a TensorDict.
+
+    By default x_i is the direction of -∂Q_i/∂a. The paper's loss also contains α log π, whose
+    gradient is the same for all critics. Near the bounds of a squashed action, this gradient grows
+    without limit and dominates the critics' gradients, so the critics appear to agree no matter how
+    much they differ.
 
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target and
-            the minimum that the actor climbs, or ``None`` for all. Critics beyond them learn
-            from the same target and serve the uncertainty only.
-        measure: ``False`` makes it TorchRL's loss, for a baseline that differs in nothing else.
-        fast: computes the same, up to rounding, as batched matrix products where actor and
-            critics are stacks of linear layers and activations, such as the networks of
-            TorchRL's scripts. Other networks, options and batches take TorchRL's path, with one
-            warning; ``fast_path`` says why.
+            the minimum that the actor maximizes, or ``None`` for all. The other critics learn
+            from the same target and are used only to estimate the uncertainty.
+        measure: if ``False``, behaves like TorchRL's loss, for an otherwise identical baseline.
+        fast: if ``True``, computes the same results, up to rounding, with batched matrix products
+            when the actor and the critics are stacks of linear layers and activations, such as the
+            networks of TorchRL's scripts. Other networks, options and batches use TorchRL's
+            general path, with one warning; ``fast_path`` gives the reason.
         entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.
@@ -183,7 +186,7 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
         return super().forward(tensordict)
 
     def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics over which the actor's minimum runs."""
+        """The values of the critics whose minimum the actor maximizes."""
         if self.entropy_gradient:
             self._policy_action = tensordict.get(self.tensor_keys.action).detach()
         return super().actor_critics(tensordict, params)
