@@ -105,7 +105,7 @@ def test_the_stand_alone_module_agrees(batch, brute_force):
     assert result["mean_direction"].shape == (12, 6)
 
 
-@pytest.mark.filterwarnings("ignore:.*takes TorchRL's path")
+@pytest.mark.filterwarnings("ignore:.*uses TorchRL's general path")
 @pytest.mark.parametrize("fast", [False, True])
 def test_losses_and_gradients_are_torchrls(batch, gradients_of, fast):
     results = []

@@ -1,9 +1,9 @@
-"""The seam to TorchRL: every private name of torch, TorchRL and tensordict that the package uses.
+"""The interface to private names of torch, TorchRL and tensordict.
 
-The rest of the package reaches TorchRL's internals through the functions and base classes here,
-which have public names. :data:`RELIED_ON` lists the private ones; ``tests/test_torchrl_seam.py``
-checks that each exists and that no other module uses any, so that an upgrade of TorchRL breaks in
-one place with a clear message.
+Other modules of the package use no private names. They access TorchRL's internals through the
+public functions and base classes defined here. :data:`RELIED_ON` lists the private names, and
+``tests/test_torchrl_seam.py`` checks that each of them exists and that no other module uses any. An
+upgrade of TorchRL therefore breaks in one place, with a clear message.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Critics = Callable[[TensorDictBase, TensorDictBase], TensorDictBase]
 if TYPE_CHECKING:
     from torchrl.objectives.common import LossModule as LossMixin
 else:
-    # LossModule's metaclass would give a mixin a `forward` that hides its siblings'.
+    # LossModule's metaclass would give a mixin a `forward` that hides that of its siblings.
     LossMixin = object
 
 # How a loss calls its critics: the name of the batched callable, and whether all critics read
-# the same inputs ``[*batch]``, rather than the i-th critic the i-th of ``[N, *batch]``.
+# the same inputs ``[*batch]``. Otherwise the i-th critic reads the i-th of ``[N, *batch]`` inputs.
 _BATCHED_CRITICS: dict[type[LossModule], tuple[str, bool]] = {
     TD3Loss: ("_vmap_qvalue_network00", False),
     SACLoss: ("_vmap_qnetworkN0", True),
@@ -55,7 +55,7 @@ _BATCHED_CRITICS: dict[type[LossModule], tuple[str, bool]] = {
 
 
 def paired_critics(loss: LossModule) -> Critics:
-    """The critics of a loss as one callable, of which the i-th reads the i-th inputs."""
+    """The critics of a loss as one callable, where the i-th critic reads the i-th inputs."""
     return objective_utils._vmap_func(
         loss.qvalue_network,
         randomness=loss.vmap_randomness,
@@ -64,11 +64,11 @@ def paired_critics(loss: LossModule) -> Critics:
 
 
 class TappedLoss(LossMixin):
-    """A TorchRL loss that calls :meth:`critics` wherever it would call its batched critics.
+    """A TorchRL loss that calls :meth:`critics` instead of its batched critics.
 
     Attributes:
         stock_critics: the batched critics of the TorchRL loss.
-        paired_critics: critics of which the i-th reads the i-th inputs.
+        paired_critics: the batched critics, where the i-th critic reads the i-th inputs.
         has_shared_inputs: whether all of ``stock_critics`` read the same inputs.
     """
 
@@ -77,11 +77,11 @@ class TappedLoss(LossMixin):
     has_shared_inputs: bool
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """Takes the place of ``stock_critics``."""
+        """Replaces ``stock_critics``."""
         raise NotImplementedError
 
     def _make_vmap(self) -> None:
-        # TorchRL calls it at construction and whenever the randomness of vmap changes.
+        # TorchRL calls this at construction and whenever vmap_randomness changes.
         super()._make_vmap()
         name, self.has_shared_inputs = next(
             found for parent, found in _BATCHED_CRITICS.items() if isinstance(self, parent)
@@ -102,17 +102,17 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def has_module_hooks(module: nn.Module) -> bool:
-    """Whether calling the module also calls functions of the user."""
+    """Whether the module has hooks, or a ``forward`` that was assigned to the instance."""
     return "forward" in vars(module) or any(getattr(module, name) for name in _HOOKS)
 
 
 def has_tensor_hooks(tensor: Tensor) -> bool:
-    """Whether a backward pass through the tensor also calls functions of the user."""
+    """Whether a backward pass through the tensor calls hooks."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 class ModuleWatch:
-    """Tells, within microseconds, of hooks on some modules and of parts that were replaced."""
+    """Detects hooks on modules and replaced submodules, within microseconds."""
 
     def __init__(self, *modules: nn.Module) -> None:
         parts = [part for module in modules for part in module.modules()]
@@ -125,14 +125,14 @@ class ModuleWatch:
         ]
 
     def has_hooks(self) -> bool:
-        """Whether any of the modules has a hook, or all modules of the process have one.
+        """Whether any of the modules has a hook, or a global module hook is registered.
 
-        A ``forward`` that was assigned to a module counts as a hook.
+        A ``forward`` that was assigned to an instance counts as a hook.
         """
         return any(self._hooks) or any("forward" in names for names in self._attributes)
 
     def is_unchanged(self) -> bool:
-        """Whether the modules still consist of the same parts."""
+        """Whether the modules still have the same submodules."""
         return all(tuple(children.values()) == seen for children, seen in self._children)
 
 
@@ -143,7 +143,7 @@ lerp_all_ = torch._foreach_lerp_
 
 
 def target_pairs(updater: SoftUpdate) -> list[tuple[Tensor, Tensor]]:
-    """Each target parameter that an updater moves, with the parameter that it follows."""
+    """The pairs of a target parameter and its source parameter that an updater handles."""
     sources, targets = updater._sources.flatten_keys(), updater._targets.flatten_keys()
     return [(targets.get(f"target_{name}"), source) for name, source in sources.items()]
 
@@ -152,20 +152,20 @@ def target_pairs(updater: SoftUpdate) -> list[tuple[Tensor, Tensor]]:
 
 
 class OpenCollector(Collector):
-    """A collector whose ``rollout`` a subclass writes, and whose batches are not processed."""
+    """A collector whose subclasses implement ``rollout``. Batches are not postprocessed."""
 
     @property
     def carrier(self) -> TensorDictBase:
-        """What the environment returned last."""
+        """The last output of the environment."""
         return self._carrier
 
     @property
     def acting_policy(self) -> Any:
-        """The policy as it is called, on its device."""
+        """The policy that the collector calls, on its device."""
         return self._wrapped_policy
 
     def draws_random_action(self) -> bool:
-        """Whether the next frame is one of the first random ones."""
+        """Whether the next frame is one of the initial random frames."""
         return self._should_use_random_frames()
 
     def _postproc(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -193,7 +193,7 @@ class SeamSampler(Sampler):
         self._rng = generator
 
     def reset(self) -> None:
-        """Return to the state of an empty storage."""
+        """Resets to the state for an empty storage."""
         raise NotImplementedError
 
     def _empty(self) -> None:
@@ -201,12 +201,12 @@ class SeamSampler(Sampler):
 
 
 def set_generator(sampler: Sampler, generator: torch.Generator | None) -> None:
-    """Give a sampler its random generator."""
+    """Sets the random generator of a sampler."""
     sampler._rng = generator
 
 
 def empty_sampler(sampler: Sampler) -> None:
-    """Return any sampler to the state of an empty storage."""
+    """Resets any sampler to the state for an empty storage."""
     sampler._empty()
 
 
@@ -219,17 +219,17 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     _initialized: bool
 
     def make_parts(self) -> None:
-        """Make what the buffer needs beyond TorchRL's parts, before those are made."""
+        """Makes additional components, before TorchRL makes its own."""
 
     def check_parts(self) -> None:
-        """Raise an error if the parts do not fit together."""
+        """Raises an error if the components are not compatible."""
 
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draw a batch for ``sample()``, which may be called in a prefetching thread."""
+        """Draws a batch for ``sample()``. May be called in a prefetching thread."""
         return super()._sample(batch_size)
 
     def ensure_built(self) -> None:
-        """Make the parts now, if the buffer was constructed with ``delayed_init=True``."""
+        """Makes the components now, if the buffer was constructed with ``delayed_init=True``."""
         self._init()
 
     def _init(self) -> None:
@@ -248,7 +248,7 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
 
     @property
     def is_built(self) -> bool:
-        """Whether the parts have been made."""
+        """Whether the components have been made."""
         return getattr(self, "_initialized", False)
 
     @property
@@ -263,18 +263,18 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
         return self._transform is not None and len(self._transform) > 0
 
     def drop_transform(self) -> None:
-        """Remove the transform: even an empty one copies all data that are written."""
+        """Removes the transform. Even an empty one copies all data written to the buffer."""
         self._init()
         self._transform = None
 
     @property
     def thread_lock(self) -> AbstractContextManager[Any]:
-        """The lock between the threads of this process; it may be taken twice."""
+        """The reentrant lock between the threads of this process."""
         return self._replay_lock
 
     @property
     def process_lock(self) -> Any:
-        """The lock between the processes that share the buffer, if any do."""
+        """The lock between the processes that share the buffer."""
         return self._write_lock
 
     @process_lock.setter
@@ -282,7 +282,7 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
         self._write_lock = lock
 
     def collate(self, data: Any) -> TensorDictBase:
-        """Turn what the storage returned into a batch."""
+        """Collates the output of the storage into a batch."""
         return self._collate_fn(data)
 
     def priorities_in(self, batch: TensorDictBase) -> Tensor:
@@ -291,17 +291,17 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
 
     @contextmanager
     def holding_prefetched(self) -> Iterator[list[tuple[TensorDictBase, dict[str, Any]]]]:
-        """Wait for prefetched batches and hold the thread lock. Yields copies of the batches."""
+        """Waits for prefetched batches and holds the thread lock. Yields copies of the batches."""
         with self._capture_prefetch_state() as state:
             yield list(state["queue"])
 
     @property
     def prefetch_lock(self) -> AbstractContextManager[Any]:
-        """The lock of the queue of prefetched batches; take it before ``thread_lock``."""
+        """The lock of the prefetch queue. Acquire it before ``thread_lock``."""
         return self._futures_lock
 
     def check_prefetched(self, batches: list[Any]) -> None:
-        """Raise an error if so many prefetched batches cannot be taken over."""
+        """Raises an error if the prefetch queue is too small for the batches."""
         if len(batches) > self._prefetch_cap:
             raise ValueError(
                 f"The state holds {len(batches)} prefetched batches, but the buffer has "
@@ -309,7 +309,7 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
             )
 
     def replace_prefetched(self, batches: list[tuple[TensorDictBase, dict[str, Any]]]) -> None:
-        """Replace the queue of prefetched batches."""
+        """Replaces the queue of prefetched batches."""
         self._clear_prefetch_queue_locked()
         state = {"version": 1, "capacity": self._prefetch_cap, "queue": batches}
         self._restore_prefetch_queue_locked(state, clone_queue=False)
@@ -317,13 +317,13 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         if get_spawning_popen() is not None:
-            # TorchRL would hand the process shared memory that is freed before it starts.
+            # TorchRL would pass shared memory that is freed before the new process starts.
             state["_rng"] = None
         return state
 
 
 def forward_to_ray_actor(*names: str) -> None:
-    """Give TorchRL's handle of a buffer in a Ray actor further methods of the buffer."""
+    """Adds methods of the buffer to TorchRL's handle of a buffer in a Ray actor."""
 
     def forwarded(name: str) -> Callable[..., Any]:
         def call(buffer: RayReplayBuffer, *args: Any, **kwargs: Any) -> Any:
@@ -338,18 +338,18 @@ def forward_to_ray_actor(*names: str) -> None:
 
 
 def track_generations(writer: Writer) -> None:
-    """Make a round-robin writer count how often each slot is written, from now on."""
+    """Makes a round-robin writer count the writes to each slot from now on."""
     if isinstance(writer, RoundRobinWriter) and not writer.tracks_generations:
         writer._track_generations = True
 
 
 def position(writer: RoundRobinWriter) -> tuple[int, int]:
-    """How many rows a round-robin writer has written, and the slot that comes next."""
+    """The number of rows that a round-robin writer has written, and the next slot."""
     return writer._write_count, writer._cursor
 
 
 def note_written(writer: Writer, slots: Tensor) -> Tensor:
-    """Count slots that another process wrote; returns the index that TorchRL marks for them."""
+    """Counts slots that another process wrote. Returns the index that TorchRL marks for them."""
     if writer.tracks_generations:
         writer._bump_generation(slots, None)
     return writer._replicate_index(slots)
@@ -365,41 +365,41 @@ def writer_state(writer: Writer, length: int) -> dict[str, Any]:
 
 
 def stored_rows(storage: Storage) -> TensorDictBase | None:
-    """The memory of a storage that keeps all rows in one TensorDict, and ``None`` for others."""
+    """The TensorDict with all rows of a storage, or ``None`` if the storage has no such TensorDict."""
     rows = storage._storage if isinstance(storage, TensorStorage) else None
     return rows if isinstance(rows, TensorDictBase) else None
 
 
 def capacity_along_dim0(storage: Storage) -> int:
-    """How many rows fit along the first dimension."""
+    """The number of rows that fit along the first dimension."""
     return storage._max_size_along_dim0()
 
 
 def replace_rows(storage: Storage, rows: Any, count: int, writer: Writer) -> None:
-    """Replace all that a storage holds by ``count`` rows along the first dimension."""
+    """Replaces the contents of a storage with ``count`` rows along the first dimension."""
     storage._empty()
     if count:
         storage.set(torch.arange(count), rows)
     if isinstance(writer, RoundRobinWriter):
-        # Samplers of slices take it for the newest row.
+        # Slice samplers use it to find the newest row.
         storage._set_last_cursor(writer._cursor - 1 if writer._cursor else count - 1)
 
 
 def revision(storage: Storage) -> int:
-    """A counter of all changes of the stored data, also of those that no sampler is told of."""
+    """A counter of all changes to the stored data, including those not reported to samplers."""
     return int(storage._mutation_revision)
 
 
 def revisions_of_write(storage: Storage, count: int) -> int:
-    """By how much a single write of ``count`` rows moves :func:`revision`."""
+    """The increment of :func:`revision` for a single write of ``count`` rows."""
     return count if isinstance(storage, ListStorage) else 1
 
 
 def prioritized_state(sampler: PrioritizedSampler, length: int) -> dict[str, Any]:
     """The state of TorchRL's sampler as plain tensors and numbers.
 
-    Its own state holds C++ trees, which only pickle can save. The inner nodes of a tree follow
-    from its leaves.
+    TorchRL's own state holds C++ trees, which only pickle can save. The leaves determine the inner
+    nodes of a tree.
     """
     leaves = torch.empty(0)
     if length:
@@ -415,7 +415,7 @@ def prioritized_state(sampler: PrioritizedSampler, length: int) -> dict[str, Any
 
 
 def load_prioritized_state(sampler: PrioritizedSampler, state: dict[str, Any]) -> None:
-    """Load what :func:`prioritized_state` returned."""
+    """Loads the output of :func:`prioritized_state`."""
     if state.get("sampler") != type(sampler).__name__:
         raise ValueError(
             f"This is not a state of {type(sampler).__name__} but of {state.get('sampler')}: load "
@@ -448,13 +448,13 @@ unchecked_tensordict = TensorDict._new_unsafe
 
 
 def count_write(storage: LazyTensorStorage, count: int) -> None:
-    """Count rows that were added to a storage, as one change of its data."""
+    """Adds ``count`` rows to the length of a storage, as one change of its data."""
     storage._len = min(len(storage) + count, storage.max_size)
     storage._bump_mutation_revision()
 
 
 def claim_slots(writer: TensorDictRoundRobinWriter, count: int) -> Tensor:
-    """The slots that rows are to be written to; the writer's cursor moves behind them."""
+    """Reserves the next ``count`` slots and advances the cursor of the writer."""
     cursor: int = writer._cursor
     size = writer._storage.max_size
     writer._cursor = (cursor + count) % size
@@ -463,7 +463,7 @@ def claim_slots(writer: TensorDictRoundRobinWriter, count: int) -> Tensor:
 
 
 def write_rows(writer: TensorDictRoundRobinWriter, slots: Tensor, data: TensorDictBase) -> None:
-    """Writes rows to the slots of the writer's storage and tells the buffers attached to it."""
+    """Writes rows to slots of the writer's storage and notifies the attached buffers."""
     writer._storage.set(slots, data)
     if writer.tracks_generations:
         writer._bump_generation(slots, data)
@@ -514,4 +514,4 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (TensorDictRoundRobinWriter, "claim_slots"): ("_cursor", "_storage", "_write_count"),
     (TensorDictRoundRobinWriter, "write_rows"): ("_bump_generation", "_mark_update_entities"),
 }
-"""The private names relied on, by the class or module that has them and by their user here."""
+"""The private names in use, by the class or module that defines them and by their user here."""

@@ -21,7 +21,7 @@ from torchrl.objectives import ValueEstimators
 from helpers.fast_losses import SEED, TOLERANCE, assert_agree, pair
 from torchrl_vmfer import VMFUncertainty
 
-FALLS_BACK = "takes TorchRL's path"
+FALLS_BACK = "uses TorchRL's general path"
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def changed(batch, key, change):
     return batch.clone().set(key, change(batch[key]))
 
 
-@pytest.mark.filterwarnings("ignore:.*takes TorchRL's path")
+@pytest.mark.filterwarnings("ignore:.*uses TorchRL's general path")
 @pytest.mark.parametrize("key", ["action", ("next", "reward"), ("next", "observation")], ids=str)
 def test_entries_that_ask_for_gradients(algorithm, make_batch, key):
     slow, fast = pair(algorithm)
@@ -204,7 +204,7 @@ def test_rewards_and_weights_in_double_precision(algorithm, make_batch):
     assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
 
 
-@pytest.mark.filterwarnings("ignore:.*takes TorchRL's path")
+@pytest.mark.filterwarnings("ignore:.*uses TorchRL's general path")
 def test_options_that_change_later(algorithm, make_batch):
     slow, fast = pair(algorithm)
     for name, value in (("loss_function", "l1"), ("reduction", "sum"), ("reduction", "none")):

@@ -1,6 +1,6 @@
-"""The one room for speed: what trades TorchRL's generality for speed.
+"""Faster versions of some TorchRL components, for plain networks.
 
-:func:`make_backend` is its door for training loops, ``fast=True`` that of the losses.
+Training loops use them through :func:`make_backend`, losses through ``fast=True``.
 """
 
 from torchrl_vmfer.fast.backend import Backend, make_backend

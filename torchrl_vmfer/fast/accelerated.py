@@ -1,4 +1,4 @@
-"""The choice between TorchRL's losses and the fast path, batch by batch."""
+"""The choice between TorchRL's general path and the fast path, for each batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Accelerated"]
 
 
 class Accelerated(LossMixin):
-    """Gives a loss the argument ``fast`` and a fast path; first among the bases of the loss.
+    """Adds the argument ``fast`` and a fast path to a loss. Must be the first base class.
 
-    A loss names its :attr:`fast_updates`, whose ``methods`` take the place of the methods of the
-    loss with the same names, wherever they can.
+    A loss sets :attr:`fast_updates`. The ``methods`` of that class replace the methods of the loss
+    with the same names where a fast path exists.
 
     Args:
         *args: as in the loss.
-        fast: whether to take the fast path where there is one.
+        fast: whether to use the fast path where it exists.
         **kwargs: as in the loss.
     """
 
@@ -50,10 +50,10 @@ class Accelerated(LossMixin):
 
     @property
     def fast_path(self) -> str:
-        """``"fast"``, or the reason why TorchRL's path is taken.
+        """``"fast"``, or the reason why the loss uses TorchRL's general path.
 
-        The reason is one of the networks or of the options as they are now, or else that of the
-        last batch.
+        The reason refers to the current networks and options or, if these have a fast path, to
+        the last batch.
         """
         if not self.fast:
             return "fast=False"
@@ -64,7 +64,7 @@ class Accelerated(LossMixin):
         return self._reason_of_batch or "fast"
 
     def fast_updates_for(self, tensordict: TensorDictBase) -> Any:
-        """Returns the fast updates for a batch, or ``None`` where there are none."""
+        """Returns the fast updates for a batch, or ``None`` if the batch has no fast path."""
         if not self.fast:
             return None
         self._reason_of_batch = ""
@@ -81,14 +81,14 @@ class Accelerated(LossMixin):
         return updates
 
     def action_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """As :func:`~torchrl_vmfer.gradients.action_gradients` for this loss."""
+        """Computes :func:`~torchrl_vmfer.gradients.action_gradients` for this loss."""
         updates = self.fast_updates_for(tensordict)
         if updates is None:
             return action_gradients(self, tensordict)
         return updates.action_gradients(tensordict)
 
     def _current_fast_updates(self) -> FastUpdates:
-        """The fast updates for the networks and options as they are now."""
+        """Returns the fast updates for the current networks and options."""
         if self._module_watch is None or not self._module_watch.is_unchanged():
             self._forget_fast_updates()
             self._module_watch = ModuleWatch(self.actor_network, self.qvalue_network)
@@ -112,19 +112,19 @@ class Accelerated(LossMixin):
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"{type(self).__name__}(fast=True) takes TorchRL's path: {reason}. This is said "
-                "once; the loss's `fast_path` tells the present reason.",
+                f"{type(self).__name__}(fast=True) uses TorchRL's general path: {reason}. This "
+                "warning is shown once; the property `fast_path` of the loss gives the current reason.",
                 UserWarning,
                 stacklevel=5,
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has networks and parameters of its own.
+        # A copy has its own networks and parameters.
         return self.__dict__ | {"_updates": None, "_module_watch": None}
 
 
 def _fast_or(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of a loss, or that of its fast updates where there are some for the batch."""
+    """Wraps a method of a loss to use the fast updates for batches that have a fast path."""
 
     @wraps(method)
     def dispatched(self: Accelerated, tensordict: TensorDictBase) -> Any:

@@ -1,4 +1,4 @@
-"""Adam by its kernel."""
+"""Adam with direct calls to the fused kernel."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ __all__ = ["Adam"]
 
 
 class Adam(torch.optim.Adam):
-    """PyTorch's fused Adam, whose kernel is called without detours from the second step on.
+    """PyTorch's fused Adam, which calls the kernel directly from the second step on.
 
-    For one group of parameters, all of which have gradients at every step.
+    Supports one parameter group. All its parameters must have gradients at every step.
     """
 
     _state: tuple[list[Tensor], ...] | None = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state."""
+        """Loads a state."""
         super().load_state_dict(state_dict)
         self._state = None
-        for state in self.state.values():  # PyTorch requires a counter for each
+        for state in self.state.values():  # PyTorch requires one counter per parameter
             state["step"] = state["step"].clone()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients."""
+        """Sets all gradients to ``None``."""
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Moves the parameters."""
+        """Performs one optimization step."""
         options = self.param_groups[0]
         parameters = options["params"]
         if self._state is None:
             super().step()
             states = [self.state[parameter] for parameter in parameters]
-            for state in states:  # one counter for all
+            for state in states:  # one shared counter
                 state["step"] = states[0]["step"]
             names = ("exp_avg", "exp_avg_sq", "step")
             self._state = tuple([state[name] for state in states] for name in names)
@@ -63,4 +63,4 @@ class Adam(torch.optim.Adam):
             maximize=False,
         )
 
-    step.hooked = True  # type: ignore[attr-defined]  # PyTorch need not watch it for its profiler
+    step.hooked = True  # type: ignore[attr-defined]  # skips the hook of PyTorch's profiler

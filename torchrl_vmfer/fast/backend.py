@@ -1,4 +1,4 @@
-"""The parts of a training loop that exist twice: TorchRL's own, and faster ones."""
+"""The components of a training loop that have a general and a fast version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Backend", "make_backend"]
 
 @dataclass(frozen=True)
 class Backend:
-    """The parts of a training loop that exist in a general and in a fast version.
+    """The components of a training loop that have a general and a fast version.
 
     Both versions compute the same numbers, up to rounding, and draw the same random numbers.
 
@@ -35,11 +35,11 @@ class Backend:
         is_fast: the value for the ``fast`` argument of the losses.
         soft_update: makes the updater of target networks, as TorchRL's ``SoftUpdate`` does.
         optimizer: makes an optimizer from a list of parameters and ``lr``.
-        backward: takes the place of ``loss.backward()``.
+        backward: replaces ``loss.backward()``.
         storage: the class of the replay buffer's storage.
         writer: the class of its writer.
         collector: the class of the collector.
-        network: makes the function by which a collecting policy calls a network.
+        network: converts a network into the function that the collecting policy calls.
     """
 
     is_fast: bool
@@ -52,7 +52,7 @@ class Backend:
     network: Callable[[nn.Module], Callable[..., Any]]
 
     def adam(self, parameters: TensorDictParams | list[Tensor], lr: float) -> Any:
-        """Makes the optimizer of some parameters."""
+        """Makes an optimizer for some parameters."""
         if isinstance(parameters, TensorDictParams):
             parameters = list(parameters.flatten_keys().values())
         return self.optimizer(parameters, lr=lr)
@@ -87,10 +87,10 @@ _FAST = Backend(
 
 
 def make_backend(fast: bool) -> Backend:
-    """Returns TorchRL's own parts, or the fast ones that take their place.
+    """Returns TorchRL's components, or the fast ones that replace them.
 
-    The fast version also flushes denormal numbers to zero in this process: those that Adam keeps
-    for dead units are hundreds of times slower than others.
+    The fast version also flushes denormal numbers to zero in this process. Adam accumulates them
+    for dead units, and computing with them is hundreds of times slower.
     """
     torch.set_flush_denormal(fast)
     return _FAST if fast else _GENERAL

@@ -18,11 +18,11 @@ __all__ = ["DirectCollector"]
 
 
 class DirectCollector(OpenCollector):
-    """TorchRL's collector with a shorter path to the simulator, for one step at a time.
+    """A TorchRL collector that calls the simulator directly, one step at a time.
 
-    It yields the transitions of its parent, without validating what a Gymnasium environment
-    returns and without copies between steps. ``postproc`` must select entries and do nothing
-    else: it is applied once, to find out which entries to fill.
+    It yields the same transitions as its parent class, but does not validate the outputs of the
+    Gymnasium environment and makes no copies between steps. ``postproc`` must only select
+    entries: it is applied once, to determine which entries to fill.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -30,7 +30,7 @@ class DirectCollector(OpenCollector):
 
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
-        """Acts once."""
+        """Takes one environment step."""
         carrier = self.carrier
         before = {key: carrier.get(key) for key in self._observed}
         action = self._act(before)
@@ -53,7 +53,7 @@ class DirectCollector(OpenCollector):
 
     @cached_property
     def _transition(self) -> TensorDict:
-        """The transition that every step overwrites."""
+        """The transition, overwritten at every step."""
         transition = self.env.fake_tensordict()
         if self.postproc is not None:
             transition = self.postproc(transition)
@@ -61,7 +61,7 @@ class DirectCollector(OpenCollector):
 
     @cached_property
     def _columns(self) -> dict[str, dict[str, np.ndarray]]:
-        """Its memory, entry by entry: for a few numbers NumPy is faster than PyTorch."""
+        """NumPy views of the transition: for few elements NumPy is faster than PyTorch."""
         now = self._transition.exclude("next")
         return {
             name: {key: value.numpy() for key, value in part.items()}
@@ -76,7 +76,7 @@ class DirectCollector(OpenCollector):
             inputs = {key: value.to(self.policy_device) for key, value in inputs.items()}
         policy = self.acting_policy
         with set_exploration_type(self.exploration_type):
-            if type(policy) is TensorDictModule:  # a function of tensors, which needs no TensorDict
+            if type(policy) is TensorDictModule:  # a function of tensors needs no TensorDict
                 return policy.module(*(inputs[key] for key in policy.in_keys)).cpu()
             return policy(TensorDict(inputs)).get("action").cpu()
 

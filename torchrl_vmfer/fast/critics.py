@@ -1,10 +1,10 @@
-"""What the fast updates of TD3 and SAC share: the loss of the critics and their gradients.
+"""Base class of the fast updates of TD3 and SAC: the critic loss and the critics' gradients.
 
-TorchRL's losses run any network. Where actor and critics are stacks of linear layers, most of
-what that generality costs can be saved: the ensemble is one batched product per layer, nothing
-passes through a TensorDict on the way, and the gradients are found along with the loss, without
-autograd. The fast updates compute the same losses, equal up to rounding and with the same random
-numbers.
+TorchRL's losses support any network. If the actor and the critics are stacks of linear layers, most
+of the cost of that generality can be avoided: the ensemble is one batched product per layer, no
+intermediate result is stored in a TensorDict, and the gradients are computed together with the
+loss, without autograd. The fast updates compute the same losses up to rounding, and draw the same
+random numbers.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _DISTANCES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tenso
         lambda error: error.clamp(-1, 1),
     ),
 }
-# Entries that TorchRL's losses take account of and the fast path does not: masks, and the number
-# of steps that a transition spans.
+# Entries that TorchRL's losses support and the fast path does not: masks, and the number of steps
+# that a transition spans.
 _NOT_FAST = (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
 _NOT_FAST_ROOTS = {key if isinstance(key, str) else key[0] for key in _NOT_FAST}
 
 
 class FastUpdates:
-    """The updates of a loss whose networks are plain.
+    """The updates of a loss with plain networks.
 
     Args:
         loss: the loss whose networks, options and keys are used.
@@ -53,25 +53,25 @@ class FastUpdates:
     """
 
     methods: ClassVar[tuple[str, ...]]
-    """The methods of the loss whose place those of the same name take."""
+    """The methods of the loss that the methods with the same names replace."""
 
     def __init__(self, loss: VMFTD3Loss | VMFSACLoss) -> None:
         self._loss = loss
         self._trained_critics = PlainNetwork(loss.qvalue_network, loss.qvalue_network_params)
-        # Extra critics serve the measurement only.
+        # Extra critics are used only for measuring the agreement.
         self._num_target_critics = loss.target_count
         self._all_critics = self._trained_critics.detached()
         self._actor_critics = self._trained_critics.detached(self._num_actor_critics)
         targets = PlainNetwork(loss.qvalue_network, loss.target_qvalue_network_params)
         self._target_critics = targets.detached(self._num_target_critics)
-        # Networks and what was derived from them.
+        # Networks, each with the network derived from it.
         self._derived = [
             (self._trained_critics, self._all_critics),
             (targets, self._target_critics),
         ]
 
     def is_current(self) -> bool:
-        """Whether there are as many critics, with parameters in the memory that is referred to."""
+        """Whether the number of critics and the memory of all parameters are unchanged."""
         return self._num_target_critics == self._loss.target_count and all(
             network.shares_memory(derived) for network, derived in self._derived
         )
@@ -99,8 +99,8 @@ class FastUpdates:
     def check_batch(self, tensordict: TensorDictBase) -> None:
         """Raises a :class:`NotPlainError` if a batch has no fast path.
 
-        It has one if it consists of single steps, all of which count, in full precision, and if
-        nothing in front of the networks, such as an encoder, requires gradients.
+        The fast path requires a flat batch of single steps without masks, in full precision.
+        Nothing upstream of the networks, such as an encoder, may require gradients.
         """
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             raise NotPlainError("autocast is enabled")
@@ -122,7 +122,7 @@ class FastUpdates:
 
     @property
     def _num_actor_critics(self) -> int:
-        """The number of critics that can move the actor."""
+        """The number of critics that the actor loss uses."""
         return self._num_target_critics
 
     @property
@@ -134,7 +134,7 @@ class FastUpdates:
         return entries[0] if len(entries) == 1 else torch.cat(entries, -1)
 
     def _critic_inputs(self, observation: Tensor, action: Tensor) -> tuple[Tensor, slice]:
-        """What a critic reads, and the columns of the action in it."""
+        """The inputs of a critic, and the columns of the action in them."""
         if self._loss.qvalue_network.in_keys[0] == self._loss.tensor_keys.action:
             return torch.cat([action, observation], -1), slice(action.shape[-1])
         return torch.cat([observation, action], -1), slice(observation.shape[-1], None)
@@ -147,7 +147,7 @@ class FastUpdates:
     def _critic_loss(
         self, tensordict: TensorDictBase, next_value: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critics' loss, their values ``[N, B]``, the values ``[B]`` they aim at, the error."""
+        """The critic loss and metadata: values ``[N, B]``, targets ``[B]``, errors ``[N, B]``."""
         loss, keys = self._loss, self._loss.tensor_keys
         reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
         done = tensordict.get(("next", keys.done))
@@ -194,7 +194,7 @@ class FastUpdates:
 
     @torch.no_grad()
     def action_gradients(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-        """As :func:`~torchrl_vmfer.gradients.action_gradients`."""
+        """Computes :func:`~torchrl_vmfer.gradients.action_gradients` on the fast path."""
         observation = self._observation(tensordict)
         action = self._policy_action(observation)
         values, gradients = self._ask_critics(observation, action, measure=True)
@@ -203,7 +203,7 @@ class FastUpdates:
     def _ask_critics(
         self, observation: Tensor, action: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor]:
-        """The critics' values ``[N, B]`` at an action ``[B, A]``, and their gradients there."""
+        """The critics' values ``[N, B]`` and action gradients at an action ``[B, A]``."""
         count = self._loss.num_qvalue_nets if measure else self._num_actor_critics
         critics = self._all_critics if measure else self._actor_critics
         inputs, columns = self._critic_inputs(observation, action)
@@ -211,5 +211,5 @@ class FastUpdates:
         return values.squeeze(-1), gradients
 
     def _agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
-        """What gradients ``[N, B, A]`` and values ``[N, B]`` tell of the critics' agreement."""
+        """The agreement of the critics, from gradients ``[N, B, A]`` and values ``[N, B]``."""
         return self._loss.agreement(gradients, values) if self._loss.measure else {}

@@ -1,4 +1,4 @@
-"""Losses whose gradients were found along with them, so that autograd need not be started."""
+"""Losses with precomputed gradients, which need no autograd."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["backward", "with_known_gradients"]
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients were found along with it."""
+    """A loss with precomputed gradients."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
-        """Takes the gradients of the parameters."""
+        """Stores the gradients of the parameters."""
         ctx.known_gradients, ctx.parameters = gradients, parameters
         return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Hands them on, once."""
+        """Returns the stored gradients. Can be called only once."""
         if ctx.known_gradients is None:
             raise RuntimeError(
                 "This loss has already gone through a backward pass: compute it again, or use "
                 "fast=False."
             )
-        # A loss that is kept must not keep the gradients in memory.
+        # A reference to the loss must not keep the gradients in memory.
         gradients, ctx.known_gradients = ctx.known_gradients, None
         return None, None, *(gradient * known for known in gradients)
 
@@ -44,7 +44,7 @@ def with_known_gradients(
     pull_back: Callable[..., Sequence[Tensor]],
     *slopes: Tensor,
 ) -> Tensor:
-    """A loss of a network's parameters, given its slopes at the outputs of the network."""
+    """Attaches parameter gradients to a loss, given its gradients at the network outputs."""
     if not torch.is_grad_enabled():
         return loss
     parameters = network.tensors
@@ -59,8 +59,8 @@ def with_known_gradients(
 def _in_layout_of(parameter: Tensor, gradient: Tensor) -> Tensor:
     """The gradient with the parameter's strides.
 
-    Fused optimizers read the memory of parameter and gradient in the same order. Autograd makes
-    sure that the layouts agree; :func:`backward` passes it by.
+    Fused optimizers read the memory of parameter and gradient in the same order. Autograd ensures
+    that the layouts agree, but :func:`backward` bypasses autograd.
     """
     if gradient.stride() == parameter.stride():
         return gradient
@@ -68,7 +68,7 @@ def _in_layout_of(parameter: Tensor, gradient: Tensor) -> Tensor:
 
 
 def backward(loss: Tensor) -> None:
-    """``loss.backward()``, in fewer steps for a loss of the fast path, and once only."""
+    """Calls ``loss.backward()``, or assigns precomputed gradients directly. Works only once."""
     node: Any = loss.grad_fn
     gradients = getattr(node, "known_gradients", None)
     if (
