@@ -365,7 +365,7 @@ def writer_state(writer: Writer, length: int) -> dict[str, Any]:
 
 
 def stored_rows(storage: Storage) -> TensorDictBase | None:
-    """The TensorDict with all rows of a storage, or ``None`` if the storage has no such TensorDict."""
+    """The TensorDict with all rows of a storage, or ``None`` for other kinds of storage."""
     rows = storage._storage if isinstance(storage, TensorStorage) else None
     return rows if isinstance(rows, TensorDictBase) else None
 

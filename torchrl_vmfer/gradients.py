@@ -106,7 +106,7 @@ class GradientTap(TappedLoss):
         return losses
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's actor loss. Adds ``vmf_factor`` and ``vmf_resultant_length`` to the metadata."""
+        """TorchRL's actor loss, plus ``vmf_factor`` and ``vmf_resultant_length`` as metadata."""
         if not self.measure:
             return super().actor_loss(tensordict)
         self._in_actor_loss = True

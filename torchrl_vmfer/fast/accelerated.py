@@ -113,7 +113,7 @@ class Accelerated(LossMixin):
             self._has_warned = True
             warnings.warn(
                 f"{type(self).__name__}(fast=True) uses TorchRL's general path: {reason}. This "
-                "warning is shown once; the property `fast_path` of the loss gives the current reason.",
+                "warning is shown once; the `fast_path` of the loss gives the current reason.",
                 UserWarning,
                 stacklevel=5,
             )

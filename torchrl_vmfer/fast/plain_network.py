@@ -1,4 +1,4 @@
-"""Stacks of linear layers, alone or side by side, as batched matrix products."""
+"""Stacks of linear layers, single or as an ensemble, as batched matrix products."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from torchrl_vmfer._torchrl import has_module_hooks
 
 __all__ = ["NotPlainError", "PlainNetwork"]
 
-# Activations that treat every number alike, hence also those of several networks at once.
+# Elementwise activations, which therefore also apply to an ensemble.
 _ACTIVATIONS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Softplus),
     *(nn.Mish, nn.Identity),
 )
-# Containers that only pass tensors on.
+# Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
 
 
 class NotPlainError(TypeError):
-    """A network or a loss for which there is no fast path."""
+    """Raised for a network, an option or a batch that has no fast path."""
 
 
 class Squash(nn.Module):
-    """A tanh whose outputs lie between two bounds, as those of TorchRL's ``TanhModule`` do."""
+    """A tanh scaled to two bounds, as in TorchRL's ``TanhModule``."""
 
     def __init__(self, low: Tensor, high: Tensor) -> None:
         super().__init__()
         self.low, self.high = low, high
 
     def stretch(self, squashed: Tensor) -> Tensor:
-        """From [-1, 1] to the bounds."""
+        """Scales [-1, 1] to the bounds."""
         return self.low + (self.high - self.low) * (squashed + 1) / 2
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The tanh between the bounds."""
+        """The tanh, scaled to the bounds."""
         return self.stretch(inputs.tanh())
 
 
 class PlainNetwork:
-    """A stack of linear layers and activations, or ``N`` such stacks side by side.
+    """A stack of linear layers and activations, or an ensemble of ``N`` such stacks.
 
     Args:
-        module: the module that says how layers follow each other.
-        params: its parameters; with a leading dimension ``N`` for ``N`` stacks. They are
-            referred to, not copied: optimizers may change them in place.
-        last: a module without parameters that follows the stack.
+        module: the module that defines the order of the layers.
+        params: its parameters, with a leading dimension ``N`` for an ensemble. They are not
+            copied: optimizers may change them in place.
+        last: a module without parameters that is applied after the stack.
 
     Raises:
-        NotPlainError: if the module is anything else.
+        NotPlainError: if the module is not such a stack.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class PlainNetwork:
         self._steps = list(_steps(module, params, is_alone=not params.batch_size))
         self._steps += [] if last is None else [last]
         if self._steps and getattr(self._steps[0], "inplace", False):
-            raise NotPlainError("the network begins with changing its inputs")
+            raise NotPlainError("the network begins by changing its inputs in place")
 
     def detached(self, count: int | None = None) -> PlainNetwork:
-        """The first ``count`` stacks, without gradients for their parameters.
+        """The first ``count`` stacks, with detached parameters.
 
-        It refers to the memory of the parameters: see :meth:`shares_memory`.
+        The detached parameters share memory with the original ones: see :meth:`shares_memory`.
         """
         network = PlainNetwork.__new__(PlainNetwork)
         network._steps = [
@@ -93,31 +93,31 @@ class PlainNetwork:
         return iter(self.tensors)
 
     def shares_memory(self, other: PlainNetwork) -> bool:
-        """Whether the parameters of another network begin where those of this one do."""
+        """Whether the parameters of another network start at the same memory addresses."""
         return [t.data_ptr() for t in self.tensors] == [t.data_ptr() for t in other.tensors]
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Any]]:
-        """Parameters of the leading layers with ReLU between them, and the steps that follow."""
+        """The parameters of the leading linear layers with ReLU, and the remaining steps."""
         linear: list[Tensor] = []
         for position, step in enumerate(self._steps):
             if isinstance(step, tuple) and step[1] is not None and position % 2 == 0:
                 linear += step
             elif not (type(step) is nn.ReLU and position % 2 == 1):
                 break
-        # What comes last is a layer: a ReLU behind it is one of the steps that follow.
+        # The last item is a linear layer: a ReLU after it belongs to the remaining steps.
         return linear, self._steps[max(0, len(linear) - 1) :]
 
     def __call__(self, inputs: Tensor) -> Any:
-        """Applies one stack to ``[B, features]``, or ``N`` to ``[N, B, features]``."""
+        """Applies one stack to ``[B, features]``, or ``N`` stacks to ``[N, B, features]``."""
         layers, following = self._parts
         return _applied(following, _hidden_units(inputs, layers)[-1])
 
     def with_pull_back(self, inputs: Tensor) -> tuple[Any, Callable[..., Sequence[Tensor]]]:
         """The outputs, and a function from their gradients to those of :attr:`tensors`.
 
-        For a network that is detached. In an update of some milliseconds, the time that autograd
-        takes for itself is felt, and so is every copy of the hidden units.
+        Requires a detached network. An update takes only a few milliseconds, so the overhead of
+        autograd and of copies of the hidden units is noticeable.
         """
         layers, following = self._parts
         if not layers or any(isinstance(step, tuple) for step in following):
@@ -131,23 +131,23 @@ class PlainNetwork:
         return outputs, lambda *g: _parameter_gradients(slope(*g), hidden, layers[::2])
 
     def with_gradients(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-        """The one output, and its gradient with respect to some columns of the inputs.
+        """The single output, and its gradient with respect to some columns of the inputs.
 
-        For a network that is detached.
+        Requires a detached network.
         """
         layers, following = self._parts
         if following:
             return self._with_gradients_by_autograd(inputs, columns)
         *hidden, outputs = _hidden_units(inputs, layers)
         weights = layers[::2]
-        # One gradient for the whole batch, until the hidden units tell its rows apart.
+        # One gradient for the whole batch, until the hidden units make its rows differ.
         *_, gradient = _gradients(torch.ones_like(outputs[..., :1, :]), hidden, weights)
-        # Products with few columns are faster if each lies in one piece.
+        # Products with few columns are faster if each column is contiguous.
         gradient = gradient @ weights[0][..., columns].mT.contiguous().mT
         return outputs, gradient.expand(*outputs.shape[:-1], gradient.shape[-1])
 
     def _with_gradients_by_autograd(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-        # The caller may be in inference mode, whose tensors autograd accepts as copies only.
+        # In inference mode, autograd requires copies of the tensors.
         with torch.inference_mode(False), torch.enable_grad():
             inputs = inputs.clone() if inputs.is_inference() else inputs.detach()
             before, after, _ = columns.indices(inputs.shape[-1])
@@ -164,7 +164,7 @@ def _applied(steps: Sequence[Any], inputs: Any) -> Any:
 
 
 def _with_slope(steps: Sequence[nn.Module], inputs: Tensor) -> tuple[Any, Callable[..., Tensor]]:
-    """What the steps return, and a function from its gradients to those of the inputs."""
+    """The outputs of the steps, and a function from their gradients to those of the inputs."""
     if not steps:
         return inputs, lambda gradient: gradient
     first = steps[0]
@@ -176,7 +176,7 @@ def _with_slope(steps: Sequence[nn.Module], inputs: Tensor) -> tuple[Any, Callab
         return first.stretch(squashed), lambda gradient: torch.ops.aten.tanh_backward(
             gradient * slope, squashed
         )
-    # A copy, which steps may change in place.
+    # A copy, because steps may change it in place.
     outputs = _applied(steps, inputs.requires_grad_().clone())
     return _detached(outputs), lambda *g: torch.autograd.grad(outputs, inputs, g)[0]
 
@@ -190,7 +190,7 @@ def _detached(outputs: Any) -> Any:
 def _parameter_gradients(
     gradient: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
-    """The gradients of all weights and biases, from that of the outputs."""
+    """The gradients of all weights and biases, given the gradient of the outputs."""
     found: list[Tensor] = []
     backwards = _gradients(gradient, hidden, weights)
     for units, slope in zip(reversed(hidden), backwards, strict=True):
@@ -211,11 +211,11 @@ def _hidden_units(inputs: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
 def _gradients(
     gradient: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> Iterator[Tensor]:
-    """The gradients with respect to what each layer returns, from the last to the first."""
+    """The gradients with respect to the output of each layer, from last to first."""
     yield gradient
     for layer in range(len(hidden) - 1, 0, -1):
         weight = weights[layer]
-        # With one output, as critics have, a product of numbers.
+        # With a single output, as in critics, an elementwise product suffices.
         gradient = gradient * weight if weight.shape[-2] == 1 else gradient @ weight
         units = hidden[layer]
         if gradient.shape == units.shape:
@@ -226,7 +226,7 @@ def _gradients(
 
 
 def _weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
-    # With few inputs, twice as fast the other way round.
+    # With few inputs, the transposed product is twice as fast.
     if inputs.shape[-1] < 64:
         return (inputs.mT @ gradient).mT.contiguous()
     return gradient.mT @ inputs
@@ -271,7 +271,7 @@ def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterat
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As ``named_children``, which passes over a module that comes a second time."""
+    """Like ``named_children``, but also yields modules that occur more than once."""
     for name, part in module.named_modules(remove_duplicate=False):
         if name and "." not in name:
             yield name, part

@@ -40,7 +40,7 @@ _HEADS = (ProbabilisticTensorDictModule, SafeProbabilisticModule)
 
 
 class FastSAC(FastUpdates):
-    """The losses of actor and critics of :class:`~torchrl_vmfer.VMFSACLoss`."""
+    """The actor and critic losses of :class:`~torchrl_vmfer.VMFSACLoss`."""
 
     methods = ("qvalue_v2_loss", "actor_loss")
     _loss: VMFSACLoss
@@ -66,7 +66,7 @@ class FastSAC(FastUpdates):
             raise NotPlainError("the loss has a value network")
 
     def _act(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """An action drawn from the policy, and its log-density."""
+        """An action sampled from the policy, and its log-density."""
         mean, deviation = self._policy(observation)
         squashed, log_prob = self._squashed(mean, deviation, torch.randn_like(mean))
         return self._squashed.stretch(squashed), log_prob
@@ -75,7 +75,7 @@ class FastSAC(FastUpdates):
         return self._act(observation)[0]
 
     def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the critics, and their TD errors."""
+        """The critic loss, and the TD errors."""
         observation = self._observation(tensordict, "next")
         action, log_prob = self._act(observation)
         next_value = self._next_value(observation, action) - temperature(self._loss) * log_prob
@@ -83,7 +83,7 @@ class FastSAC(FastUpdates):
         return critic_loss, {"td_error": metadata["error"].abs().amax(0)}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the actor, and what the critics say of it."""
+        """The actor loss, the log-density of the action, and the agreement of the critics."""
         observation = self._observation(tensordict)
         (mean, deviation), pull_back = self._policy.with_pull_back(observation)
         noise = torch.randn_like(mean)
@@ -108,10 +108,10 @@ class SquashedGaussian:
     """TorchRL's ``TanhNormal`` without the distribution objects: a = m + h tanh(u).
 
     Args:
-        head: the last module of a policy, which makes the distribution.
+        head: the last module of a policy, which builds the distribution.
 
     Raises:
-        NotPlainError: if the distribution is another one.
+        NotPlainError: if the distribution is not a ``TanhNormal``.
     """
 
     def __init__(self, head: Any) -> None:
@@ -129,7 +129,7 @@ class SquashedGaussian:
         self._upscale = options["upscale"] if options["tanh_loc"] else None
 
     def bounded_mean(self) -> nn.Module | None:
-        """What comes between the network and the distribution with ``tanh_loc=True``."""
+        """The module between network and distribution if ``tanh_loc=True``, else ``None``."""
         if self._upscale is None:
             return None
         return _BoundedMean(self._upscale, None if self._is_unit else self._middle)
@@ -138,7 +138,7 @@ class SquashedGaussian:
         """tanh(u) at u = mean + deviation · noise, and the log-densities ``[B]`` of the actions."""
         pre_tanh = torch.addcmul(mean, deviation, noise)
         squashed = pre_tanh.tanh()
-        # log(1 - tanh²(u)) = 2 (log 2 - u - softplus(-2u)) does not cancel.
+        # log(1 - tanh²(u)) = 2 (log 2 - u - softplus(-2u)) avoids cancellation.
         correction = functional.softplus(pre_tanh.mul_(-2)).mul_(2).sub_(pre_tanh)
         density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
         constant = math.log(4) + 0.5 * math.log(2 * math.pi)
@@ -170,21 +170,21 @@ class SquashedGaussian:
 
 
 class _BoundedMean(nn.Module):
-    """Keeps the mean of a Gaussian within ``upscale`` of the middle of the bounds."""
+    """Limits the mean of a Gaussian to ``upscale`` around the middle of the bounds."""
 
     def __init__(self, upscale: float | Tensor, middle: Tensor | None) -> None:
         super().__init__()
         self.upscale, self.middle = upscale, middle
 
     def forward(self, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """From mean and deviation to the bounded mean and the deviation."""
+        """The bounded mean and the deviation."""
         mean, deviation = inputs
         mean = (mean / self.upscale).tanh() * self.upscale
         return mean if self.middle is None else mean + self.middle.to(mean), deviation
 
 
 def _network_and_head(actor: Any) -> tuple[nn.Module, Any]:
-    """The network of a policy, and the module that makes its distribution."""
+    """The network of a policy, and the module that builds its distribution."""
     parts = list(actor.module.children()) if type(actor) in _POLICIES else []
     if len(parts) < 2 or type(parts[-1]) not in _HEADS:
         raise NotPlainError(f"{type(actor).__name__} is not a network with a distribution")

@@ -1,4 +1,4 @@
-"""The update of target networks in one call."""
+"""Soft updates of target networks in one call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FastSoftUpdate(SoftUpdate):
         self._pairs = target_pairs(self)
 
     def step(self) -> None:
-        """Moves the targets towards the parameters."""
+        """Moves the targets toward the parameters."""
         targets, sources = zip(
             *((target.data, source.data) for target, source in self._pairs), strict=True
         )

@@ -1,4 +1,4 @@
-"""Storage and writer for transitions that come one by one and are read in scattered batches."""
+"""Storage and writer for single transitions that are read in random batches."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["RowStorage", "RowWriter"]
 class RowStorage(LazyTensorStorage):
     """TorchRL's :class:`~torchrl.data.LazyTensorStorage`, read and written column by column.
 
-    It does the same, for what a recipe stores, in a third of the time: rows of one dimension
-    that all have the same entries, at the top or under ``"next"``. It does not note where it was
-    written last, which samplers of trajectories and TorchRL's own files of a storage need.
+    It takes a third of the time, for the data that the recipes store: one-dimensional rows with
+    identical entries, at the top level or under ``"next"``. It does not record the last written
+    position, which slice samplers and TorchRL's storage checkpoints need.
     """
 
     _columns_of: Any = None
@@ -37,7 +37,7 @@ class RowStorage(LazyTensorStorage):
             for key, _ in columns:
                 if not isinstance(key, str) and (key[0] != "next" or len(key) > 2):
                     raise KeyError(
-                        f"RowStorage holds entries at the top and under 'next', not {key}."
+                        f"RowStorage holds entries at the top level and under 'next', not {key}."
                     )
             self._columns_of, self._column_list = rows, columns
         return self._column_list
@@ -50,7 +50,7 @@ class RowStorage(LazyTensorStorage):
         count_write(self, len(cursor))
         slots = cursor.numpy()
         for key, column in self._columns():
-            column.numpy()[slots] = data.get(key).numpy()  # for few rows far faster than PyTorch
+            column.numpy()[slots] = data.get(key).numpy()  # much faster than PyTorch for few rows
 
     def get(self, index: Any) -> TensorDictBase:
         """Reads rows."""
@@ -63,16 +63,16 @@ class RowStorage(LazyTensorStorage):
                 rows[key] = column.index_select(0, index)
             else:
                 following[key[1]] = column.index_select(0, index)
-        size = torch.Size([len(index)])  # which the columns are known to have
+        size = torch.Size([len(index)])  # all columns have this size
         rows["next"] = unchecked_tensordict(following, size)
         return unchecked_tensordict(rows, size)
 
 
 class RowWriter(TensorDictRoundRobinWriter):
-    """TorchRL's round-robin writer, which does not store the slots' own numbers."""
+    """TorchRL's round-robin writer, without the ``"index"`` entry in the stored rows."""
 
     def extend(self, data: TensorDictBase) -> Tensor:
-        """Writes rows, and returns their slots."""
+        """Writes rows and returns their slots."""
         slots = claim_slots(self, len(data))
         write_rows(self, slots, data)
         return slots

@@ -19,7 +19,7 @@ __all__ = ["FastTD3"]
 
 
 class FastTD3(FastUpdates):
-    """The two losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
+    """The actor and critic losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
 
     methods = ("value_loss", "actor_loss")
     _loss: VMFTD3Loss
@@ -44,7 +44,7 @@ class FastTD3(FastUpdates):
         return self._policy(observation)
 
     def value_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the critics, and what it was made of."""
+        """The critic loss, and its metadata."""
         loss = self._loss
         noise = torch.randn_like(tensordict.get(loss.tensor_keys.action)) * loss.policy_noise
         observation = self._observation(tensordict, "next")
@@ -55,7 +55,7 @@ class FastTD3(FastUpdates):
         return critic_loss, {"td_error": metadata.pop("error").square(), **metadata}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of the actor, and what the critics say of it."""
+        """The actor loss, the values of the critics, and their agreement."""
         observation = self._observation(tensordict)
         action, pull_back = self._policy.with_pull_back(observation)
         at = self._loss.perturbed(action)
