@@ -1,4 +1,4 @@
-"""Replay buffers from which actor and critics draw in different ways."""
+"""Replay buffers with separate samplers for the actor and the critics."""
 
 from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
 from torchrl_vmfer.replay.candidate_pool import CandidatePool

@@ -1,4 +1,4 @@
-"""One replay buffer from which actor and critics draw in different ways."""
+"""One replay buffer with separate samplers for the actor and the critics."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     """A :class:`~torchrl.data.TensorDictReplayBuffer` with a second sampler for the actor.
 
     ``sample()`` and ``update_priority()`` serve the critics, as in any TorchRL buffer;
-    ``sample_actor()`` and ``update_actor_priority()`` serve the actor. Both samplers follow one
+    ``sample_actor()`` and ``update_actor_priority()`` serve the actor. Both samplers share one
     storage, one writer, one lock and one random generator.
 
-    ``state_dict()`` and ``dumps()`` save all of these, with the live rows only, as plain tensors,
-    numbers and strings, which are loaded without executing code. A state replaces whatever the
-    buffer holds; one that does not fit changes nothing.
+    ``state_dict()`` and ``dumps()`` save all of these as plain tensors, numbers and strings, which
+    can be loaded without executing code. Only live rows are saved. Loading a state replaces the
+    contents of the buffer; loading an incompatible state raises an error and changes nothing.
 
-    Where other processes write (``share()``, TorchRL's multi-process collectors, Ray), the writer
-    counts the generations of the slots, batches have the entry ``"index_generation"``, and a factor
-    that arrives after its slot was overwritten is dropped. ``torch.compile`` leaves all methods
-    out of its graphs.
+    If other processes write to the buffer (``share()``, TorchRL's multi-process collectors, Ray),
+    the writer counts the generations of the slots, batches have the entry ``"index_generation"``,
+    and the buffer drops factors that arrive after their slot was overwritten. ``torch.compile``
+    excludes all methods from its graphs.
 
     Keyword Args:
         critic_sampler: any TorchRL sampler. Defaults to uniform sampling. ``sampler`` is
             another name for it.
         actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
         **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
-            ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` concerns the
-            critics' batches only: the actor's follow the newest factors. ``sample_unit`` is not
-            supported.
+            ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` applies to
+            the critics' batches only: the actor's batches use the newest factors.
+            ``sample_unit`` is not supported.
 
     Examples:
         >>> from torchrl.data import LazyTensorStorage
@@ -97,7 +97,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
     def make_parts(self) -> None:
-        """Make the actor's sampler."""
+        """Makes the actor's sampler."""
         sampler = self._actor_sampler
         if not isinstance(sampler, Sampler) and callable(sampler):
             sampler = sampler()
@@ -108,8 +108,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self._actor_sampler = sampler
 
     def check_parts(self) -> None:
-        """Give the actor's sampler the data that the storage holds already."""
-        # TorchRL does it for the critics' sampler, and only its own class needs it.
+        """Initializes the actor's sampler with the data that the storage already holds."""
+        # TorchRL does this for the critics' sampler. Only its PrioritizedSampler needs it.
         length = len(self.storage)
         if length and isinstance(self._actor_sampler, PrioritizedSampler):
             default = float(self._actor_sampler.default_priority)
@@ -132,7 +132,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         return self._actor_sampler
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Set the random generator of the storage, the writer and both samplers."""
+        """Sets the random generator of the storage, the writer and both samplers."""
         super().set_rng(generator)
         set_generator(self._actor_sampler, generator)
 
@@ -144,12 +144,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def sample_actor(
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
-        """Sample a batch for the actor.
+        """Samples a batch for the actor.
 
         Args:
             batch_size: defaults to the buffer's.
-            keys: a list of the entries to read, all by default. The actor's update needs the
-                observation only, and other entries need not be read.
+            keys: a list of the entries to read, all by default. The actor update only needs
+                the observation, so the buffer can skip the other entries.
 
         Returns:
             the batch, with its slots under ``"index"``.
@@ -163,7 +163,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def sample_uniformly(
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
-        """Sample a batch uniformly with replacement, whatever the samplers.
+        """Samples a batch uniformly with replacement, independently of the samplers.
 
         Args:
             batch_size: defaults to the buffer's.
@@ -207,7 +207,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             keys: the entries to read; ``None`` reads all.
 
         Returns:
-            the batch and its metadata, among them ``"index"``.
+            the batch and its metadata, including ``"index"``.
         """
         with self.locked():
             index, info = draw(self.storage, batch_size)
@@ -218,19 +218,19 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         return (self.transform(data) if self.has_transform else data), info
 
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draw a batch for ``sample()``."""
-        if not self.shared:  # TorchRL's own takes the lock for as short as possible
+        """Draws a batch for ``sample()``."""
+        if not self.shared:  # TorchRL's method holds the lock as briefly as possible
             return super().draw_batch(batch_size)
         with self.locked():
             return super().draw_batch(batch_size)
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        """Read transitions.
+        """Reads transitions.
 
         Args:
-            index: what a sampler has drawn.
+            index: the index that a sampler has drawn.
             keys: the entries to read; ``None`` reads all. Storages that do not keep all rows in
-                one TensorDict read all entries in any case.
+                one TensorDict always read all entries.
         """
         rows = stored_rows(self.storage)
         if keys is None or rows is None:
@@ -251,15 +251,15 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def update_actor_priority(
         self, index: Any, factor: float | Tensor, generation: Tensor | None = None
     ) -> None:
-        """Give the actor's sampler the factors of some transitions.
+        """Updates the factors of some transitions in the actor's sampler.
 
         Args:
             index: the actor's batch, or its ``"index"`` entry.
             factor: their sampling factors, such as ``metadata["vmf_factor"]``.
             generation: the ``"index_generation"`` entry, which batches have if other processes
                 write or if the writer has ``track_generations=True``. Slots that were overwritten
-                since keep the factor of a new transition. Not needed with a batch, nor with the
-                index of the batch that was drawn last.
+                since then keep the factor of the new transition. Not needed if ``index`` is a batch
+                or the index of the last batch drawn.
         """
         self.ensure_built()
         if isinstance(index, TensorDictBase):
@@ -274,7 +274,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def update_priority(
         self, index: Any, priority: float | Tensor, generation: Tensor | None = None
     ) -> None:
-        """Give the critics' sampler the priorities of some transitions.
+        """Updates the priorities of some transitions in the critics' sampler.
 
         Args:
             index: the ``"index"`` entry of the critics' batch.
@@ -288,14 +288,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     @torch.compiler.disable
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
-        """Give both samplers what a loss's ``forward`` wrote into a batch.
+        """Updates both samplers with the entries that ``forward`` of a loss wrote into a batch.
 
         Args:
-            data: the batch. Its entry ``priority_key`` is for the critics' sampler, and
-                ``"vmf_factor"``, if there is one, for that of the actor.
+            data: the batch. The critics' sampler uses its entry ``priority_key``, the actor's
+                sampler its entry ``"vmf_factor"``, if present.
         """
         batch = data if data.ndim else data.unsqueeze(0)
-        # TorchRL does so for its own PrioritizedSampler only, and ignores others silently.
+        # TorchRL supports only its own PrioritizedSampler and silently ignores others.
         if not isinstance(self.critic_sampler, RankPrioritizedSampler):
             super().update_tensordict_priority(data)
         elif self.priority_key in data.keys(True):
@@ -306,14 +306,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.update_actor_priority(batch, factor)
 
     def _last_generation(self, index: Any) -> Tensor | None:
-        """The generation of the batch of the actor that was drawn last, if it has this index."""
+        """The generation of the actor's last batch, if the batch has this index."""
         drawn, generation = self._last_draw or (None, None)
         if not isinstance(index, Tensor) or drawn is None or index.shape != drawn.shape:
             return None
         return generation if torch.equal(index.to(drawn.device), drawn) else None
 
     def _live_rows(self, index: Any, values: Any, generation: Tensor | None) -> tuple[Any, Any]:
-        """The rows whose slots were not written since they had the given generations."""
+        """The rows whose slots still have the given generations."""
         if isinstance(index, tuple):
             index = torch.stack(index, -1)
         if generation is None:
@@ -327,10 +327,10 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         live = self.writer.generations_of(index) == generation.to(index.device)
         return index[live], values if values.numel() == 1 else values[live.to(values.device)]
 
-    # --- Writes, by this process and by others.
+    # --- Writes by this process and by others.
 
     def mark_update(self, index: Any) -> None:
-        """Report written slots to both samplers. The writer calls it."""
+        """Reports written slots to both samplers. Called by the writer."""
         super().mark_update(index)
         self._actor_sampler.mark_update(index, storage=self.storage)
         if isinstance(index, Tensor):
@@ -339,7 +339,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self._actor_sampler.add(index)
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empty the buffer, drop prefetched batches and reset both samplers."""
+        """Empties the buffer, drops prefetched batches and resets both samplers."""
         self.ensure_built()
         with self.prefetch_lock:
             self.replace_prefetched([])
@@ -349,11 +349,11 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 self._foreign_writes.skip(self.writer)
 
     def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
-        """Let other processes write into the buffer. TorchRL's collectors call it.
+        """Lets other processes write into the buffer. Called by TorchRL's collectors.
 
-        Their copies of the buffer write into the same storage. The next call to a method of this
-        one reports what they have written to both samplers. From now on the writer counts the
-        generations of the slots, if it is a round-robin one, and batches have the entry
+        The copies of the buffer in other processes write into the same storage. The next method
+        call on this buffer reports their writes to both samplers. From now on, a round-robin
+        writer counts the generations of the slots, and batches have the entry
         ``"index_generation"``.
         """
         super().share(shared)
@@ -365,7 +365,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         return self
 
     def locked(self) -> AbstractContextManager[Any]:
-        """Hold the locks, with both samplers up to date with writes of other processes."""
+        """Holds the locks and updates both samplers with the writes of other processes."""
         return self._locked_for_all() if self.shared else self.thread_lock
 
     @contextmanager
@@ -381,13 +381,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     # --- Saving and loading.
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy live rows, writer, both samplers, generator, transform and prefetched batches."""
+        """Copies live rows, writer, both samplers, generator, transform and prefetched batches."""
         self.ensure_built()
         with self.holding_prefetched() as prefetched, self.locked():
             return checkpoint.state_of(self, prefetched)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace everything by a copy of a state. A state that does not fit changes nothing."""
+        """Replaces everything with a copy of a state. An incompatible state changes nothing."""
         self.ensure_built()
         with self.prefetch_lock:
             self.synchronize()
@@ -396,11 +396,11 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 self._foreign_writes.skip(self.writer)
 
     def dumps(self, path: str | Path) -> None:
-        """Save the state in the folder ``path``. A failing save leaves an older one intact."""
+        """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
         checkpoint.save_file(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
-        """Load what :meth:`dumps` saved."""
+        """Loads a state saved by :meth:`dumps`."""
         self.load_state_dict(checkpoint.load_file(Path(path) / _FILE))
 
 
@@ -412,7 +412,7 @@ forward_to_ray_actor("sample_actor", "sample_uniformly", "update_actor_priority"
 
 
 def select_rows(column: Tensor, index: Tensor) -> Tensor:
-    """Read rows of one entry."""
+    """Reads rows of one entry."""
     return column.index_select(
         0, index if index.device == column.device else index.to(column.device)
     )

@@ -1,4 +1,4 @@
-"""Resampling the actor's batch from candidates that are scored first."""
+"""Resampling of the actor's batch from scored candidates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FACTOR = ("vmf", "factor")
 
 
 class CandidatePool:
-    """Uniformly drawn candidates from which a batch is resampled by their scores.
+    """A pool of uniformly drawn candidates, from which a batch is resampled by score.
 
     This is the paper's "direct" way to combine vMFER with hindsight relabeling: each candidate is
     read, relabeled and scored by the current networks (256, 2560 and 12800 candidates in the
@@ -28,12 +28,13 @@ class CandidatePool:
 
     Args:
         buffer: a :class:`~torchrl_vmfer.HindsightReplayBuffer` or its parent class.
-        size: how many candidates are drawn for each batch.
+        size: the number of candidates drawn for each batch.
         mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank among the candidates, the
             highest factor having rank 1; equal factors share the probability of their ranks).
         score: returns the factors of a batch, as a tensor ``[n]`` or as ``("vmf", "factor")`` of a
             tensordict: :class:`~torchrl_vmfer.VMFUncertainty`, for example. Its ``in_keys`` are
-            read in addition to the requested keys; a function without them sees the latter only.
+            read in addition to the requested keys. A function without ``in_keys`` receives only the
+            requested keys.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -79,7 +80,7 @@ class CandidatePool:
     def sample(
         self, batch_size: int | None = None, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
-        """Sample a batch for the actor.
+        """Samples a batch for the actor.
 
         Args:
             batch_size: defaults to the buffer's.
@@ -131,6 +132,6 @@ def _checked(factors: Tensor) -> np.ndarray:
         row = int(bad.int().argmax())
         raise ValueError(
             f"Candidate {row} has the factor {factors[row].item()}, but a sampling factor is a "
-            "finite number above 0: check the gradients behind it."
+            "finite number above 0: check the gradients it was computed from."
         )
     return values.numpy()

@@ -37,7 +37,7 @@ _ENTRIES = (
 def state_of(
     buffer: ActorCriticReplayBuffer, prefetched: list[tuple[TensorDictBase, dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Copy the state of a buffer whose locks are held.
+    """Copies the state of a buffer whose locks are held.
 
     Args:
         buffer: the buffer.
@@ -57,7 +57,7 @@ def state_of(
 
 
 def _parts_state(buffer: ActorCriticReplayBuffer) -> dict[str, Any]:
-    """The state of all but the data."""
+    """The state of everything except the data."""
     length, generator = len(buffer.storage), buffer.generator
     transform = buffer.transform.state_dict() if buffer.has_transform else {}
     device = None if generator is None else str(generator.device)
@@ -71,14 +71,14 @@ def _parts_state(buffer: ActorCriticReplayBuffer) -> dict[str, Any]:
 
 
 def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
-    """Load a copy of a state into a buffer whose locks are held.
+    """Loads a copy of a state into a buffer whose locks are held.
 
-    All that may fail is checked or undone before the data are replaced.
+    Anything that may fail is checked or undone before the data are replaced.
     """
     missing = [name for name in _ENTRIES if name not in state]
     if missing:
         raise ValueError(
-            f"The state has no {missing[0]!r}: it is not one of ActorCriticReplayBuffer."
+            f"The state has no {missing[0]!r}: it was not saved by ActorCriticReplayBuffer."
         )
     saved = state["storage"]["rows"]
     rows = None if saved is None else _rows_from_plain(saved)
@@ -112,7 +112,7 @@ def _load_parts(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
 
 
 def _storage_state(storage: Storage) -> dict[str, Any]:
-    """Copy the live rows of a storage."""
+    """Copies the live rows of a storage."""
     length = len(storage)
     state: dict[str, Any] = {"length": length, "capacity": storage.max_size, "rows": None}
     if length:
@@ -125,21 +125,21 @@ def _live_rows(storage: Storage) -> int:
 
 
 def _rows_to_plain(rows: Any) -> Any:
-    """Copy rows: one TensorDict, or the list of TensorDicts of a ``ListStorage``."""
+    """Copies rows: one TensorDict, or the list of TensorDicts of a ``ListStorage``."""
     if isinstance(rows, TensorDictBase):
         return tensordict_to_plain(rows, "The stored entry ")
     return [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(rows)]
 
 
 def _rows_from_plain(state: Any) -> TensorDict | list[TensorDict]:
-    """Restore what :func:`_rows_to_plain` returned."""
+    """Restores the output of :func:`_rows_to_plain`."""
     if isinstance(state, list):
         return [tensordict_from_plain(row) for row in state]
     return tensordict_from_plain(state)
 
 
 def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
-    """Raise an error if saved rows do not fit a storage."""
+    """Raises an error if saved rows do not fit a storage."""
     length, capacity = state["length"], state["capacity"]
     is_full = length == capacity
     if length > storage.max_size or (is_full and storage.ndim == 1 and capacity < storage.max_size):
@@ -152,14 +152,14 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
         return
     if not isinstance(rows, TensorDictBase):
         raise ValueError(
-            f"The state holds the rows of a list, which {type(storage).__name__} cannot take over."
+            f"The state holds a list of rows, which {type(storage).__name__} cannot load."
         )
     saved, known = _schema(rows, storage.ndim), _schema(present, storage.ndim)
     for key in sorted(saved.keys() | known.keys(), key=str):
         if saved.get(key) != known.get(key):
             raise ValueError(
                 f"The saved entry {key!r} is {saved.get(key, 'missing')} and the stored one is "
-                f"{known.get(key, 'missing')}: load the state into a buffer of the same data."
+                f"{known.get(key, 'missing')}: load the state into a buffer with the same entries."
             )
 
 
@@ -182,7 +182,7 @@ def _sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
 
 
 def _load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
-    """Load what :func:`_sampler_state` returned."""
+    """Loads the output of :func:`_sampler_state`."""
     if isinstance(sampler, PrioritizedSampler):
         load_prioritized_state(sampler, state)
     else:
@@ -190,7 +190,7 @@ def _load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
 
 
 def save_file(state: Any, file: Path) -> None:
-    """Save a state. A failing save leaves an older file intact."""
+    """Saves a state. A failed save leaves an older file intact."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".unfinished")
     try:
@@ -204,9 +204,9 @@ def save_file(state: Any, file: Path) -> None:
 
 
 def load_file(file: Path) -> Any:
-    """Load what :func:`save_file` saved, without executing code from the file."""
+    """Loads a state saved by :func:`save_file`, without executing code from the file."""
     if not file.exists():
-        raise FileNotFoundError(f"There is no {file}: pass a folder that dumps() has written.")
+        raise FileNotFoundError(f"{file} does not exist: pass a folder written by dumps().")
     try:
         return torch.load(file, weights_only=True, map_location="cpu")
     except Exception as error:

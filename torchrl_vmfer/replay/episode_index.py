@@ -1,4 +1,4 @@
-"""An index of the slots of a ring that hold the steps of one episode."""
+"""An index of the slots of a ring buffer that hold the steps of each episode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Strategy = Literal["future", "final", "episode"]
 
 _EPISODE = np.dtype(
     [
-        ("first", np.int64),  # the place of its oldest live step in the pool
+        ("first", np.int64),  # the position of its oldest live step in the pool
         ("end", np.int64),  # one past its newest step
-        ("limit", np.int64),  # one past the last place reserved for it
+        ("limit", np.int64),  # one past the last position reserved for it
         ("trajectory", np.int64),
         ("finished", np.bool_),
     ]
@@ -29,27 +29,27 @@ _PIECE = np.dtype(
         ("episode", np.int64),
     ]
 )
-_LEAST_ROOM = 64  # places reserved for an unfinished episode; doubled when they are used up
+_LEAST_ROOM = 64  # positions reserved for an unfinished episode; doubled when they are used up
 
 
 class EpisodeIndex:
     """Finds the live steps of an episode, at a cost independent of the buffer size.
 
     The slots of each episode, in the order of its steps, form a block of one large array, the
-    pool. The index holds the place in the pool and the episode of each step, and the bounds of
-    the block of each episode. So a goal is one random place in a block, for any number of rows
-    at once. Overwriting a step moves the beginning of its block; an unfinished episode that
-    outgrows its block moves to one of twice the size; when the pool is used up, all
-    live steps are copied into a new one with as much free space as data. This takes O(1) per
-    written step, on average.
+    pool. The index stores the pool position and the episode of each step, and the bounds of the
+    block of each episode. Drawing a goal is then one random position in a block, vectorized over
+    rows. Overwriting a step advances the start of its block. An unfinished episode that outgrows
+    its block moves to a block of twice the size. When the pool is used up, all live steps are
+    copied into a new pool with as much free space as data. The amortized cost is O(1) per written
+    step.
 
-    An episode is what is written under one trajectory number up to and including a step that
-    is done. Steps must be written round robin: slot after slot, from 0, and from 0 again once
-    the ring is full.
+    An episode consists of the steps with one trajectory number, up to and including a step that
+    is done. Steps must be written round-robin: slot by slot from 0, and again from 0 once the
+    ring buffer is full.
 
     Attributes:
-        cursor: the slot that comes next.
-        write_count: for use by the owner: how many writes the index includes.
+        cursor: the next slot to be written.
+        write_count: the number of writes that the index includes. The owner sets it.
 
     Examples:
         >>> index = EpisodeIndex()
@@ -68,7 +68,7 @@ class EpisodeIndex:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all steps."""
+        """Removes all steps."""
         self.write_count = 0
         self._start_over()
 
@@ -87,16 +87,16 @@ class EpisodeIndex:
         return self._length
 
     def draw(self, slots: np.ndarray, uniform: np.ndarray, strategy: Strategy) -> np.ndarray:
-        """Draw for each slot one of its own episode.
+        """Draws, for each slot, a slot of the same episode.
 
         Args:
             slots: live slots.
             uniform: as many random numbers in [0, 1).
-            strategy: ``"future"`` for a step not before its own, ``"episode"`` for any live
+            strategy: ``"future"`` for the same or a later step, ``"episode"`` for any live
                 step, ``"final"`` for the newest one.
 
         Returns:
-            the slots drawn.
+            the drawn slots.
         """
         episodes = self._episode_of[slots]
         end = self._episodes["end"][episodes]
@@ -116,17 +116,17 @@ class EpisodeIndex:
         return self._pool[episode["first"] : episode["end"]].copy()
 
     def append(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
-        """Add steps in the order in which they were written.
+        """Adds steps in the order in which they were written.
 
         Args:
-            slots: where they are; each slot at most once.
-            trajectory: the number of the trajectory of each.
-            done: whether each is the last of its episode.
+            slots: the slots of the steps; each slot at most once.
+            trajectory: the trajectory number of each step.
+            done: whether each step is the last of its episode.
         """
         if len(slots) == 0:
             return
         overwritten = slots[slots < self._length]
-        # The ring overwrites the steps of an episode in their order, and the last assignment
+        # The ring buffer overwrites the steps of an episode in order, and the last assignment
         # wins: an episode begins after the newest of its overwritten steps.
         self._episodes["first"][self._episode_of[overwritten]] = self._place_of[overwritten] + 1
         self._write(slots, trajectory, done)
@@ -146,7 +146,7 @@ class EpisodeIndex:
         self.cursor = int(slots[-1]) + 1
 
     def _match(self, pieces: np.ndarray) -> np.ndarray:
-        """Find the episodes that pieces continue. Returns the room in the pool that each needs."""
+        """Finds the episodes that pieces continue. Returns the pool space that each piece needs."""
         firsts = np.flatnonzero(pieces["may_continue"])
         pieces["episode"] = -1
         pieces["episode"][firsts] = [
@@ -163,13 +163,13 @@ class EpisodeIndex:
         return room
 
     def _compact(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
-        """Write all live steps, and those given, into a new pool with free space."""
+        """Writes all live steps and the given ones into a new pool with free space."""
         before, now = self._live_steps(), (slots, trajectory, done)
         self._start_over()
         self._write(*(np.concatenate(pair) for pair in zip(before, now, strict=True)))
 
     def _allocate(self, pieces: np.ndarray, room: np.ndarray) -> None:
-        """Move continued episodes that outgrow their blocks, and add new episodes."""
+        """Moves continued episodes that outgrow their blocks, and adds new episodes."""
         begin = self._used + np.cumsum(room) - room
         self._used += int(room.sum())
         for piece in np.flatnonzero((pieces["episode"] >= 0) & (room > 0)).tolist():
@@ -184,7 +184,7 @@ class EpisodeIndex:
         self._episodes[pieces["episode"][new]] = entries
 
     def _place(self, slots: np.ndarray, pieces: np.ndarray) -> None:
-        """Append the slots of each piece to the block of its episode."""
+        """Appends the slots of each piece to the block of its episode."""
         episode, size, finished = pieces["episode"], pieces["size"], pieces["finished"]
         place = np.arange(len(slots))
         place += np.repeat(self._episodes["end"][episode] - pieces["start"], size)
@@ -211,7 +211,7 @@ class EpisodeIndex:
         entry["first"], entry["end"], entry["limit"] = begin, end, begin + room
 
     def _live_steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The live steps, as they would have to be appended to an empty index."""
+        """The live steps, as arguments for appending them to an empty index."""
         slots = (self.cursor + np.arange(self._length)) % max(self._length, 1)
         place, episodes = self._place_of[slots], self._episodes[self._episode_of[slots]]
         done = episodes["finished"] & (place == episodes["end"] - 1)
@@ -220,7 +220,7 @@ class EpisodeIndex:
 
 
 def _pieces(trajectory: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort steps by trajectory and cut them into pieces, each of one episode.
+    """Sorts steps by trajectory and splits them into pieces, each of one episode.
 
     Returns:
         the order of the steps, and the pieces.

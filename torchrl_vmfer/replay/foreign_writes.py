@@ -1,4 +1,4 @@
-"""Keeping up with other processes that write into the storage of a buffer."""
+"""Tracking of writes by other processes into the storage of a buffer."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def is_in_ray_actor() -> bool:
 class ForeignWrites:
     """A record of the slots that any process has written since the last call.
 
-    A process marks the slots it writes in its own samplers only. But writers share their
-    counters with each other, and round-robin ones write in order.
+    A process reports the slots it writes to its own samplers only. But writers share their
+    counters, and round-robin writers write in order.
     """
 
     def __init__(self) -> None:
         self._count = self._next = 0
 
     def skip(self, writer: Writer) -> None:
-        """Note the current position of the writer."""
+        """Records the current position of the writer."""
         if isinstance(writer, RoundRobinWriter):
             self._count, self._next = position(writer)
 
     def slots(self, writer: Writer, storage: Storage) -> Tensor | None:
-        """The slots along the first dimension, or ``None`` if there are none."""
+        """The written slots along the first dimension, or ``None`` if there are none."""
         if not isinstance(writer, RoundRobinWriter):
             return None
         before, written = self._next, position(writer)[0] - self._count
@@ -57,19 +57,19 @@ class ForeignWrites:
         in_order = (before + written - self._next) % capacity == 0
         if in_order and 0 < written < capacity:
             return (self._next - written + torch.arange(written)) % capacity
-        # All slots, or slots that the caller chose.
+        # All slots were written, or slots chosen by the caller.
         return torch.arange(len(storage) if storage.ndim == 1 else storage.shape[0])
 
 
 class WriteLock:
-    """A lock between processes that a process may take twice.
+    """A reentrant lock between processes.
 
-    A process that dies keeps it; those that wait for it then raise an error and do not hang.
+    If a process dies while holding the lock, waiting processes raise an error instead of hanging.
 
     Attributes:
-        timeout: seconds until an error is raised. A lock is held for microseconds, or for as
-            long as it takes to copy the storage.
-        while_waiting: a function that is called every second and may raise a better error.
+        timeout: seconds until an error is raised. A lock is usually held for microseconds,
+            or for as long as it takes to copy the storage.
+        while_waiting: a function that is called every second and may raise a more specific error.
     """
 
     timeout = 60
@@ -86,12 +86,12 @@ class WriteLock:
                 self.while_waiting()
         raise RuntimeError(
             f"The replay buffer was locked for {self.timeout} s: a process that was writing into "
-            "it has died or was stopped. Start again from a checkpoint."
+            "it has died or was stopped. Restart from a checkpoint."
         )
 
     def __exit__(self, *exception: Any) -> None:
         self._lock.release()
 
     def is_mine(self) -> bool:
-        """Whether this process holds it."""
+        """Whether this process holds the lock."""
         return is_held_here(self._lock)

@@ -26,31 +26,31 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     """An :class:`~torchrl_vmfer.ActorCriticReplayBuffer` with hindsight relabeling.
 
     Each transition that the critics or the actor sample is relabeled with probability
-    ``her_ratio``: its goal is replaced by one that was achieved in its own episode (Andrychowicz
+    ``her_ratio``: its goal is replaced by one that was achieved in the same episode (Andrychowicz
     et al. 2017), and its reward is recomputed. The storage keeps the original data. Buffer
-    transforms see the new goals. ``done`` and ``terminated`` stay as they are: reaching a goal
+    transforms see the new goals. ``done`` and ``terminated`` are unchanged: reaching a goal
     does not end an episode.
 
-    Goals come from the steps that are in the buffer, also of an unfinished episode. An index of the
-    episodes follows the writes, so that the cost of a sample is independent of the buffer size. It
-    is rebuilt from the stored data after a load, and after changes other than by ``add`` and
+    Goals come from the steps in the buffer, including those of unfinished episodes. An index of the
+    episodes is updated at each write, so the cost of sampling is independent of the buffer size. It
+    is rebuilt from the stored data after a load, and after changes that bypass ``add`` and
     ``extend``, such as ``buffer[index] = data``.
 
     Keyword Args:
         reward_fn: returns the rewards ``[n]`` or ``[n, 1]`` for achieved goals ``[n, *goal]`` and
             desired goals ``[n, *goal]``. :meth:`gymnasium_reward` makes one from an environment.
-        her_ratio: the probability with which a row is relabeled, independently of others.
-        strategy: which goals a row may be relabeled with: ``"future"``, those achieved at its own
-            step or later; ``"final"``, the last one; ``"episode"``, any one of its episode.
-        goal_key: the desired goal. Its successor ``("next", goal_key)`` follows where stored.
-        achieved_goal_key: the achieved goal, which also is the first argument of ``reward_fn``.
+        her_ratio: the probability of relabeling a row, independent of other rows.
+        strategy: the goals used for relabeling: ``"future"``, those achieved at the same step or
+            later; ``"final"``, the last one; ``"episode"``, any goal of the episode.
+        goal_key: the desired goal. ``("next", goal_key)`` is relabeled too if it is stored.
+        achieved_goal_key: the achieved goal, which is also the first argument of ``reward_fn``.
         reward_key: the reward.
         done_key: the end of an episode.
-        trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it
-            the transitions of several environments may be interleaved; without it, episodes
-            must be written one after the other.
+        trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
+            transitions of several environments may be interleaved. Without it, episodes must be
+            written one after the other.
         **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have
-            one dimension and the writer must be a round-robin one, as is the default.
+            one dimension and the writer must be round-robin (the default).
 
     Examples:
         >>> from tensordict import TensorDict
@@ -95,7 +95,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             raise ValueError(f"strategy must be one of {get_args(Strategy)}, got {strategy!r}.")
         if kwargs.get("consume_after_n_samples") is not None:
             raise ValueError(
-                "HindsightReplayBuffer requires that transitions are overwritten in their order: "
+                "HindsightReplayBuffer requires that transitions are overwritten in order: "
                 f"leave out consume_after_n_samples={kwargs['consume_after_n_samples']!r}."
             )
         self.reward_fn = reward_fn
@@ -108,7 +108,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self.trajectory_key = trajectory
         self._next_goal_key = unravel_key(("next", self.goal_key))
         self._episode_index = EpisodeIndex()
-        self._known_revision = 0  # of the storage, with the writes that were marked since
+        self._known_revision = 0  # of the storage, including reported writes
         super().__init__(**kwargs)
 
     @staticmethod
@@ -133,7 +133,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         return reward_fn
 
     def check_parts(self) -> None:
-        """Raise an error if storage or writer do not support hindsight relabeling."""
+        """Raises an error if storage or writer do not support hindsight relabeling."""
         super().check_parts()
         if self.storage.ndim != 1:
             raise ValueError(
@@ -158,18 +158,18 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
 
     @pin_memory_output
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draw a relabeled batch for ``sample()``."""
-        # TorchRL's own would apply the transforms before the data can be relabeled.
+        """Draws a relabeled batch for ``sample()``."""
+        # TorchRL's method would apply the transforms before the data can be relabeled.
         return self.draw_with(self.sampler.sample, batch_size, None)
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        """Read transitions and relabel them."""
+        """Reads transitions and relabels them."""
         data = super().read_rows(index, keys)
         if self.her_ratio == 0:
             return data
         self._follow_writes()
         slots = flat_slots(index, self.storage)
-        # Independent of the keys: what is read does not change what is drawn next.
+        # Independent of the keys: the entries read do not affect later draws.
         chosen, place = torch.rand(
             2, len(slots), dtype=torch.float64, generator=self.generator, device="cpu"
         ).numpy()
@@ -189,7 +189,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         if reward is None and not goal_keys:
             return data
         if isinstance(data, LazyStackedTensorDict):
-            data = data.copy()  # its parts are the stored transitions themselves
+            data = data.copy()  # its elements are the stored transitions themselves
         goals = self._column(self.achieved_goal_key, goal_slots)
         for key in goal_keys:
             _replace_rows(data, key, rows, goals)
@@ -221,7 +221,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         return rewards
 
     def _column(self, key: NestedKey, slots: np.ndarray) -> Any:
-        """One entry of some slots; other entries are not read if the storage allows it."""
+        """One entry of some slots. Skips other entries if the storage supports it."""
         index = torch.from_numpy(slots)
         rows = stored_rows(self.storage)
         if rows is None:
@@ -230,7 +230,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         return None if column is None else select_rows(column, index)
 
     def _follow_writes(self) -> None:
-        """Bring the index up to date with storage and writer."""
+        """Brings the index up to date with storage and writer."""
         index, length = self._episode_index, len(self.storage)
         write_count, cursor = position(self.writer)
         written = write_count - index.write_count
@@ -244,19 +244,19 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             self._rebuild()
 
     def _only_appended(self, written: int) -> bool:
-        """Whether the storage was changed since the last call by the writer's appends only.
+        """Whether only the writer has changed the storage since the last call.
 
         Args:
-            written: how many rows the writer has written since.
+            written: the number of rows the writer has written since then.
         """
         current = revision(self.storage)
         others = current - self._known_revision
         self._known_revision = current
-        # A write of another process moves the revision without a mark, at most once per row.
+        # An unreported write of another process increments the revision at most once per row.
         return 0 <= others <= written if self.shared else others == 0
 
     def mark_update(self, index: Any) -> None:
-        """Report written slots to both samplers. The writer calls it."""
+        """Reports written slots to both samplers. Called by the writer."""
         super().mark_update(index)
         if not self.shared:
             count = len(index) if isinstance(index, Tensor) and index.ndim else 1
@@ -268,9 +268,9 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         index.clear()
         if length:
             self._check_entries()
-            # The cursor is the oldest slot, or follows the newest of a part-filled ring.
+            # The cursor is the oldest slot, or follows the newest slot if the ring is not full.
             self._append((cursor + np.arange(length)) % length)
-        # A new writer on stored data starts from 0, wherever they end.
+        # A new writer on existing data starts from 0, wherever the data end.
         index.cursor, index.write_count = cursor, write_count
 
     def _append(self, slots: np.ndarray) -> None:
@@ -294,15 +294,15 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             name, key = missing[0], getattr(self, missing[0])
             stored = ", ".join(sorted(map(str, row.keys(True, True))))
             raise ValueError(
-                f"The stored transitions have no entry {key!r}, only {stored}. Store it, or name "
-                f"another by `{name}=`."
+                f"The stored transitions have no entry {key!r}, only {stored}. Store it, or pass "
+                f"another key as `{name}=`."
             )
         goal, achieved = entries["goal_key"], entries["achieved_goal_key"]
         if goal.shape != achieved.shape:
             raise ValueError(
                 f"{self.goal_key!r} has the shape {list(goal.shape[1:])} and "
-                f"{self.achieved_goal_key!r} has {list(achieved.shape[1:])}: a goal must have the "
-                "shape of what can be achieved."
+                f"{self.achieved_goal_key!r} has {list(achieved.shape[1:])}: desired and "
+                "achieved goals must have the same shape."
             )
         if entries["reward_key"].numel() != 1:
             raise ValueError(
@@ -311,12 +311,12 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             )
 
     def empty(self, empty_write_count: bool = True) -> None:
-        """Empty the buffer, drop prefetched batches and reset samplers and episodes."""
+        """Empties the buffer, drops prefetched batches and resets samplers and episodes."""
         super().empty(empty_write_count=empty_write_count)
         self._forget_episodes()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace everything by a copy of a state. A state that does not fit changes nothing."""
+        """Replaces everything with a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
         self._forget_episodes()
 

@@ -1,4 +1,4 @@
-"""Nested structures of plain tensors, numbers and strings, which are read without pickle."""
+"""Nested structures of plain tensors, numbers and strings, which load without pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 __all__ = ["plain", "tensordict_from_plain", "tensordict_to_plain"]
 
-# What PyTorch reads without executing code, besides tensors and containers.
+# Types that PyTorch loads without executing code, besides tensors and containers.
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.Size),
@@ -21,10 +21,10 @@ _PLAIN = (
 
 
 def plain(value: Any, where: str, *, copy: bool = True) -> Any:
-    """Convert a nested structure to plain values, or raise an error that names the entry.
+    """Converts a nested structure to plain values, or raises an error that names the entry.
 
-    NumPy's scalars and strings become Python's, and subclasses of containers and strings become
-    what they are derived from.
+    NumPy scalars and strings become Python ones. Instances of subclasses of containers and strings
+    are converted to the base class.
 
     Args:
         value: tensors, numbers, strings and ``None`` in dictionaries, lists, tuples and sets.
@@ -56,7 +56,7 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
 
 def _python_scalar(value: np.generic, where: str) -> Any:
     scalar = value.item()
-    if isinstance(scalar, np.generic):  # a longdouble, which Python has no type for
+    if isinstance(scalar, np.generic):  # a longdouble, which has no Python type
         raise _not_plain(value, where)
     return scalar
 
@@ -69,7 +69,7 @@ def _not_plain(value: Any, where: str) -> TypeError:
 
 
 def tensordict_to_plain(data: TensorDictBase, where: str) -> dict[str, Any]:
-    """Copy a TensorDict into plain dictionaries.
+    """Copies a TensorDict into plain dictionaries.
 
     Args:
         data: the TensorDict, which may hold non-tensor entries of plain values.
@@ -94,7 +94,7 @@ def tensordict_to_plain(data: TensorDictBase, where: str) -> dict[str, Any]:
 
 
 def tensordict_from_plain(state: dict[str, Any]) -> TensorDict:
-    """Restore what :func:`tensordict_to_plain` returned."""
+    """Restores the output of :func:`tensordict_to_plain`."""
     size = torch.Size(state["batch_size"])
     entries = {
         **state["tensors"],
