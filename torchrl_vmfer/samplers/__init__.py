@@ -1,4 +1,4 @@
-"""TorchRL samplers whose probabilities follow one priority per transition."""
+"""TorchRL samplers with one priority per transition."""
 
 from torchrl_vmfer.samplers.rank_prioritized import RankPrioritizedSampler
 from torchrl_vmfer.samplers.vmf import VMFSampler

@@ -21,22 +21,22 @@ _FILE = "priorities.pt"
 
 
 def uniform(count: int, generator: torch.Generator | None) -> np.ndarray:
-    """Draw numbers in [0, 1) in double precision."""
+    """Draws numbers in [0, 1) in double precision."""
     # torch.randint favors low numbers by up to n/2³², and single precision would round small
     # factors to multiples of 2⁻²⁴.
     return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
 
 
 def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
-    """Flatten any index that TorchRL hands to a sampler into slot numbers.
+    """Flattens any index that TorchRL passes to a sampler into slot numbers.
 
     Args:
         index: an ``int``, a tensor ``[n]``, a tensor ``[n, ndim]`` or a tuple of ``ndim``
-            tensors. ``None`` stands for no slot.
+            tensors. ``None`` means no slots.
         storage: required to flatten the indices of a storage with more than one dimension.
 
     Returns:
-        an integer array; rows that a writer did not store keep a negative number.
+        an integer array. Rows that a writer did not store have negative numbers.
     """
     if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
         return index.numpy()
@@ -63,8 +63,8 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
 class SlotPriorities:
     """A growing array with one ``float32`` priority per slot.
 
-    The capacity of a storage may be unknown, huge or subject to change, so the array covers the
-    slots that are in use and doubles its size when necessary.
+    The capacity of a storage may be unknown, huge or subject to change. The array therefore only
+    covers the slots in use and doubles in size when necessary.
 
     Examples:
         >>> priorities = SlotPriorities()
@@ -76,7 +76,7 @@ class SlotPriorities:
 
     def __init__(self) -> None:
         # Not a tensor: torch.multiprocessing would share its memory with other processes, whose
-        # samplers have an order of ranks of their own.
+        # samplers keep separate rank orders.
         self._memory = np.empty(0, np.float32)
         self._length = 0
 
@@ -89,7 +89,7 @@ class SlotPriorities:
         return self._memory[: self._length]
 
     def resize(self, length: int, fill: float) -> None:
-        """Make ``length`` slots live; those that were not hold ``fill``."""
+        """Sets the number of live slots. New slots are set to ``fill``."""
         if length > len(self._memory):
             grown = np.empty(max(length, 2 * len(self._memory)), np.float32)
             grown[: self._length] = self.array
@@ -98,7 +98,7 @@ class SlotPriorities:
         self._length = length
 
     def load(self, priorities: np.ndarray) -> None:
-        """Replace all priorities by a copy of ``priorities``."""
+        """Replaces all priorities with a copy of ``priorities``."""
         self._memory = np.array(priorities, np.float32)
         self._length = len(priorities)
 
@@ -106,12 +106,13 @@ class SlotPriorities:
 class PrioritySampler(SeamSampler):
     """A TorchRL sampler whose probabilities are a function of one priority per slot.
 
-    TorchRL reports written slots by ``mark_update``, but not what another process wrote, data that
-    were in the storage before, or a storage that another buffer emptied or loaded. So every use
-    first compares the number of priorities with the length of the storage.
+    TorchRL reports written slots through ``mark_update``. It does not report writes of another
+    process, data that were already in the storage, or a storage that another buffer emptied or
+    loaded. Every use therefore first compares the number of priorities with the length of the
+    storage.
 
-    The priorities are NumPy arrays in place of tensors, which ``torch.compile`` cannot follow: it
-    calls the sampler between two graphs.
+    The priorities are NumPy arrays, not tensors. ``torch.compile`` cannot trace them, so it inserts
+    a graph break at each call of the sampler.
 
     Subclasses implement ``_draw``, ``_probabilities``, ``_are_valid``, ``_update`` and
     ``default_priority``, and set ``_usual``; those whose probabilities depend on ranks also set
@@ -125,23 +126,23 @@ class PrioritySampler(SeamSampler):
         self._priorities = SlotPriorities()
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draw flat slot numbers. Returns them with metadata for the batch."""
+        """Draws flat slot numbers and returns them with metadata for the batch."""
         raise NotImplementedError
 
     def _probabilities(self) -> np.ndarray:
         raise NotImplementedError
 
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        """Tell which priorities are valid up to a relative error ``epsilon``, and the rule."""
+        """Returns which priorities are valid up to a relative error ``epsilon``, and the rule."""
         raise NotImplementedError
 
     def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Store valid priorities by means of ``_write``."""
+        """Stores valid priorities with ``_write``."""
         raise NotImplementedError
 
     @torch.compiler.disable
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
-        """Draw ``batch_size`` indices with replacement."""
+        """Draws ``batch_size`` indices with replacement."""
         self._follow(storage)
         if len(self._priorities) == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
@@ -157,8 +158,8 @@ class PrioritySampler(SeamSampler):
         """The exact probability of every live slot, in double precision.
 
         Args:
-            storage: the storage to compare with first. Needed only if it was changed behind the
-                sampler's back.
+            storage: the storage to synchronize with first. Needed only if it was changed without
+                notifying the sampler.
         """
         if storage is not None:
             self._follow(storage)
@@ -166,7 +167,7 @@ class PrioritySampler(SeamSampler):
 
     @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Give freshly written slots the default priority. TorchRL calls it at every write."""
+        """Sets newly written slots to the default priority. TorchRL calls it at every write."""
         slots = _stored(flat_slots(index, storage))
         if len(slots):
             length = int(slots.max()) + 1
@@ -178,10 +179,10 @@ class PrioritySampler(SeamSampler):
     def update_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
-        """Set the priorities of some slots. If a slot occurs twice, the last priority wins.
+        """Sets the priorities of some slots. If a slot occurs twice, the last priority wins.
 
         Args:
-            index: the slots, as they came with the sample. Rows of -1 are skipped.
+            index: the slots, as returned by ``sample``. Rows of -1 are skipped.
             priority: one number for all, or one for each index.
             storage: passed by the replay buffer.
         """
@@ -204,7 +205,7 @@ class PrioritySampler(SeamSampler):
             priorities = np.full(slots.size, priorities[0])
         if slots.size == 0:
             return
-        # As unsigned numbers, negative ones are large: one look finds both kinds of bad slots.
+        # Viewed as unsigned, negative numbers are large: one check finds both kinds of bad slots.
         if np.maximum.reduce(slots.view(np.uint64)) >= len(self._priorities):
             outside = (slots < -1) | (slots >= len(self._priorities))
             if outside.any():
@@ -218,7 +219,7 @@ class PrioritySampler(SeamSampler):
         low, high = self._usual
         if priorities.size == 0 or (
             low <= np.minimum.reduce(priorities)
-            and np.maximum.reduce(priorities) <= high  # not if one is NaN
+            and np.maximum.reduce(priorities) <= high  # False if any is NaN
         ):
             return
         priorities = priorities.astype(np.float64)
@@ -243,7 +244,7 @@ class PrioritySampler(SeamSampler):
             self._ranks.mark(np.arange(before, length))
 
     def reset(self) -> None:
-        """Forget all priorities."""
+        """Removes all priorities."""
         self._priorities = SlotPriorities()
         if self._ranks is not None:
             self._ranks.mark_all()
@@ -256,7 +257,7 @@ class PrioritySampler(SeamSampler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a copy of a state. A state that does not fit changes nothing."""
+        """Loads a copy of a state. An incompatible state changes nothing."""
         name = type(self).__name__
         saved = state_dict.get("sampler") if isinstance(state_dict, dict) else None
         if saved != name:
@@ -282,10 +283,10 @@ class PrioritySampler(SeamSampler):
             self._ranks.mark_all()
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        """Raise an error if the further entries of a state do not fit."""
+        """Raises an error if the additional entries of a state are incompatible."""
 
     def dumps(self, path: str | Path) -> None:
-        """Save the state in the folder ``path``. A failing save leaves an older one intact."""
+        """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
         file = Path(path) / _FILE
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(".unfinished")
@@ -293,7 +294,7 @@ class PrioritySampler(SeamSampler):
         os.replace(unfinished, file)
 
     def loads(self, path: str | Path) -> None:
-        """Load what :meth:`dumps` saved, or forget all priorities if nothing was saved."""
+        """Loads a state saved by :meth:`dumps`, or removes all priorities if there is none."""
         file = Path(path) / _FILE
         if not file.exists():
             self.reset()
@@ -312,5 +313,5 @@ class PrioritySampler(SeamSampler):
 
 
 def _stored(slots: np.ndarray) -> np.ndarray:
-    """Leave out the slots that a writer did not store."""
+    """Removes the slots that a writer did not store."""
     return slots[slots >= 0] if len(slots) and slots.min() < 0 else slots

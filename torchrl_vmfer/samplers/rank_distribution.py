@@ -1,4 +1,4 @@
-"""Drawing slots with a probability that falls with the rank of their priority."""
+"""A distribution over slots whose probability decreases with the rank of the priority."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["RankDistribution"]
 
 
 class RankDistribution:
-    """P ∝ rank^-exponent over slots sorted by descending priority, the first having rank 1.
+    """P ∝ rank^-exponent over slots sorted by descending priority, where the first has rank 1.
 
-    Equal priorities share the probability of their ranks evenly, so that P depends on the
-    priorities alone.
+    Equal priorities share the probability of their ranks evenly, so that P depends only on the
+    priorities.
 
     Args:
-        exponent: how fast the probability falls with the rank; 0 is uniform.
+        exponent: how fast the probability decreases with the rank; 0 is uniform.
     """
 
     def __init__(self, exponent: float = 1.0) -> None:
@@ -29,7 +29,7 @@ class RankDistribution:
         self._num_changed = 0
 
     def mark(self, slots: np.ndarray) -> None:
-        """Note that the priorities of some slots have changed. The next draw reads them."""
+        """Marks the priorities of some slots as changed. The next draw reads them."""
         if self._changed is None:
             return
         self._num_changed += len(slots)
@@ -41,22 +41,22 @@ class RankDistribution:
             self._changed.append(slots.copy())
 
     def mark_all(self) -> None:
-        """Note that any priority may have changed."""
+        """Marks all priorities as possibly changed."""
         self._changed, self._num_changed = None, 0
 
     def draw(
         self, priorities: np.ndarray, count: int, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw slots with replacement.
+        """Draws slots with replacement.
 
         Args:
             priorities: the current priorities of all slots.
-            count: how many to draw.
+            count: the number of slots to draw.
             generator: the source of randomness; PyTorch's global one if ``None``.
 
         Returns:
-            the slots, and for each the first rank of its group of equal priorities and the rank
-            after the last.
+            the slots, and for each slot the first rank of its group of equal priorities and one
+            past the last rank.
         """
         self._refresh(priorities)
         random = torch.rand(
@@ -65,15 +65,15 @@ class RankDistribution:
         return self._index.draw_at(self._ranks_of(random[0], len(priorities)), random[1])
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The lowest probability of any slot, divided by those of slots from :meth:`draw`."""
+        """The lowest probability of any slot, divided by those of slots drawn by :meth:`draw`."""
         lowest = self._share(*self._index.ties_at(np.array([len(self._index) - 1])))
         return lowest / self._share(first, end)
 
     def _ranks_of(self, random: np.ndarray, length: int) -> np.ndarray:
         """The ranks, counted from 0, at some fractions of the total mass."""
         mass = random * self._total(length) + self._mass[0]
-        # The sum of k^-a over k > r is nearly the integral from r + 1/2, which gives r: a search
-        # would be bound by memory latency.
+        # The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for
+        # r: a search would be limited by memory latency.
         last, power = len(self._mass) - 0.5, 1 - self.exponent
         if power == 0:
             guess = last * np.exp(mass) - 0.5
@@ -102,7 +102,7 @@ class RankDistribution:
 
     def _refresh(self, priorities: np.ndarray) -> None:
         if len(self._mass) <= len(priorities):
-            # Summed from the far end: otherwise the small terms would be lost in rounding.
+            # Summed from the smallest term: otherwise small terms would be lost to rounding.
             ranks = np.arange(1 << len(priorities).bit_length(), 0, -1, dtype=np.float64)
             self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
         if self._changed is None or len(priorities) < len(self._index):

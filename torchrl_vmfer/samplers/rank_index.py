@@ -1,4 +1,4 @@
-"""Slots in the exact order of their priorities, under batches of updates."""
+"""Slots in the exact order of their priorities, with batched updates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _TOP = np.int64(np.iinfo(np.int32).max)
 
 
 class RankIndex:
-    """An index that finds the slot of any rank, the highest priority having rank 0.
+    """An index that finds the slot of any rank, where the highest priority has rank 0.
 
-    One integer code per slot sorts by descending priority, then by slot. The
-    codes form a long sorted run; changes since the run was made are a short sorted list of
-    codes to add and a short sorted list of positions of the run that no longer count. The rank
-    of each added code in the union of both is kept, so that the code of a rank is found by two
-    binary searches in the short lists. When these grow past some √n they are merged into the
-    run: an update of b slots costs O(b log n + √n log n) on average.
+    Each slot has an integer code; codes sort by descending priority, then by slot. The codes form
+    a long sorted run. Changes since the run was built are stored in two short sorted lists: codes
+    to add, and positions of the run that are no longer valid. The index stores the rank of each
+    added code in the union, so two binary searches in the short lists find the code of a rank.
+    When the lists grow beyond a multiple of √n, they are merged into the run: an update of b slots
+    has an amortized cost of O(b log n + √n log n).
 
-    No result depends on the history of merges.
+    The results do not depend on the history of merges.
 
     Examples:
         >>> index = RankIndex()
@@ -39,11 +39,11 @@ class RankIndex:
     def _start_run(self, run: np.ndarray) -> None:
         nothing: np.ndarray = np.empty(0, np.int64)
         self._run = run
-        self._dead = nothing  # positions of the run that no longer count
-        self._live_before_dead = nothing  # how many positions before each do count
+        self._dead = nothing  # positions of the run that are no longer valid
+        self._live_before_dead = nothing  # the number of live positions before each
         self._added = nothing  # codes that are not in the run
-        self._added_at = nothing  # where in the run each would stand
-        self._live_before_added = nothing  # how many positions before that count
+        self._added_at = nothing  # the position in the run where each would be inserted
+        self._live_before_added = nothing  # the number of live positions before that
         self._added_rank = nothing  # its rank in the union
         self._merge_size = max(512, 8 * int(np.sqrt(len(run))))
 
@@ -51,16 +51,16 @@ class RankIndex:
         return len(self._run) - len(self._dead) + len(self._added)
 
     def rebuild(self, priorities: np.ndarray) -> None:
-        """Re-sort the slots 0 to n - 1 by their ``float32`` priorities, not negative."""
+        """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
         self._bits = _bits(priorities)
         self._start_run(np.sort(_codes(self._bits, np.arange(len(priorities)))))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Set the priorities of some slots, which may be the next ones after the last.
+        """Sets the priorities of some slots, including new slots after the last.
 
         Args:
-            slots: distinct slot numbers, rising.
-            priorities: their ``float32`` priorities, not negative.
+            slots: distinct slot numbers in ascending order.
+            priorities: their non-negative ``float32`` priorities.
         """
         self._reserve(int(slots[-1]) + 1 if len(slots) else 0)
         new, old = _bits(priorities), self._bits[slots]
@@ -79,30 +79,30 @@ class RankIndex:
             self._start_run(self._merged())
 
     def slots_at(self, ranks: np.ndarray) -> np.ndarray:
-        """The slots that have the given ranks."""
+        """The slots with the given ranks."""
         return self._codes_at(ranks) & _SLOT_MASK
 
     def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each rank, the first rank of an equal priority and the one after the last."""
+        """For each rank, the first rank with equal priority and one past the last."""
         codes = self._codes_at(ranks)
         return self._rank_of(codes & ~_SLOT_MASK), self._rank_of(codes | _SLOT_MASK)
 
     def draw_at(
         self, ranks: np.ndarray, random: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each rank, a slot drawn evenly among those of equal priority.
+        """For each rank, a slot drawn uniformly among those with equal priority.
 
         Args:
             ranks: the ranks.
-            random: a number in [0, 1) for each.
+            random: a number in [0, 1) for each rank.
 
         Returns:
-            the slots, the first ranks of an equal priority, and those after the last.
+            the slots, the first ranks with equal priority, and one past the last.
         """
         first, end = ranks.copy(), ranks + 1
-        # Equal priorities are neighbors: a search is needed only if a neighbor is equal. (The first
-        # is compared with some other code of the run and the last with itself: if these are
-        # equal, the search still finds the right bounds.)
+        # Equal priorities are adjacent: a search is needed only if a neighbor is equal. (The first
+        # code is compared with some other code of the run and the last one with itself. If these
+        # are equal, the search still finds the correct bounds.)
         near = np.concatenate([ranks - 1, ranks, np.minimum(end, len(self) - 1)])
         before, codes, after = self._codes_at(near).reshape(3, -1)
         levels, slots = codes >> _SLOT_BITS, codes & _SLOT_MASK
@@ -130,7 +130,7 @@ class RankIndex:
         keep[at[is_added]] = False
         self._added, self._added_at = self._added[keep], self._added_at[keep]
         dead = at_run[~is_added]
-        # Each new dead position no longer counts for the added codes behind it.
+        # Each newly dead position reduces the count of the added codes after it.
         behind = self._added_at.searchsorted(dead, side="right")
         newly_dead = np.bincount(behind, minlength=len(keep) + 1).cumsum()
         self._live_before_added = self._live_before_added[keep] - newly_dead[: len(self._added)]
@@ -146,18 +146,18 @@ class RankIndex:
         )
 
     def _merged(self) -> np.ndarray:
-        # There are never more dead than added codes: whatever is withdrawn is added again.
+        # There are never more dead than added codes: every withdrawn code is replaced by a new one.
         run, freed = self._run, len(self._dead)
         run[self._dead] = self._added[:freed]
         if freed < len(self._added):
             run = np.append(run, self._added[freed:])
-        run.sort(kind="stable")  # fast where most is in order
+        run.sort(kind="stable")  # fast for nearly sorted data
         return run
 
     def _codes_at(self, ranks: np.ndarray) -> np.ndarray:
         added_before = self._added_rank.searchsorted(ranks)
-        # Skip the dead: the i-th live position lies behind as many dead ones as have at most
-        # i live positions before them.
+        # Skip dead positions: those before the i-th live position have at most i live positions
+        # before them.
         live_rank = ranks - added_before
         at = live_rank + self._live_before_dead.searchsorted(live_rank, side="right")
         if len(self._added) == 0:
@@ -167,7 +167,7 @@ class RankIndex:
         return np.where(is_added, self._added[candidate], self._run.take(at, mode="wrap"))
 
     def _rank_of(self, codes: np.ndarray) -> np.ndarray:
-        """How many codes of the union are smaller."""
+        """The number of smaller codes in the union."""
         at = self._run.searchsorted(codes)
         return at - self._dead.searchsorted(at) + self._added.searchsorted(codes)
 
@@ -175,7 +175,7 @@ class RankIndex:
 def _insert(
     before: np.ndarray, *arrays_and_values: tuple[np.ndarray, np.ndarray]
 ) -> list[np.ndarray]:
-    """``np.insert`` at the same sorted places of several arrays, in half the time."""
+    """``np.insert`` at the same sorted positions of several arrays, in half the time."""
     at = before + np.arange(len(before))
     size = len(arrays_and_values[0][0]) + len(before)
     is_old = np.ones(size, bool)
@@ -190,7 +190,7 @@ def _insert(
 
 
 def _bits(priorities: np.ndarray) -> np.ndarray:
-    """Bit patterns that sort as the priorities do. Adding 0 turns -0 into 0."""
+    """Bit patterns that sort like the priorities. Adding 0 turns -0 into 0."""
     return (priorities + np.float32(0)).view(np.int32)
 
 

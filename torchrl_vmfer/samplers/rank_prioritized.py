@@ -14,25 +14,25 @@ from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
 __all__ = ["RankPrioritizedSampler"]
 
-_LARGEST = float(np.finfo(np.float32).max)  # what a float32 can hold
+_LARGEST = float(np.finfo(np.float32).max)  # the largest float32
 
 
 class RankPrioritizedSampler(PrioritySampler):
-    """A sampler by the rank of the priority (Schaul et al. 2016, variant 2).
+    """A prioritized sampler based on the rank of the priority (Schaul et al. 2016, variant 2).
 
-    P(j) ∝ (1 / rank(j))^alpha, the highest priority having rank 1; equal priorities share the
-    probability of their ranks evenly. Fresh transitions get the highest priority so far, which
-    starts at 1.
-    Samples carry importance weights ``"priority_weight"`` = (P_min / P(j))^beta in (0, 1],
-    which TorchRL's losses apply by themselves.
+    P(j) ∝ (1 / rank(j))^alpha, where the highest priority has rank 1. Equal priorities share the
+    probability of their ranks evenly. New transitions get the highest priority so far, which
+    starts at 1. Batches contain the importance weights
+    ``"priority_weight"`` = (P_min / P(j))^beta in (0, 1], which TorchRL's losses apply
+    automatically.
 
-    A saved state holds ``alpha`` and ``beta``. Loading takes over ``beta``, which may change during
-    training; a state of another ``alpha`` is an error.
+    A saved state holds ``alpha`` and ``beta``. Loading restores ``beta``, which may change during
+    training. Loading a state with a different ``alpha`` raises an error.
 
     Args:
         alpha: the exponent of the rank; 0 is uniform sampling.
-        beta: the exponent of the weights; 1 corrects the whole bias. May be assigned during
-            training.
+        beta: the exponent of the importance weights; 1 fully corrects the bias. May be changed
+            during training.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -79,7 +79,7 @@ class RankPrioritizedSampler(PrioritySampler):
 
     @property
     def default_priority(self) -> float:
-        """The priority of a freshly written slot: the highest one so far, and at least 1."""
+        """The priority of a newly written slot: the highest one so far, and at least 1."""
         return self._highest
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -99,7 +99,7 @@ class RankPrioritizedSampler(PrioritySampler):
         self._write(slots, priorities)
 
     def reset(self) -> None:
-        """Forget all priorities."""
+        """Removes all priorities."""
         super().reset()
         self._highest = 1.0
 
@@ -123,7 +123,7 @@ class RankPrioritizedSampler(PrioritySampler):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a copy of a state. A state that does not fit changes nothing."""
+        """Loads a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
         self._highest, self.beta = state_dict["max_priority"], state_dict["beta"]
 

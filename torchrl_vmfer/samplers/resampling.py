@@ -1,4 +1,4 @@
-"""Drawing from a pool of candidates by their factors."""
+"""Resampling from a pool of candidates by their factors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Mode = Literal["uncertainty", "rank"]
 
 
 def check_mode(mode: str) -> None:
-    """Raise an error for an unknown mode."""
+    """Raises an error for an unknown mode."""
     if mode not in ("uncertainty", "rank"):
         raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
 
 
 def check_pool_size(name: str, size: int) -> None:
-    """Raise an error for a number of candidates that is not an integer of at least 1."""
+    """Raises an error unless the number of candidates is an integer of at least 1."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
 
@@ -30,17 +30,17 @@ def check_pool_size(name: str, size: int) -> None:
 def draw_by_inversion(
     factors: np.ndarray, count: int, generator: torch.Generator | None
 ) -> np.ndarray:
-    """Draw positions with P ∝ factor, at a cost linear in the number of factors."""
+    """Draws positions with P ∝ factor, at a cost linear in the number of factors."""
     mass = np.cumsum(factors, dtype=np.float64)
     return mass[:-1].searchsorted(uniform(count, generator) * mass[-1], side="right")
 
 
 class Resampling:
-    """P of each member of a pool, given the factors of all.
+    """The distribution over the members of a pool, given their factors.
 
     Args:
-        mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank within the pool, the highest
-            factor having rank 1; equal factors share the probability of their ranks).
+        mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank within the pool, where the
+            highest factor has rank 1; equal factors share the probability of their ranks).
     """
 
     def __init__(self, mode: Mode) -> None:
@@ -50,7 +50,7 @@ class Resampling:
     def draw(
         self, factors: np.ndarray, count: int, generator: torch.Generator | None
     ) -> np.ndarray:
-        """Draw positions in the pool, with replacement."""
+        """Draws positions in the pool, with replacement."""
         if self.mode == "uncertainty":
             return draw_by_inversion(factors, count, generator)
         self._ranks.mark_all()

@@ -22,14 +22,14 @@ from torchrl_vmfer.samplers.resampling import (
 
 __all__ = ["VMFSampler"]
 
-# Proposals per missing draw, round by round. Critics that mostly agree let the first round
-# suffice; among factors of 1, the lowest that two critics give, one proposal in e is accepted.
+# Proposals per missing draw in each round. If critics mostly agree, the first round suffices. With
+# all factors at 1, the lowest value for two critics, one proposal in e is accepted.
 _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
-_PATIENCE = 100  # batches drawn without any factor, before a warning
+_PATIENCE = 100  # number of batches without any factor before a warning
 
 
 class VMFSampler(PrioritySampler):
-    """A sampler for the actor by the uncertainty of gradient directions.
+    """A sampler for the actor, based on the uncertainty of gradient directions.
 
     Each slot of the storage holds a sampling factor p_j = exp(R μᵀx_e), which
     :class:`~torchrl_vmfer.VMFTD3Loss`, :class:`~torchrl_vmfer.VMFSACLoss` and
@@ -38,30 +38,30 @@ class VMFSampler(PrioritySampler):
 
     - ``mode="uncertainty"``: P(j) = p_j / Σ p (Eq. 8). Since p_j ≤ e, the cost of drawing by
       rejection and of updates is independent of the buffer size.
-    - ``mode="rank"``: P(j) ∝ 1/rank(j), the highest factor having rank 1 (Eq. 9). Equal
+    - ``mode="rank"``: P(j) ∝ 1/rank(j), where the highest factor has rank 1 (Eq. 9). Equal
       factors share the probability of their ranks evenly.
 
-    With ``pool_size``, the paper's "sub-sample", each batch has a pool of its own: ``pool_size``
-    slots are drawn uniformly, with replacement, and the batch is drawn from them by their stored
-    factors, with the probabilities above among the members of the pool. The draws of one batch
-    share a pool and are not independent.
+    With ``pool_size``, the paper's "sub-sample", each batch has a separate pool: ``pool_size``
+    slots are drawn uniformly, with replacement, and the batch is drawn from this pool by the stored
+    factors, with the probabilities above restricted to the pool. The draws of one batch share a
+    pool and are not independent.
 
     A sampler that is never given a factor draws uniformly. It warns once, after 100 batches.
 
-    The state is kept on the CPU, whatever the storage's device. No importance weights are
-    emitted: the actor's distribution is changed on purpose.
+    The state is kept on the CPU, regardless of the storage's device. The sampler emits no
+    importance weights, because the actor's distribution is changed on purpose.
 
     Args:
         mode: ``"uncertainty"`` or ``"rank"``.
 
     Keyword Args:
-        initial_factor: the factor of a freshly written slot. The paper's 1 is the lowest value
-            two critics can give, so that new transitions are not preferred.
+        initial_factor: the factor of a newly written slot. The paper's value of 1 is the lowest
+            that two critics can give, so that new transitions are not preferred.
         smoothing: the weight of the old factor in an update,
             p ← smoothing · p + (1 - smoothing) · p_new. 0.9 is the paper's running average for
             hindsight replay.
-        pool_size: the number of candidates of each batch; 2048 and 65536 in the paper. ``None``
-            draws from the whole buffer. A saved state of another pool size is an error.
+        pool_size: the number of candidates for each batch; 2048 and 65536 in the paper. ``None``
+            draws from the whole buffer. Loading a state with another pool size raises an error.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -101,21 +101,21 @@ class VMFSampler(PrioritySampler):
         self._ranks = RankDistribution() if mode == "rank" and pool_size is None else None
         self.initial_factor = initial_factor
         self.smoothing = smoothing
-        self._batches_without_factors: int | None = 0  # None: there were factors, or a warning
+        self._batches_without_factors: int | None = 0  # None: stop counting
 
     @property
     def mode(self) -> Mode:
-        """How probabilities follow from the factors."""
+        """How the probabilities depend on the factors."""
         return self._mode
 
     @property
     def pool_size(self) -> int | None:
-        """The number of candidates of each batch, or ``None`` for the whole buffer."""
+        """The number of candidates for each batch, or ``None`` for the whole buffer."""
         return self._pool_size
 
     @property
     def default_priority(self) -> float:
-        """The factor of a freshly written slot."""
+        """The factor of a newly written slot."""
         return self.initial_factor
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -139,8 +139,8 @@ class VMFSampler(PrioritySampler):
             self._batches_without_factors = None
             warnings.warn(
                 f"{_PATIENCE} batches were drawn from a VMFSampler that was never given a factor: "
-                "they are uniform. After each update of the actor call "
-                'buffer.update_actor_priority(batch, metadata["vmf_factor"]), or, of a buffer '
+                "they are uniform. After each actor update, call "
+                'buffer.update_actor_priority(batch, metadata["vmf_factor"]), or, for a buffer '
                 'with one sampler, buffer.update_priority(batch["index"], metadata["vmf_factor"]).',
                 stacklevel=2,
             )
@@ -157,7 +157,7 @@ class VMFSampler(PrioritySampler):
             if missing == 0:
                 break
         else:
-            # Critics never give factors far below 1, but they are allowed.
+            # Critics never yield factors far below 1, but such factors are allowed.
             accepted.append(draw_by_inversion(factors, missing, self.generator))
         return accepted[0] if len(accepted) == 1 else np.concatenate(accepted)
 
@@ -174,7 +174,7 @@ class VMFSampler(PrioritySampler):
 
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
-        return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check the gradients behind it."
+        return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check its gradients."
 
     def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         priorities = np.minimum(priorities, np.float32(MAX_FACTOR))
@@ -188,7 +188,7 @@ class VMFSampler(PrioritySampler):
             self._batches_without_factors = None
 
     def reset(self) -> None:
-        """Forget all factors."""
+        """Removes all factors."""
         super().reset()
         self._batches_without_factors = 0
 
@@ -200,11 +200,11 @@ class VMFSampler(PrioritySampler):
         if state_dict["pool_size"] != self._pool_size:
             raise ValueError(
                 f"The state was saved with pool_size={state_dict['pool_size']!r} and this sampler "
-                f"has pool_size={self._pool_size}: construct it with that of the state."
+                f"has pool_size={self._pool_size}: construct it with the pool_size of the state."
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a copy of a state. A state that does not fit changes nothing."""
+        """Loads a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
         has_factors = (self._priorities.array != np.float32(self.initial_factor)).any()
         self._batches_without_factors = None if has_factors else 0
