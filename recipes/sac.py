@@ -39,7 +39,7 @@ from vmfer_recipes.training.session import Session, TrainingSession
 
 @recipe("sac", SACConfig)
 def main(cfg: SACConfig) -> None:
-    """Trains one agent, unless that was done before."""
+    """Trains one agent, unless the run is already finished."""
     session = Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg, session.backend))
@@ -47,7 +47,7 @@ def main(cfg: SACConfig) -> None:
 
 @dataclass
 class Agent:
-    """All that SAC consists of."""
+    """The components of SAC."""
 
     perception: Perception
     policy: TensorDictModuleBase
@@ -66,9 +66,9 @@ class Agent:
 def train(cfg: SACConfig, session: TrainingSession, agent: Agent) -> None:
     """Trains one agent.
 
-    Each environment step is followed by ``utd_ratio`` updates of the critics and one of the
-    actor, which comes after the last of them. The target networks move after every update of the
-    critics, the last time after the update of the actor.
+    After each environment step, the critics are updated ``utd_ratio`` times, then the actor is
+    updated once. The target networks are updated after every critic update; the last of these
+    target updates follows the actor update.
     """
     for step in session.steps(
         policy=agent.policy,
@@ -105,26 +105,26 @@ def update_critics(cfg: SACConfig, session: TrainingSession, agent: Agent) -> Te
 def update_actor(
     cfg: SACConfig, session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
 ) -> None:
-    """Updates actor and temperature once, and stores the factors of the actor's batch."""
+    """Updates the actor and the temperature once and stores the factors of the actor's batch."""
     if agent.sample_actor is None:
-        batch = critic_batch.select("observation", "index")  # without the critics' weights
+        batch = critic_batch.select("observation", "index")  # drops the critics' importance weights
     else:
         batch = agent.perception(agent.sample_actor())
     actor_loss, info = agent.loss.actor_loss(batch)
     session.descend(agent.actor_optimizer, actor_loss)
-    # The temperature is learned on the batch of the actor, as in the paper.
+    # The temperature is learned on the actor's batch, as in the paper.
     alpha_loss = agent.loss.alpha_loss(info["log_prob"]).mean()
     session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
     if agent.stores_factors:
-        generation = batch.get("index_generation", None)  # if several processes write
+        generation = batch.get("index_generation", None)  # set if several processes write
         agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation)
     if "factor_mean" not in session.metrics:  # once per row of train.csv
         session.metrics.add(**agreement(info, agent.uncertainty, batch))
 
 
 def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
-    """Makes the parts of SAC."""
+    """Makes the components of SAC."""
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)

@@ -39,7 +39,7 @@ from vmfer_recipes.training.session import Session, TrainingSession
 
 @recipe("td3", TD3Config)
 def main(cfg: TD3Config) -> None:
-    """Trains one agent, unless that was done before."""
+    """Trains one agent, unless the run is already finished."""
     session = Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg, session.backend))
@@ -47,7 +47,7 @@ def main(cfg: TD3Config) -> None:
 
 @dataclass
 class Agent:
-    """All that TD3 consists of."""
+    """The components of TD3."""
 
     perception: Perception
     policy: TensorDictModuleBase
@@ -65,9 +65,9 @@ class Agent:
 def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
     """Trains one agent.
 
-    Each environment step is followed by ``utd_ratio`` updates of the critics, and every
-    ``policy_delay``-th step by one of the actor. The target networks move after every
-    ``policy_delay``-th update of the critics, hence together with the actor if ``utd_ratio=1``.
+    After each environment step, the critics are updated ``utd_ratio`` times. The actor is updated
+    once every ``policy_delay`` environment steps. The target networks are updated once every
+    ``policy_delay`` critic updates, that is, together with the actor if ``utd_ratio=1``.
     """
     for step in session.steps(
         policy=agent.policy,
@@ -106,23 +106,23 @@ def update_critics(cfg: TD3Config, session: TrainingSession, agent: Agent) -> Te
 def update_actor(
     cfg: TD3Config, session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
 ) -> None:
-    """Updates the actor once, and stores the factors of its batch."""
+    """Updates the actor once and stores the factors of its batch."""
     if agent.sample_actor is None:
-        batch = critic_batch.select("observation", "index")  # without the critics' weights
+        batch = critic_batch.select("observation", "index")  # drops the critics' importance weights
     else:
         batch = agent.perception(agent.sample_actor())
     actor_loss, info = agent.loss.actor_loss(batch)
     session.descend(agent.actor_optimizer, actor_loss)
     session.metrics.add(actor_loss=actor_loss)
     if agent.stores_factors:
-        generation = batch.get("index_generation", None)  # if several processes write
+        generation = batch.get("index_generation", None)  # set if several processes write
         agent.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation)
     if "factor_mean" not in session.metrics:  # once per row of train.csv
         session.metrics.add(**agreement(info, agent.uncertainty, batch))
 
 
 def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
-    """Makes the parts of TD3."""
+    """Makes the components of TD3."""
     env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)

@@ -1,1 +1,1 @@
-"""What the recipes share: everything but the algorithm."""
+"""Code shared by the recipes: everything except the algorithms."""

@@ -1,6 +1,6 @@
-"""The one place where the recipes use private names of TorchRL.
+"""The only module of the recipes that uses private names of TorchRL.
 
-An upgrade of TorchRL that removes one of them fails in ``tests/recipes/test_upstream_seam.py``.
+``tests/recipes/test_upstream_seam.py`` fails if an upgrade of TorchRL removes one of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollecto
 
 __all__ = ["RELIED_ON", "CommandedCollector", "carried", "sync_no_weights", "weight_sync_schemes"]
 
-# By class: its private names that are used below. (Names, since importing Ray's takes time.)
+# The private names used below, by class. (Class names as strings: importing Ray is slow.)
 RELIED_ON: dict[str, tuple[str, ...]] = {
     "torchrl.collectors.Collector": ("_carrier", "_should_use_random_frames"),
     "torchrl.collectors.MultiSyncCollector": ("_weight_sync_schemes",),
@@ -22,25 +22,25 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
 
 
 def carried(collector: Collector) -> TensorDictBase:
-    """What a collector carries from one step to the next, such as the current observation.
+    """The data that a collector carries between steps, such as the current observation.
 
-    ``Collector.state_dict`` leaves it out, and so restarts the episode.
+    ``Collector.state_dict`` omits them and therefore restarts the episode.
     """
     return collector._carrier
 
 
 def weight_sync_schemes(workers: MultiSyncCollector | MultiAsyncCollector) -> list[Any]:
-    """The objects by which a collector sends weights to its workers."""
+    """The objects that send the weights of a collector to its workers."""
     return list((workers._weight_sync_schemes or {}).values())
 
 
 def sync_no_weights(workers: Any) -> None:
-    """Keep a ``RayCollector`` from sending weights to its workers."""
+    """Prevents a ``RayCollector`` from sending weights to its workers."""
     workers._weight_sync_initialized = True
 
 
 class CommandedCollector(Collector):
-    """A collector that is told whether to act at random. TorchRL's asks its buffer every frame.
+    """A collector with a flag for random actions. TorchRL's queries its buffer at every frame.
 
     Attributes:
         is_random: whether the next actions are random.

@@ -1,9 +1,9 @@
 """Checkpoints that survive a crash at any moment.
 
-A checkpoint is one file of plain data with checksums, which is read without executing code
-(``weights_only=True``). Nothing else is ever written, so that each file can be read back.
-(TorchRL's ``Checkpoint`` writes folders of raw memory maps: a flipped or missing byte goes
-unnoticed, and storages are written at full capacity.)
+A checkpoint is one file of plain data with checksums, which is loaded without executing code
+(``weights_only=True``). Only plain data are written, so that each file can be read back.
+(TorchRL's ``Checkpoint`` writes folders of raw memory maps: it does not detect a flipped or missing
+byte, and it writes storages at full capacity.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Checkpoints", "UnsavableError", "check_readable", "plain_data"]
 
 
 class UnsavableError(UserError):
-    """A state holds an object that a checkpoint cannot hold."""
+    """Raised if a state holds an object that a checkpoint cannot store."""
 
 
 def plain_data(value: Any, place: str = "the state") -> Any:
@@ -68,8 +68,8 @@ class Checkpoints:
     """The newest checkpoints of a run.
 
     Args:
-        folder: where they are.
-        keep: how many to keep; ``None`` keeps all.
+        folder: the folder of the checkpoints.
+        keep: the number of checkpoints to keep; ``None`` keeps all.
     """
 
     def __init__(self, folder: Path, keep: int | None = 2) -> None:
@@ -80,7 +80,7 @@ class Checkpoints:
         return sorted(self._folder.glob("step_*.pt"), reverse=True)
 
     def save(self, step: int, state: dict[str, Any]) -> bool:
-        """Saves a state, and then deletes the oldest. Returns whether it could be saved.
+        """Saves a state, then deletes the oldest. Returns whether saving succeeded.
 
         Raises:
             UnsavableError: if the file could not be read back; nothing is written or deleted.
@@ -107,10 +107,10 @@ class Checkpoints:
     def load(self) -> dict[str, Any] | None:
         """The newest readable state, or ``None`` if there is none.
 
-        Files that cannot be read are reported. If there are no others, it is an error: starting
-        again from step 0 would overwrite what the run has written.
+        Unreadable files are reported. If no file is readable, it raises an error: restarting from
+        step 0 would overwrite the output of the run.
         """
-        for leftover in self._folder.glob("*.unfinished"):  # of a process that was killed
+        for leftover in self._folder.glob("*.unfinished"):  # from a killed process
             leftover.unlink()
         files = self._files()
         for file in files:
@@ -133,6 +133,6 @@ class Checkpoints:
         if files:
             raise UserError(
                 f"None of the {len(files)} checkpoints in {self._folder} can be read: delete the "
-                "run directory to start again from step 0, or restore a copy of them."
+                "run directory to restart from step 0, or restore a backup."
             )
         return None

@@ -1,4 +1,4 @@
-"""Collection: one transition for every step of a run, by TorchRL's collectors."""
+"""Data collection with TorchRL's collectors: one transition for every step of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vmfer_recipes.training.options import Config
 
 __all__ = ["AnyCollector", "StepCount", "TransitionCollector", "kept", "make_collector"]
 
-# The entries of a transition that are stored. A time limit sets `done` but not `terminated`, and
+# The stored entries of a transition. A time limit sets `done` but not `terminated`, and
 # losses bootstrap unless `terminated`. Goals are stored if the environment has them.
 _KEPT = (
     *("observation", "desired_goal", "action"),
@@ -28,7 +28,7 @@ _KEPT = (
 
 
 def kept(transitions: TensorDictBase) -> TensorDictBase:
-    """The entries of transitions that are stored."""
+    """Selects the entries of transitions to store."""
     return transitions.select(*_KEPT, strict=False)
 
 
@@ -39,10 +39,10 @@ class AnyCollector(Protocol):
         """Returns when the buffer has received one transition for every call so far."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must hold of it."""
+        """The state of the collector for a checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a saved state."""
+        """Resumes from a saved state."""
 
 
 def make_collector(
@@ -53,7 +53,7 @@ def make_collector(
     cfg: Config,
     backend: Backend,
 ) -> AnyCollector:
-    """Makes the collector that ``collector=`` names."""
+    """Makes the collector selected by ``collector=``."""
     if cfg.collector.kind == "single":
         return TransitionCollector(env, policy, perception, buffer, cfg, backend)
     if cfg.collector.kind == "ray":
@@ -75,7 +75,7 @@ class StepCount:
         return {"steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the count."""
+        """Resumes the count."""
         self._steps = state["steps"]
 
 
@@ -85,9 +85,9 @@ class TransitionCollector:
     Args:
         env: the environment.
         policy: the exploring policy; it is used directly, not copied.
-        perception: updates its statistics with every transition.
+        perception: its statistics are updated with every transition.
         buffer: receives every transition.
-        cfg: holds the number of random steps at the start.
+        cfg: defines the number of initial random steps.
         backend: provides the class of the collector.
     """
 
@@ -119,13 +119,13 @@ class TransitionCollector:
         self._iterator = iter(self._collector)
 
     def collect(self) -> None:
-        """Acts once, and stores the transition."""
+        """Takes one environment step and stores the transition."""
         transition = self.next()
         self._perception.learn(transition)
         self._buffer.extend(transition)
 
     def next(self) -> TensorDictBase:
-        """Acts once, and returns the transition as a batch of one, valid until the next call."""
+        """Takes one step. Returns the transition as a batch of one, valid until the next call."""
         try:
             transition = next(self._iterator)
         except UserError as error:
@@ -134,7 +134,7 @@ class TransitionCollector:
         return transition
 
     def state_dict(self) -> dict[str, Any]:
-        """The environment in the middle of its episode, and the number of steps."""
+        """The state of the environment within its episode, and the number of steps."""
         return {
             "environment": environment_state(self._env),
             "carrier": _upstream.carried(self._collector).to_dict(),
@@ -142,7 +142,7 @@ class TransitionCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues in the middle of the episode."""
+        """Resumes within the episode."""
         self._steps = state["frames"]
         self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
         load_environment_state(self._env, state["environment"])

@@ -1,4 +1,4 @@
-"""Reads command lines, those of recipes before Hydra does, and explains what is wrong with them."""
+"""Parses and checks command lines before Hydra does, and explains errors in them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 CONFIGS = Path(str(files("vmfer_recipes.configs")))
-# The extra of this package that brings a choice of `hydra/launcher=`.
+# The extra of this package that installs each choice of `hydra/launcher=`.
 _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
 _Config = TypeVar("_Config", bound=Config)
 
@@ -47,10 +47,10 @@ class CommandLine:
     """The arguments of a recipe.
 
     Attributes:
-        overrides: ``key=value`` and ``group=choice``, checked; integers are written as such.
+        overrides: the checked ``key=value`` and ``group=choice`` arguments; 1e6 is written 1000000.
         options: the other arguments, for Hydra.
-        is_sweep: whether ``-m`` asks for several runs.
-        is_help: whether ``--help`` asks for the keys.
+        is_sweep: whether ``-m`` was given, for several runs.
+        is_help: whether ``--help`` was given.
     """
 
     overrides: list[str]
@@ -60,14 +60,14 @@ class CommandLine:
 
     @property
     def arguments(self) -> list[str]:
-        """In the order that Hydra's own parser accepts."""
+        """All arguments, in the order that Hydra's parser accepts."""
         return [*self.overrides, *self.options]
 
 
 def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine:
-    """Checks the names on a command line, and that it has the form that Hydra expects.
+    """Checks the syntax of a command line and the names in it.
 
-    Types and ranges of the values are left to the composed configuration.
+    Types and ranges of the values are checked later, in the composed configuration.
     """
     options = _Parser().parse_intermixed_args(arguments)
     if options.help:
@@ -82,7 +82,7 @@ def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine
 
 
 class _Parser(argparse.ArgumentParser):
-    """Hydra's documented options, so that their values are not taken for overrides."""
+    """A parser of Hydra's documented options, so that their values are not taken for overrides."""
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False)
@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
-    """Checks one override, and returns it in the form that Hydra accepts."""
+    """Checks one override and returns it in the form that Hydra accepts."""
     if argument.startswith("~"):
         raise UserError(f"{argument} removes a key that every run needs: leave it out.")
     try:
@@ -127,7 +127,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if name == "experiment":
         _check_experiment(override, argument)
         return argument
-    # Every key exists, so + and ++ have nothing to add.
+    # Every key exists, so + and ++ have no effect.
     if name in groups(config):
         _check_choice(name, override, argument)
         return argument.lstrip("+")
@@ -158,7 +158,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _with_integers(key: Key, override: Override, argument: str) -> str:
-    """Writes integral floats such as 1e6 as integers, before anything refers to them."""
+    """Writes integral floats such as 1e6 as integers, before other keys refer to them."""
     if not {int, list} & {*key.types} or float in key.types:
         return argument
     values = _values(override)
@@ -187,7 +187,7 @@ def _written(value: Any) -> str:
 def read_folder_and_options(
     usage: str, arguments: list[str], config: type[_Config]
 ) -> tuple[Path, _Config]:
-    """Reads the command line of a program that takes a folder and a few options, without Hydra.
+    """Reads the command line of a program with a folder and a few options, without Hydra.
 
     Args:
         usage: how the program is called, up to the folder.
@@ -211,7 +211,7 @@ def read_folder_and_options(
 
 
 def unknown_key(name: str, config: type[Config]) -> UserError:
-    """The error for a key that a recipe does not have, or not with the choices made."""
+    """The error for a key that a recipe does not have with the selected choices."""
     keys = describe(config)
     elsewhere = {key.name for other in recipe_schemas().values() for key in describe(other)}
     if name in {key.name for key in keys} | elsewhere:
@@ -239,7 +239,7 @@ def choices_of(group: str) -> list[str]:
 
 
 def explain(error: HydraException, config: type[Config]) -> UserError:
-    """What is wrong with a configuration that Hydra could not compose."""
+    """The error for a configuration that Hydra could not compose."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         known = {*(error.options or ()), *choices_of(group)}

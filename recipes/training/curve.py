@@ -1,4 +1,4 @@
-"""The learning curve that is drawn at the end of a run."""
+"""The learning curve, plotted at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _QUANTILES = {"resultant_length": "agreement R", "factor": "factor p"}
 
 
 def draw_learning_curve(run_dir: Path) -> Path | None:
-    """Draws ``learning_curve.png`` from the run's tables. Returns ``None`` without matplotlib."""
+    """Plots ``learning_curve.png`` from the run's tables. Returns ``None`` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("No picture: it needs matplotlib (`pip install matplotlib`).")
+        print("No learning curve was plotted: it requires matplotlib (`pip install matplotlib`).")
         return None
     evaluations = _columns(run_dir / "eval.csv")
     training = _columns(run_dir / "train.csv")

@@ -1,4 +1,4 @@
-"""The state of an environment in the middle of an episode, saved and restored."""
+"""Saving and restoring an environment within an episode."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vmfer_recipes.training.environments import Environment
 
 __all__ = ["environment_state", "load_environment_state"]
 
-# MuJoCo's own notion of a state (the first two lines) leaves out the positions, velocities and
-# forces of the last step, which enter the rewards and observations of the next.
+# MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
+# the last step, which affect the rewards and observations of the next step.
 _SIMULATION = (
     *("qpos", "qvel", "act", "ctrl", "qacc_warmstart", "qfrc_applied", "xfrc_applied"),
     *("eq_active", "mocap_pos", "mocap_quat", "userdata", "plugin_state"),
@@ -30,11 +30,11 @@ _SIMULATION = (
 
 
 def environment_state(env: Environment) -> dict[str, Any]:
-    """All that decides how an episode continues: simulator, counters and random generators.
+    """The full state of an episode: simulator, counters and random generators.
 
-    It is taken from the attributes of the environment and of its wrappers: numbers, strings,
+    It is read from the attributes of the environment and of its wrappers: numbers, strings,
     arrays, enumerations, random generators, dictionaries, lists, tuples, sets and deques, and
-    every array of a MuJoCo simulation. Other objects are taken for constants. The result holds
+    every array of a MuJoCo simulation. Other objects are assumed to be constant. The result holds
     plain data only (see :func:`~vmfer_recipes.training.checkpoints.plain_data`).
     """
     state = {}
@@ -48,7 +48,7 @@ def environment_state(env: Environment) -> dict[str, Any]:
 
 
 def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
-    """Puts an environment made by the same name into a saved state."""
+    """Restores a saved state in an environment with the same name."""
     layers = list(_layers(env))
     for path, saved in state.items():
         depth, key = path.split(".", 1)
@@ -57,7 +57,7 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
 
 
 def _layers(env: Environment) -> Iterator[gym.Env]:
-    """The wrappers of an environment, the environment, and environments that it is made of."""
+    """The wrappers of an environment, the environment, and environments nested in it."""
     waiting = [env.simulator]
     while waiting:
         layer = waiting.pop()
@@ -107,7 +107,7 @@ def _load_attribute_state(layer: gym.Env, key: str, saved: Any) -> None:
 
 
 def _encode(value: Any) -> Any:
-    # Tensors keep the data type of NumPy's numbers, which decides how results are rounded.
+    # Tensors keep the data type of NumPy numbers, which affects rounding.
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
         return torch.from_numpy(np.array(value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Gymnasium environments for TorchRL, with float32 spaces and errors in one line."""
+"""Gymnasium environments for TorchRL, with float32 spaces and one-line errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vmfer_recipes.training.errors import UserError, diverged, first_line, neare
 
 __all__ = ["Environment", "make_environment", "tensors"]
 
-# What an observation of a task with goals consists of.
+# The entries of an observation of a goal-conditioned task.
 _GOALS = ("observation", "achieved_goal", "desired_goal")
 
 
@@ -28,10 +28,10 @@ class Environment(GymWrapper):
 
     Args:
         simulator: the Gymnasium environment.
-        **kwargs: those of TorchRL's wrapper.
+        **kwargs: passed to TorchRL's wrapper.
 
     Attributes:
-        simulator: the same; code that needs no TensorDict steps it directly.
+        simulator: the Gymnasium environment. Code that needs no TensorDict steps it directly.
     """
 
     def __init__(self, simulator: gym.Env, **kwargs: Any) -> None:
@@ -40,14 +40,14 @@ class Environment(GymWrapper):
 
 
 def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -> Environment:
-    """Makes a Gymnasium environment for TorchRL, whatever the data types of its spaces.
+    """Makes a Gymnasium environment for TorchRL, for any data types of its spaces.
 
     Actions are float32 in [-1, 1], observations are float32.
 
     Args:
         name: the environment's id.
         seed: the seed of its random generator.
-        goals: whether to return achieved and desired goals as entries of their own. Otherwise the
+        goals: whether to return achieved and desired goals as separate entries. Otherwise the
             desired goal, if the task has one, is part of the observation.
         **kwargs: passed to ``gymnasium.make``, such as ``render_mode``.
     """
@@ -62,14 +62,14 @@ def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -
             f"There is no environment {name!r}. Did you mean: {nearest(name, gym.registry)}?"
         )
     with warnings.catch_warnings():
-        # The paper's tasks are the -v4 ones; Gymnasium warns that there are newer ones.
+        # The paper uses the -v4 tasks; Gymnasium warns that newer versions exist.
         warnings.simplefilter("ignore")
         try:
             simulator = gym.make(name, disable_env_checker=True, **kwargs)
         except Exception as error:
             raise UserError(
                 f"{name} cannot be made ({type(error).__name__}: {first_line(error)}): install "
-                "what it needs, or choose another environment."
+                "its dependencies, or choose another environment."
             ) from error
         _check_actions(simulator.action_space, name)
         if simulator.action_space.dtype == np.float32:
@@ -102,8 +102,8 @@ def _check_actions(space: gym.Space, name: str) -> None:
 class Float32Actions(gym.ActionWrapper):
     """Accepts float32 actions in [-1, 1] for an environment whose actions have another data type.
 
-    The simulator receives them rescaled to its own bounds and in its own data type; integers are
-    rounded to the nearest. (Gymnasium's ``RescaleAction`` keeps the data type.)
+    The actions are rescaled to the simulator's bounds and converted to its data type. Integer
+    actions are rounded to the nearest value. (Gymnasium's ``RescaleAction`` keeps the data type.)
 
     Args:
         env: the environment.
@@ -161,14 +161,14 @@ def _unbounded(shape: Any) -> gym.spaces.Box:
 
 
 class Guarded(gym.wrappers.TransformObservation):
-    """Reports exceptions, NaN and infinities of an environment as errors of one line."""
+    """Reports exceptions, NaN and infinities of an environment as one-line errors."""
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begins an episode."""
+        """Starts an episode."""
         return self._guard(super().reset, **kwargs)
 
     def step(self, action: np.ndarray) -> Any:
-        """Acts once."""
+        """Takes one environment step."""
         return self._guard(super().step, action)
 
     def _guard(self, act: Callable[..., Any], *action: np.ndarray, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 __all__ = ["UserError", "diverged", "first_line", "near_names", "nearest"]
 
-_FEW = 8  # names that an error message can list completely
+_FEW = 8  # the most names that an error message lists completely
 
 
 class UserError(Exception):
@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 def diverged(sign: str) -> UserError:
-    """The error for networks whose outputs are no longer finite; ``sign`` says how that showed."""
+    """The error for networks whose outputs are no longer finite; ``sign`` is the symptom."""
     return UserError(
         f"Training diverged, {sign}: use smaller learning rates, and another run_dir. Earlier "
         "checkpoints are kept."
@@ -24,7 +24,7 @@ def diverged(sign: str) -> UserError:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that look like ``name``, as a list for an error message; a few if none do."""
+    """The known names most similar to ``name``, for an error message; a few others if none is."""
     known = sorted(known)
     shown = near_names(name, known) or (known if len(known) <= _FEW else [*known[:3], "..."])
     return ", ".join(shown)
@@ -45,6 +45,6 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
 
 def first_line(error: Exception) -> str:
     """The message of an error, in one line."""
-    if isinstance(error, pickle.UnpicklingError):  # whose message advises to execute the file
+    if isinstance(error, pickle.UnpicklingError):  # PyTorch's message advises executing the file
         return "it holds more than plain tensors and numbers, and is not executed"
     return (str(error).splitlines() or [type(error).__name__])[0]

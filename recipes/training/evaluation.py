@@ -48,7 +48,7 @@ def play_episode(
         simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
             steps, and none is stored.
         seed: the seed of the initial state.
-        on_step: is called after the reset and after every step with ``observation``, and after a
+        on_step: called after the reset and after every step with ``observation``, and after a
             step also with ``action``, ``reward``, ``terminated``, ``truncated`` and ``info``.
     """
     observation, info = simulator.reset(seed=seed)
@@ -86,10 +86,10 @@ def evaluate(
 
     Args:
         policy: the policy; ``None`` acts at random.
-        env: an environment that is used for nothing else.
-        episodes: how many episodes to play.
-        seed: the first episode's seed; the others count up. The same seeds are used at every
-            evaluation, so that curves differ by the policy and not by luck.
+        env: an environment used only for evaluation.
+        episodes: the number of episodes to play.
+        seed: the seed of the first episode, incremented for each further episode. Every evaluation
+            uses the same seeds, so that differences between evaluations come from the policy.
     """
     env.simulator.action_space.seed(seed)
     played = [play_episode(policy, env.simulator, seed + number) for number in range(episodes)]

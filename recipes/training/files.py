@@ -1,4 +1,4 @@
-"""Files that a crash or a full disk cannot leave half written."""
+"""Atomic file writes, safe against a crash or a full disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[Any]:
-    """A file that replaces ``path`` when it is complete; until then the old one stays."""
+    """Opens a file that replaces ``path`` once it is complete. Until then, the old file remains."""
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         with unfinished.open(mode) as file:

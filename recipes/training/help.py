@@ -15,11 +15,11 @@ __all__ = ["help_text"]
 
 _WIDTH = 100
 _LEFT = 34  # width of the left column
-_HARD_SPACE = "\u00a0"  # no line is broken there
+_HARD_SPACE = "\u00a0"  # prevents a line break
 
 
 def help_text(name: str, config: type[Config]) -> str:
-    """Usage, groups and keys of a recipe.
+    """The usage, groups and keys of a recipe.
 
     Args:
         name: the name of the recipe.
@@ -73,7 +73,7 @@ def _default_choices(name: str) -> dict[str, str]:
 
 
 def _is_fixed(key: Key) -> bool:
-    """Whether the key follows from the recipe or from the choice of a group."""
+    """Whether the recipe or the choice of a group determines the key."""
     return key.name == "algorithm" or key.name.endswith(".kind")
 
 

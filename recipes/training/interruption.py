@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM take effect after a run has saved its state."""
+"""Handling of Ctrl-C and SIGTERM: a run saves its state before it stops."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Interruption", "StoppedError", "leaving_ctrl_c_to_the_runs"]
 
 
 class Interruption:
-    """A context that records SIGINT and SIGTERM, and ends the program on exit if one came.
+    """A context that records SIGINT and SIGTERM and exits the program at its end if one arrived.
 
     The exit code is then 130 or 143. Further signals have no effect.
 
     Attributes:
-        signal: the signal that came, or ``None``.
-        came: whether one came in the last context of this process.
+        signal: the signal that arrived, or ``None``.
+        came: whether a signal arrived in the last context of this process.
     """
 
     came = False
@@ -32,7 +32,7 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         Interruption.came = False
-        # Python allows this in the main thread only; a run in another thread does without.
+        # Python allows this only in the main thread; runs in other threads do not handle signals.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._note)
@@ -48,19 +48,19 @@ class Interruption:
         if self.signal is None:
             self.signal = signal.Signals(number)
             Interruption.came = True
-            # Not `print`: the signal may have come in the middle of one.
+            # Not `print`: the signal may have interrupted another `print`.
             os.write(2, f"\n{self.signal.name}: the run stops after this step.\n".encode())
 
 
 class StoppedError(Exception):
-    """A worker's run has stopped. Unlike ``SystemExit``, it does not end the other workers."""
+    """Raised when the run of a worker stops. Unlike ``SystemExit``, does not end other workers."""
 
 
 @contextmanager
 def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
-    """A context in which new processes ignore Ctrl-C except while they work on a run.
+    """A context in which new processes ignore Ctrl-C except during a run.
 
-    Otherwise Ctrl-C kills an idle process, and joblib then kills those that are saving.
+    Otherwise Ctrl-C kills an idle process, and joblib then kills the processes that are saving.
     """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
