@@ -1,4 +1,4 @@
-"""Configuration keys as dataclass fields: defined once, then validated and described from there."""
+"""Configuration keys as dataclass fields, the single source for validation and help."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Class = TypeVar("_Class", bound="type[Config]")
 
 
 class Config:
-    """Base class of all configuration dataclasses: those of recipes and those of their groups.
+    """Base class of all configuration dataclasses, of recipes and of their groups.
 
     Recipes read a configuration as plain attributes, which is fast enough for a training loop.
     """
@@ -50,7 +50,7 @@ class Config:
         return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     def check(self) -> None:
-        """Raises ``UserError`` if values that are valid by themselves do not work together."""
+        """Raises ``UserError`` if individually valid values are incompatible."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class Key:
 
     Attributes:
         name: the dotted name, as on the command line.
-        types: the types that a value may have; ``list`` stands for a list of integers.
+        types: the allowed types; ``list`` means a list of integers.
         default: the default value, or ``MISSING``.
         meaning: what the key does, in one line.
         low: the smallest number.
         high: the largest number.
-        choices: the strings that are allowed. With other types than ``str``, also these.
+        choices: the allowed strings. Values of the other types are allowed as well.
         aka: names under which users of other libraries look for this key.
-        kinds: the kinds of a group that have this key.
+        kinds: the kinds of a group that define this key.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Key:
 
     @property
     def range(self) -> str:
-        """The values that are allowed, as briefly as in a table; nothing if any are."""
+        """The allowed values in the short form of a table; empty if all values are allowed."""
         parts = [*self.choices]
         if {int, float, list} & {*self.types} and (self.low, self.high) != (None, None):
             bounds = f"≥ {self._least:.10g}" if self.high is None else self._bounds
@@ -90,7 +90,7 @@ class Key:
 
     @property
     def expected(self) -> str:
-        """The values that are allowed, in words."""
+        """The allowed values, in words."""
         parts = [*self.choices]
         if bool in self.types:
             parts.append("true or false")
@@ -150,11 +150,11 @@ def key(
     A subclass changes only the default by assigning it: ``init_random_frames: int = 10_000``.
 
     Args:
-        default: the default value; ``MISSING`` if a group file or the user must give one.
+        default: the default value; ``MISSING`` if a group file or the user must set it.
         meaning: what the key does, in one line.
         low: the smallest number, or the smallest number of a list.
         high: the largest number, or the largest number of a list.
-        choices: the strings that are allowed.
+        choices: the allowed strings.
         aka: names under which users of other libraries look for this key.
 
     Example:
@@ -171,7 +171,7 @@ def key(
 
 
 def group(meaning: str) -> Any:
-    """Defines a group of keys, which users choose as a whole: ``sampler=vmf_rank``.
+    """Defines a group of keys that users select as a whole: ``sampler=vmf_rank``.
 
     The annotation of the field is the base class of the group's dataclasses.
     """
@@ -185,7 +185,7 @@ def schema(name: str, group: str = "") -> Callable[[_Class], _Class]:
 
     Args:
         name: the name of a recipe, or of one kind of a group.
-        group: the group, such as ``sampler``, or nothing for a recipe.
+        group: the group, such as ``sampler``; empty for a recipe.
     """
 
     def register(config: _Class) -> _Class:
@@ -202,7 +202,7 @@ def recipe_schemas() -> dict[str, type[Config]]:
 
 
 def groups(config: type[Config]) -> dict[str, str]:
-    """The groups of a recipe, and what they are for."""
+    """The groups of a recipe, with their meanings."""
     hints = get_type_hints(config)
     return {
         field.name: _metadata(config, field)["meaning"]
@@ -212,9 +212,9 @@ def groups(config: type[Config]) -> dict[str, str]:
 
 
 def describe(config: type[Config]) -> list[Key]:
-    """All keys of a recipe, those of its groups included.
+    """All keys of a recipe, including those of its groups.
 
-    A key of a group that some kinds lack, or have with another default, says so in ``kinds``.
+    If only some kinds of a group have a key with this definition, ``kinds`` lists them.
     """
     hints = get_type_hints(config)
     described: list[Key] = []
@@ -268,7 +268,7 @@ def wrong_value(name: str, expected: Key, value: Any) -> UserError:
 
 
 def to_config(cfg: DictConfig) -> Any:
-    """Turns a composed Hydra configuration into its dataclass, and validates it.
+    """Converts a composed Hydra configuration to its dataclass and validates it.
 
     Args:
         cfg: a configuration that was composed with the schema of a recipe.
@@ -292,7 +292,7 @@ def to_config(cfg: DictConfig) -> Any:
 
 
 def _unresolved(cfg: DictConfig, name: str) -> Any:
-    """A value as it was written, with its references."""
+    """A value as written, with unresolved references."""
     value: Any = OmegaConf.to_container(cfg, resolve=False)
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -332,7 +332,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _metadata(config: type[Config], field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """The metadata of a field, from the base class that defined it if only a default is new."""
+    """The metadata of a field, from the base class that defines it if only the default is new."""
     for base in config.__mro__:
         if dataclasses.is_dataclass(base):
             for candidate in dataclasses.fields(base):

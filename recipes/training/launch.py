@@ -1,4 +1,4 @@
-"""Starts recipes: Hydra, sweeps, and errors in one line."""
+"""The entry point of recipes: Hydra, sweeps and one-line errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _USER_ERRORS = (UserError, OmegaConfBaseException)
 
 
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
-    """Makes a program of a function of the configuration, which becomes its ``__wrapped__``.
+    """Turns a function of the configuration into a program; ``__wrapped__`` is the function.
 
     Args:
         name: the configuration file, without its ending.
@@ -52,12 +52,12 @@ def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]],
 
 
 class Recipe:
-    """A program: call it to read the command line and to do the runs that it asks for.
+    """A program that reads the command line and executes the requested runs.
 
     Args:
         name: the configuration file, without its ending.
         config: the dataclass of its keys.
-        run: does one run.
+        run: executes one run.
     """
 
     def __init__(self, name: str, config: type[Config], run: Callable[[Any], None]) -> None:
@@ -68,7 +68,7 @@ class Recipe:
         self._has_started = False
 
     def __call__(self) -> None:
-        """Runs the program. User errors end it with one line and exit code 2."""
+        """Runs the program. User errors end it with a one-line message and exit code 2."""
         program(self._main)()
 
     def _main(self) -> None:
@@ -77,7 +77,7 @@ class Recipe:
             print(help_text(self._name, self._config))
             return
         sys.argv[1:] = line.arguments
-        # Without it Hydra prints errors in its own way and exits with 1.
+        # Otherwise Hydra formats errors itself and exits with 1.
         os.environ["HYDRA_FULL_ERROR"] = "1"
         self._has_started = False
         try:
@@ -102,7 +102,7 @@ class Recipe:
             main(self._job)()
 
     def _job(self, cfg: DictConfig) -> None:
-        """Does one run, in this process or in a worker of a sweep."""
+        """Executes one run, in this process or in a worker of a sweep."""
         job = HydraConfig.get()
         is_sweep = job.mode == RunMode.MULTIRUN
         of_joblib = is_sweep and job.runtime.choices["hydra/launcher"] == "joblib"
@@ -122,13 +122,13 @@ class Recipe:
             if is_sweep:
                 _end_run_of_sweep(" ".join(job.overrides.task), error)
             elif isinstance(error, _USER_ERRORS):
-                _fail(str(error))  # not outside Hydra, which would print the overrides first
+                _fail(str(error))  # inside Hydra, which would otherwise print the overrides first
             else:
                 raise
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:
-    """Makes user errors end a program with one line and exit code 2."""
+    """Wraps a program so that user errors end it with a one-line message and exit code 2."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -137,13 +137,13 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
         except _USER_ERRORS as error:
             _fail(str(error))
         except KeyboardInterrupt:
-            sys.exit(130)  # what a shell reports for SIGINT
+            sys.exit(130)  # the exit code of shells for SIGINT
 
     return run
 
 
 def _fail(message: str) -> NoReturn:
-    """Prints an error, and ends the program."""
+    """Prints an error and ends the program."""
     _print_error(message)
     sys.exit(2)
 
@@ -154,8 +154,8 @@ def _print_error(message: str) -> None:
 
 
 def quiet_torchrl() -> None:
-    """Hides TorchRL's messages below warnings."""
-    from torchrl import torchrl_logger  # here, because --help should not wait for it
+    """Hides TorchRL's messages below the level of warnings."""
+    from torchrl import torchrl_logger  # imported here, so that --help stays fast
 
     torchrl_logger.setLevel("WARNING")
 
@@ -163,8 +163,9 @@ def quiet_torchrl() -> None:
 def _end_run_of_sweep(run: str, error: Exception) -> None:
     """Reports the error of one run of a sweep; the other runs continue.
 
-    The error is printed at once, because a sweep takes long. The exception raised here reaches the
-    process that started the sweep, which reports the first one after all runs have ended.
+    The error is printed immediately, because a sweep takes a long time. The exception raised here
+    is propagated to the process that started the sweep, which reports the first one after all runs
+    have ended.
     """
     if isinstance(error, LockedError):  # several sweeps can share their work
         print(f"{error} The sweep continues without it.", file=sys.stderr)
@@ -174,6 +175,6 @@ def _end_run_of_sweep(run: str, error: Exception) -> None:
     else:
         traceback.print_exception(error)
     raise UserError(
-        f"{run} failed ({first_line(error)}). The other runs have ended; start again to run what "
-        "is left."
+        f"{run} failed ({first_line(error)}). The other runs have ended; run the same command "
+        "to complete the sweep."
     )

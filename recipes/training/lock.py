@@ -1,4 +1,4 @@
-"""One process at a time works on a run."""
+"""A lock that allows only one process at a time to work on a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LockedError", "holder_is_gone", "lock"]
 
 
 class LockedError(UserError):
-    """Another process is working on the run."""
+    """Raised if another process is working on the run."""
 
 
 _locks: WeakSet[FileIO] = WeakSet()
@@ -26,20 +26,20 @@ def _release() -> None:
         file.close()
 
 
-# A forked child would hold the lock for as long as it lives.
+# Otherwise a forked child would hold the lock until it ends.
 os.register_at_fork(after_in_child=_release)
 
 
 def lock(run_dir: Path) -> FileIO:
     """Locks a run directory, which is created if needed, until the returned file is closed.
 
-    The kernel releases the lock when the process ends, for whatever reason. The file stays:
-    deleting it would allow two processes to lock two files of the same name.
+    The kernel releases the lock when the process ends, for any reason. The file is not deleted:
+    otherwise two processes could lock two files with the same name.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     file = FileIO(run_dir / "lock", "a+")
     try:
-        # On NFS, Linux makes this a lock that also holds between machines.
+        # On NFS, Linux also enforces this lock between machines.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.truncate(0)
         file.write(f"{os.getpid()} on {platform.node()}".encode())

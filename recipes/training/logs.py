@@ -1,4 +1,4 @@
-"""Tables that a resumed run continues to the byte, and what is written to them."""
+"""The tables and the logger of a run. A resumed run reproduces the tables byte for byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["RunLog", "Table", "agreement", "check_logger", "make_logger"]
 
 
 class Table:
-    """A CSV file. Its state is its number of rows: rows written after it are removed.
+    """A CSV file whose state is its number of rows. Loading a state removes later rows.
 
     Args:
         path: the file.
@@ -38,14 +38,14 @@ class Table:
         self._path.unlink(missing_ok=True)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row. Missing values stay blank, and new names add a column."""
+        """Appends a row. Missing values are left blank, and new names add a column."""
         rows = self._read()
         columns = list(dict.fromkeys([*(rows[0] if rows else ()), *row]))
         if rows and columns == list(rows[0]):
             with self._path.open("a") as file:
                 csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
                 file.flush()
-                os.fsync(file.fileno())  # a checkpoint may count on this row
+                os.fsync(file.fileno())  # a checkpoint may rely on this row
         else:
             self._rewrite([*rows, row], columns)
 
@@ -66,7 +66,7 @@ class Table:
         return {"rows": len(self._read())}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Cuts the file to the rows that it had."""
+        """Truncates the file to the saved number of rows."""
         rows = self._read()
         if len(rows) < state["rows"]:
             raise UserError(
@@ -83,7 +83,7 @@ class RunLog:
     """The tables of a run, and the logger that mirrors them.
 
     Args:
-        run_dir: where they are.
+        run_dir: the directory of the run.
         cfg: the configuration of the run.
     """
 
@@ -122,7 +122,7 @@ class RunLog:
             self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
 
     def close(self) -> None:
-        """Ends the logger."""
+        """Closes the logger."""
         if self._logger is not None:
             experiment = self._logger.experiment
             (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
@@ -131,15 +131,15 @@ class RunLog:
 def agreement(
     info: dict[str, Tensor], uncertainty: VMFUncertainty, batch: TensorDictBase
 ) -> dict[str, Tensor]:
-    """Mean and deciles of factor and resultant length over a batch of the actor.
+    """The mean and quantiles of the factor and the resultant length over an actor batch.
 
     Args:
-        info: the metadata of the actor's loss, which contain both if the loss measures them.
-        uncertainty: measures them otherwise.
+        info: the metadata of the actor loss, which contain both if the loss measures them.
+        uncertainty: computes them otherwise.
         batch: the batch.
     """
     if "vmf_factor" not in info:
-        with torch.random.fork_rng():  # logging leaves the random numbers of training alone
+        with torch.random.fork_rng():  # logging must not affect the random numbers of training
             measured = uncertainty(batch.select("observation"))["vmf"]
         info = {f"vmf_{name}": value for name, value in measured.items()}
     statistics = {}
@@ -163,7 +163,7 @@ def check_logger(cfg: Config) -> None:
 
 
 def make_logger(cfg: Config, run_dir: Path, name: str) -> Logger | None:
-    """The logger that ``logger=`` asks for, besides the CSV files that every run writes."""
+    """The logger selected by ``logger=``, in addition to the CSV files of every run."""
     if cfg.kind == "csv":
         return None
     options = {"project": cfg.project, "offline": cfg.offline} if cfg.kind == "wandb" else {}

@@ -1,6 +1,6 @@
-"""Actors and critics, and what they see of a transition.
+"""Actors and critics, and the preprocessing of their inputs.
 
-All are plain ReLU networks, as in the paper's table of hyper-parameters.
+All are plain ReLU networks, as in the paper's table of hyperparameters.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def deterministic_actor(env: EnvBase, hidden: Sequence[int]) -> TensorDictModule
 
 
 def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
-    """SAC's policy π(·|s): a Gaussian squashed into the bounds of the action."""
+    """SAC's policy π(·|s): a Gaussian squashed to the action bounds."""
     observation, action = _sizes(env)
     network = nn.Sequential(_mlp(observation, 2 * action, hidden), _LocAndScale())
     return ProbabilisticActor(
@@ -73,7 +73,7 @@ def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
 
 
 class _AddNoise(nn.Module):
-    """TD3's exploration: Gaussian noise, and actions kept within [-1, 1]."""
+    """TD3's exploration: Gaussian noise, with actions clipped to [-1, 1]."""
 
     def __init__(self, network: Callable[[Tensor], Tensor], deviation: float) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class _AddNoise(nn.Module):
 
 
 class _DrawAction(nn.Module):
-    """SAC's exploration: an action drawn from the policy, unless exploration is off."""
+    """SAC's exploration: an action sampled from the policy, unless exploration is off."""
 
     def __init__(self, network: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
@@ -102,10 +102,10 @@ class _DrawAction(nn.Module):
 def exploring(
     backend: Backend, actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
 ) -> TensorDictModule:
-    """The policy that collects data: the actor's own network and the exploration, nothing else.
+    """The data-collection policy: the network of the actor, with exploration.
 
     Args:
-        backend: decides how the network is called.
+        backend: defines how the network is called.
         actor: an actor made by this module; its parameters are shared.
         noise: the standard deviation of the noise on the actions of a deterministic actor.
     """
@@ -119,27 +119,27 @@ def exploring(
 def make_critics(
     env: EnvBase, hidden: Sequence[int], count: int
 ) -> list[ValueOperator] | ValueOperator:
-    """The ensemble Q_1(s, a) to Q_N(s, a). A list keeps each critic's own initial weights."""
+    """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic."""
     size = sum(_sizes(env))
     critics = [
         ValueOperator(_mlp(size, 1, hidden), in_keys=["observation", "action"])
         for _ in range(count)
     ]
-    # Of a list of one, TorchRL makes parameters that cannot be optimized.
+    # For a list with one critic, TorchRL makes parameters that cannot be optimized.
     return critics if count > 1 else critics[0]
 
 
 def compiled(loss: LossModule, *names: str) -> None:
-    """Compiles methods of a loss, which pays off on GPUs."""
+    """Compiles methods of a loss, which is worthwhile on GPUs."""
     for name in names:
         setattr(loss, name, torch.compile(getattr(loss, name)))
 
 
 class Perception(TensorDictModuleBase):
-    """Networks see the stored observation as it is.
+    """Passes the stored observation to the networks unchanged.
 
     Args:
-        device: where the networks are.
+        device: the device of the networks.
     """
 
     in_keys: Sequence[str] = ["observation"]
@@ -153,27 +153,27 @@ class Perception(TensorDictModuleBase):
         """Updates the statistics with collected transitions."""
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
-        """The policy that acts on what an environment returns."""
+        """The policy that acts on raw observations of the environment."""
         return actor if self._device.type == "cpu" else _PerceivingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replaces the observation, and the next one, with what the networks see."""
-        # `to` takes time even if there is nothing to move.
+        """Replaces the observation and the next observation with the inputs of the networks."""
+        # `to` takes time even if there is nothing to copy.
         return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
 
 
 class GoalPerception(Perception):
-    """Networks see observation and desired goal side by side, each number normalized.
+    """Concatenates observation and desired goal for the networks, with normalization.
 
-    Mean and variance are those of all collected data, while the buffer stores raw data: a sample
-    is normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, when
-    they are collected.) The statistics of goals include desired and achieved ones, since
-    hindsight relabeling turns the latter into the former.
+    Mean and variance are computed over all collected data. The buffer stores raw data, and samples
+    are normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, at
+    collection.) The statistics of goals include desired and achieved goals, since hindsight
+    relabeling turns achieved goals into desired ones.
 
     Args:
         sizes: the lengths of observation and goal.
-        clip: normalized numbers lie within ± this.
-        device: where the networks are.
+        clip: normalized values are clipped to ± this value.
+        device: the device of the networks.
     """
 
     in_keys = ["observation", "desired_goal"]
@@ -190,11 +190,11 @@ class GoalPerception(Perception):
         self.goal.add(transition["next", "achieved_goal"])
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
-        """The policy that acts on what an environment returns."""
+        """The policy that acts on raw observations of the environment."""
         return _PerceivingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replaces the observation, and the next one, with what the networks see."""
+        """Replaces the observation and the next observation with the inputs of the networks."""
         tensordict = super().forward(tensordict)
         goal = self.goal.normalized(tensordict.get("desired_goal"))
         for key in ("observation", ("next", "observation")):
@@ -206,7 +206,7 @@ class GoalPerception(Perception):
 
 
 class _PerceivingPolicy(TensorDictModuleBase):
-    """Acts on the perceived observation, and keeps the raw one in the TensorDict to store."""
+    """Acts on the preprocessed observation and keeps the raw one in the TensorDict to store."""
 
     out_keys = ["action"]
 
@@ -222,11 +222,11 @@ class _PerceivingPolicy(TensorDictModuleBase):
 
 
 class RunningStatistics(nn.Module):
-    """Mean and variance of each number of the vectors seen so far.
+    """The elementwise mean and variance of the vectors seen so far.
 
     Args:
         size: the length of a vector.
-        least_deviation: the lower bound of the standard deviation that divides.
+        least_deviation: the lower bound of the standard deviation used for normalization.
     """
 
     def __init__(self, size: int, least_deviation: float = 1e-2) -> None:
@@ -240,7 +240,7 @@ class RunningStatistics(nn.Module):
         self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
 
     def add(self, vectors: Tensor) -> None:
-        """Adds vectors ``[n, size]`` (Chan's formula for joining two sets)."""
+        """Adds vectors ``[n, size]`` (Chan's formula for merging two sets)."""
         vectors = vectors.detach().to(self.mean)
         count, mean = len(vectors), vectors.mean(0)
         shift, total = mean - self.mean, self.count + len(vectors)
@@ -250,7 +250,7 @@ class RunningStatistics(nn.Module):
         self.count.copy_(total)
 
     def normalized(self, vectors: Tensor) -> Tensor:
-        """Vectors with mean 0 and deviation 1, by the statistics of those seen so far."""
+        """Normalizes vectors with the mean and the standard deviation of those seen so far."""
         variance = self.squares / self.count.clamp(min=1)
         deviation = variance.sqrt().clamp(min=self.least_deviation)
         return (vectors - self.mean.to(vectors.dtype)) / deviation.to(vectors.dtype)

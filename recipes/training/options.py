@@ -18,7 +18,7 @@ _RUN_NAME = "its name in run directories and reports"
 class EnvConfig(Config):
     """The task."""
 
-    name: str = key(MISSING, "Gymnasium id; also one without a file in configs/env")
+    name: str = key(MISSING, "Gymnasium id; need not have a file in configs/env")
 
 
 @dataclass
@@ -72,7 +72,7 @@ class VMFSamplerConfig(_ModeConfig):
 @schema("direct", group="sampler")
 @dataclass
 class DirectSamplerConfig(_ModeConfig):
-    """The batch is resampled from candidates that the current networks score."""
+    """The batch is resampled from candidates scored by the current networks."""
 
     kind: str = key("direct", "resample from newly scored candidates", choices=("direct",))
     num_candidates: int = key(
@@ -148,7 +148,7 @@ class _WorkersConfig(CollectorConfig):
 @schema("multi_sync", group="collector")
 @dataclass
 class MultiSyncCollectorConfig(_WorkersConfig):
-    """Processes that take one step each, then wait for as many updates."""
+    """Processes that take one step each, then wait for the same number of updates."""
 
     kind: str = key("multi_sync", "processes in step with the updates", choices=("multi_sync",))
 
@@ -210,7 +210,7 @@ class WandbLoggerConfig(LoggerConfig):
 
 @dataclass
 class TrainingConfig(Config):
-    """The keys that all recipes for training share. Recipes add theirs in a subclass."""
+    """The keys shared by all training recipes. Recipes add their own in a subclass."""
 
     algorithm: str = key(MISSING, "name of the recipe, part of the run directory")
     seed: int = key(0, "seed of environment, networks, exploration and sampling", low=0)
@@ -230,9 +230,9 @@ class TrainingConfig(Config):
         1, "critic updates per environment step; target networks follow them", low=1
     )
     num_critics: int = key(
-        2, "size of the ensemble; critics beyond the second only serve the uncertainty", low=1
+        2, "size of the ensemble; only the uncertainty uses critics beyond the second", low=1
     )
-    batch_size: int = key(256, "transitions per update, for critics and actor alike", low=1)
+    batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
     gamma: float = key(0.99, "discount factor", low=0, high=1)
     tau: float = key(
         0.005, "weight of the new parameters when target networks are updated", low=0, high=1
@@ -255,17 +255,17 @@ class TrainingConfig(Config):
         50_000, "steps between checkpoints, from which an interrupted run resumes", low=1
     )
     keep_checkpoints_at: list[int] = key(
-        [], "steps whose checkpoints are kept for good, in checkpoint/kept", low=1
+        [], "steps whose checkpoints are kept permanently, in checkpoint/kept", low=1
     )
     # OpenMP aborts the process if it cannot start this many threads.
     threads: int = key(
-        1, "CPU threads of PyTorch; results repeat for the same number", low=1, high=1024
+        1, "CPU threads of PyTorch; results are reproducible for the same number", low=1, high=1024
     )
-    fast: bool = key(True, "faster code for plain networks; false uses TorchRL's own parts")
-    compile: bool = key(False, "torch.compile TorchRL's losses; can be worth it on GPUs")
-    device: str = key("cpu", "where networks are trained: cpu, cuda, cuda:1, ...", aka=("gpu",))
+    fast: bool = key(True, "faster code for plain networks; false uses TorchRL's own components")
+    compile: bool = key(False, "apply torch.compile to TorchRL's losses; can be faster on GPUs")
+    device: str = key("cpu", "device of the networks: cpu, cuda, cuda:1, ...", aka=("gpu",))
     resume: bool = key(
-        True, "resume an unfinished run in run_dir; false leaves it alone and stops with an error"
+        True, "resume an unfinished run in run_dir; false stops with an error instead"
     )
     run_dir: str = key(
         "runs/${algorithm}/${env.name}/${replay.name}-${sampler.name}/seed${seed}",
@@ -323,7 +323,7 @@ class TrainingConfig(Config):
 @schema("td3")
 @dataclass
 class TD3Config(TrainingConfig):
-    """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyper-parameters)."""
+    """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
 
     algorithm: str = key("td3", "name of the recipe, part of the run directory", choices=("td3",))
     policy_delay: int = key(
@@ -343,7 +343,7 @@ class TD3Config(TrainingConfig):
 @schema("sac")
 @dataclass
 class SACConfig(TrainingConfig):
-    """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyper-parameters)."""
+    """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyperparameters)."""
 
     algorithm: str = key("sac", "name of the recipe, part of the run directory", choices=("sac",))
     init_random_frames: int = 10_000
@@ -352,7 +352,7 @@ class SACConfig(TrainingConfig):
     alpha_lr: float = key(3e-4, "learning rate of the temperature (Adam)", low=0)
     alpha_init: float = key(1.0, "initial temperature", low=1e-9)
     target_entropy: int | float | str = key(
-        "auto", "entropy that the temperature aims at; auto is -dim(A)", choices=("auto",)
+        "auto", "target entropy for the temperature; auto is -dim(A)", choices=("auto",)
     )
     entropy_gradient: bool = key(False, "include α ∂log π/∂a in the directions of the gradients")
 
@@ -367,7 +367,7 @@ class SACConfig(TrainingConfig):
 
 
 def _check_device(name: str) -> None:
-    import torch  # here, because --help should not wait for it
+    import torch  # imported here, so that --help stays fast
 
     try:
         torch.zeros(1, device=name).item()

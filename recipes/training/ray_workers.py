@@ -1,4 +1,4 @@
-"""Collecting with Ray: the replay buffer is an actor, and so is each worker that writes into it."""
+"""Data collection with Ray: the replay buffer and the workers are Ray actors."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _FORWARDED = (
 
 
 def _ray_options(cfg: Config) -> dict[str, Any]:
-    """A cluster on this machine, unless the environment names another (RAY_ADDRESS)."""
+    """Options for a cluster on this machine, unless RAY_ADDRESS names another one."""
     return {
         "num_cpus": None if "RAY_ADDRESS" in os.environ else cfg.collector.num_workers + 1,
         "include_dashboard": False,
         "log_to_driver": False,
         "logging_level": "error",
-        # Actors import what this process can.
+        # Actors can import the same packages as this process.
         "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
     }
 
 
 class _ReplayActor(ActorCriticReplayBuffer):
-    """The buffer in the Ray actor, which makes its own random generator."""
+    """The buffer in the Ray actor, with its own random generator."""
 
     def __init__(self, *, seed: int, **kwargs: Any) -> None:
         super().__init__(**kwargs, generator=torch.Generator().manual_seed(seed))
@@ -55,11 +55,11 @@ class _ReplayActor(ActorCriticReplayBuffer):
 
 
 class RemoteReplay:
-    """The learner's end of a buffer in a Ray actor, with the methods that a recipe uses.
+    """The learner's handle of a buffer in a Ray actor, with the methods that a recipe uses.
 
     Args:
         cfg: the configuration of the run.
-        **parts: functions that make storage, writer and samplers.
+        **parts: functions that make the storage, the writer and the samplers.
     """
 
     def __init__(self, cfg: Config, **parts: Callable[[], Any]) -> None:
@@ -74,7 +74,7 @@ class RemoteReplay:
                     "remote_config": {"num_cpus": 0},
                 },
             )
-        except Exception as error:  # Ray has no class for it
+        except Exception as error:  # Ray has no specific class
             raise UserError(
                 f"Ray could not be started ({first_line(error)}): try again on a quieter machine, "
                 "or use collector=multi_async."
@@ -83,7 +83,7 @@ class RemoteReplay:
 
     @property
     def write_count(self) -> int:
-        """How many transitions were written so far."""
+        """The number of transitions written so far."""
         return self._client.write_count
 
     def __getattr__(self, name: str) -> Any:
@@ -94,24 +94,24 @@ class RemoteReplay:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return method(*args, **kwargs)
-            except Exception as error:  # Ray has no class of its own for a lost actor
+            except Exception as error:  # Ray has no specific class for a lost actor
                 raise UserError(
                     f"The replay buffer of collector=ray failed in {name} ({first_line(error)}): "
-                    "start again, which resumes from the last checkpoint."
+                    "run the same command to resume from the last checkpoint."
                 ) from error
 
         return call
 
 
 class RayWorkers(StepCount):
-    """Ray actors that act in environments of their own.
+    """Ray actors, each with its own environment.
 
-    They get the newest weights before each batch of frames, and are at most a batch each ahead
-    of the learner.
+    They receive the newest weights before each batch of frames. Each is at most one batch ahead of
+    the learner.
 
     Args:
         policy: the exploring policy.
-        buffer: gets every transition.
+        buffer: receives every transition.
         cfg: the configuration of the run.
     """
 
@@ -123,7 +123,7 @@ class RayWorkers(StepCount):
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
-        """Wait for the workers if necessary."""
+        """Waits for the workers if they are behind."""
         self._steps += 1
         try:
             if self._workers is None:
@@ -134,8 +134,8 @@ class RayWorkers(StepCount):
                 self._frames = self._buffer.write_count
         except RayError as error:
             raise UserError(
-                f"A worker of collector=ray has died ({first_line(error)}): start again, which "
-                "resumes from the last checkpoint."
+                f"A worker of collector=ray has died ({first_line(error)}): run the same "
+                "command to resume from the last checkpoint."
             ) from error
 
     def _start(self) -> None:
@@ -147,11 +147,11 @@ class RayWorkers(StepCount):
             collector_class=_RayWorker,
             collector_kwargs=[{"seed": seed, "postproc": kept} for seed in seeds],
             frames_per_batch=cfg.frames_per_batch,
-            total_frames=2**62,  # without end
+            total_frames=2**62,  # unlimited
             replay_buffer=self._buffer.actor,
             ray_init_config=_ray_options(self._cfg),
             remote_configs={"num_cpus": 1},
-            weight_sync_schemes={},  # they would not find the weights of a short-cut policy
+            weight_sync_schemes={},  # they do not support this policy
         )
         sync_no_weights(self._workers)  # `_send_weights` does
         self._frames = self._buffer.write_count
@@ -164,7 +164,7 @@ class RayWorkers(StepCount):
             worker.take.remote(weights, is_random)
 
     def close(self) -> None:
-        """Stop the actors, and Ray."""
+        """Stops the actors and Ray."""
         if self._workers is not None:
             self._workers.shutdown()
         self._buffer.actor.shutdown()
@@ -176,14 +176,14 @@ def _weights(policy: Any) -> list[Tensor]:
 
 
 class _RayWorker(CommandedCollector):
-    """TorchRL's collector in a Ray actor, which the learner tells when to act at random."""
+    """TorchRL's collector in a Ray actor. The learner controls when it acts at random."""
 
     def __init__(self, *args: Any, seed: int, **kwargs: Any) -> None:
         torch.manual_seed(seed)
         super().__init__(*args, **kwargs, auto_register_policy_transforms=False)
 
     def take(self, weights: list[Tensor], is_random: bool) -> None:
-        """Use other weights from now on."""
+        """Sets new weights."""
         self.is_random = is_random
         for weight, value in zip(_weights(self.policy), weights, strict=True):
             weight.data.copy_(value)

@@ -1,4 +1,4 @@
-"""The replay buffer of a recipe: one storage, and a sampler each for critics and actor."""
+"""The replay buffer of a recipe: one storage, with separate samplers for critics and actor."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ __all__ = [
 
 
 def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorCriticReplayBuffer:
-    """Make the buffer that ``replay=`` and ``sampler=`` name.
+    """Makes the buffer selected by ``replay=`` and ``sampler=``.
 
-    It has a random generator of its own: how often a sampler draws does not change the random
-    numbers of environment and exploration.
+    It has a separate random generator, so that sampling does not affect the random numbers of the
+    environment and of exploration.
     """
     is_alone = cfg.collector.kind == "single"  # other processes do not read its counters
     parts: dict[str, Callable[[], Any]] = {
         "storage": partial(backend.storage, cfg.replay.buffer_size, compilable=is_alone),
-        # Workers may overwrite what the learner is about to score.
+        # Workers may overwrite transitions that the learner is about to score.
         "writer": partial(backend.writer, compilable=is_alone, track_generations=not is_alone),
         "critic_sampler": partial(_critic_sampler, cfg.replay),
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
@@ -51,7 +51,7 @@ def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorC
     if cfg.collector.kind == "ray":
         from vmfer_recipes.training.ray_workers import RemoteReplay
 
-        return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has its methods
+        return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has the same methods
     options = {
         **{name: make() for name, make in parts.items()},
         "batch_size": cfg.batch_size,
@@ -91,14 +91,14 @@ def _actor_sampler(cfg: Config) -> Sampler:
 
 
 def stores_factors(cfg: Config) -> bool:
-    """Whether a ``sampler=`` depends on the factors of the transitions that the actor used."""
+    """Whether a ``sampler=`` uses stored factors."""
     return cfg.kind == "vmf"
 
 
 def prioritize(buffer: ActorCriticReplayBuffer, batch: TensorDictBase, td_error: Tensor) -> None:
-    """Give the critics' sampler the TD errors of a batch."""
+    """Updates the critics' sampler with the TD errors of a batch."""
     try:
-        generation = batch.get("index_generation", None)  # if several processes write
+        generation = batch.get("index_generation", None)  # set if several processes write
         buffer.update_priority(batch["index"], td_error, generation)
     except ValueError as error:
         if td_error.isfinite().all():
@@ -112,7 +112,7 @@ def make_actor_sampling(
     uncertainty: VMFUncertainty,
     cfg: Config,
 ) -> Callable[[], TensorDictBase] | None:
-    """Make the function that draws the actor's batch; ``None`` if it shares that of the critics."""
+    """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch."""
     sampler = cfg.sampler
     if sampler.kind == "shared":
         return None

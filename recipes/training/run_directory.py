@@ -1,4 +1,4 @@
-"""The directory of a run: which configuration it belongs to, and who may write to it."""
+"""The directory of a run: its configuration and its lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vmfer_recipes.training.options import Config
 
 __all__ = ["RunDirectory"]
 
-# Keys that say where and how a run is watched, not what it computes.
+# Keys that do not affect the results of a run.
 _INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoints_at")
 
 
@@ -36,7 +36,7 @@ class RunDirectory:
         self._config = cfg.as_dict()
 
     def check(self) -> None:
-        """Raises an error if the directory holds a run of another configuration."""
+        """Raises an error if the directory holds a run with another configuration."""
         file = self.path / "config.yaml"
         if not file.exists():
             return
@@ -64,7 +64,7 @@ class RunDirectory:
             )
 
     def is_finished(self) -> bool:
-        """Whether the run was completed before. If so, prints that there is nothing to do."""
+        """Whether the run is already finished. If so, prints a message."""
         if not (self.path / "finished").exists():
             return False
         print(f"The run in {self.path} is finished. Nothing to do.")

@@ -1,4 +1,4 @@
-"""A training run from start to end: when it is evaluated, logged, saved and resumed."""
+"""A training run from start to end: evaluation, logging, checkpoints and resuming."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vmfer_recipes.training.run_directory import RunDirectory
 
 __all__ = ["Averages", "Session", "Stateful", "TrainingSession"]
 
-# Far from the training environment's seeds.
+# Far from the seeds of training environments.
 _EVALUATION_SEED = 1_000_000
 
 
@@ -41,7 +41,7 @@ class Stateful(Protocol):
         """Plain data: tensors, numbers, strings, and containers of these."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Continues from a saved state."""
+        """Resumes from a saved state."""
 
 
 class Averages:
@@ -54,7 +54,7 @@ class Averages:
         return name in self._values
 
     def add(self, **metrics: torch.Tensor) -> None:
-        """Adds a value of each."""
+        """Adds one value for each metric."""
         for name, value in metrics.items():
             self._values.setdefault(name, []).append(value.detach())
 
@@ -63,7 +63,7 @@ class Averages:
         return {name: values.double().mean().item() for name, values in self.state_dict().items()}
 
     def pop(self) -> dict[str, float]:
-        """The means, by name, after which all values are dropped."""
+        """The means, by name. Then removes all values."""
         means = self.means()
         self._values.clear()
         return means
@@ -73,19 +73,19 @@ class Averages:
         return {name: torch.stack(values) for name, values in self._values.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continues with saved values."""
+        """Restores saved values."""
         self._values = {name: list(values) for name, values in state.items()}
 
 
 class TrainingSession(Protocol):
-    """What the ``train`` function of a recipe needs of a session.
+    """The interface that the ``train`` function of a recipe requires from a session.
 
-    :class:`Session` is the one that writes a run directory. A benchmark passes its own, which
-    decides how many steps are taken and writes nothing.
+    :class:`Session` implements it and writes a run directory. Benchmarks pass another session that
+    sets the number of steps and writes nothing.
 
     Attributes:
-        backend: the parts from which the training loop is made.
-        metrics: receives what the recipe measures.
+        backend: the components of the training loop.
+        metrics: receives the metrics of the recipe.
     """
 
     backend: Backend
@@ -102,19 +102,20 @@ class TrainingSession(Protocol):
 
 
 class Session(TrainingSession):
-    """Counts the steps of a run and does between them all that is not learning.
+    """Counts the steps of a run, and evaluates, logs and saves between them.
 
     Args:
         cfg: the configuration of the run.
-        directory: the directory of the run; made from ``cfg`` by default, as are all parts.
+        directory: the directory of the run. By default, this and the following are made from
+            ``cfg``.
         log: the tables and the logger.
         checkpoints: the checkpoints from which the run resumes.
         kept_checkpoints: those of ``keep_checkpoints_at``.
 
     Attributes:
-        backend: TorchRL's own parts or those that replace them; the only reader of ``fast=``.
-        finished: whether the run was completed before.
-        metrics: averages of what the recipe reports, for ``train.csv``.
+        backend: TorchRL's components or the fast ones, as selected by ``fast=``.
+        finished: whether the run is already finished.
+        metrics: averages of the reported metrics, for ``train.csv``.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Session(TrainingSession):
             return
         torch.set_num_threads(cfg.threads)
         self.backend = make_backend(cfg.fast)
-        # The global generators of all three: an environment or a library may draw from any.
+        # All three global generators: an environment or a library may use any of them.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
@@ -147,22 +148,22 @@ class Session(TrainingSession):
         self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
-        """Counts the environment steps from 1, or from where the run was stopped.
+        """Counts the environment steps from 1, or from the step where the run was stopped.
 
-        Between two steps the policy is evaluated, metrics are written and checkpoints saved when
-        they are due. The run directory is locked meanwhile. After SIGINT or SIGTERM the current
-        step is finished and saved, and the program ends.
+        Between steps, at the configured intervals, it evaluates the policy, writes metrics and
+        saves checkpoints. The run directory is locked during the run. After SIGINT or SIGTERM, it
+        completes the current step, saves a checkpoint and ends the program.
 
         Args:
             policy: the policy to evaluate, and to save at the end.
-            **components: all that a checkpoint must hold for the run to resume as if it had
-                never been stopped. Those with a method ``close`` are closed at the end.
+            **components: everything that a checkpoint must hold so that a resumed run is identical
+                to an uninterrupted one. Components with a ``close`` method are closed at the end.
         """
         parts: dict[str, Stateful] = {
             **components,
             "metrics": self.metrics,
             **self._log.tables,
-            # Last: restoring other parts may draw random numbers.
+            # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }
         cfg, last = self.cfg, self.cfg.total_frames
@@ -170,7 +171,7 @@ class Session(TrainingSession):
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
-            if self._directory.is_finished():  # by the process that held the lock until now
+            if self._directory.is_finished():  # by the process that previously held the lock
                 return
             ends.callback(self._log.close)
             start = self._begin(parts)
@@ -198,13 +199,13 @@ class Session(TrainingSession):
             self._finish(policy, result)
 
     def _begin(self, parts: dict[str, Stateful]) -> int:
-        """Prepares the directory. Returns the step from which the run continues."""
+        """Prepares the directory. Returns the step from which the run resumes."""
         self._directory.check()  # again: another process may have written one before the lock
         self._log.open()
         with self._directory.writing():
             start = self._restore(parts)
         if start == 0:
-            # Now, and not after hours of training that could never be resumed.
+            # Checked now, not after hours of training that could not be resumed.
             check_readable(_state(0, parts))
         self._directory.write_config()
         return start
@@ -220,8 +221,8 @@ class Session(TrainingSession):
                 part.load_state_dict(state["parts"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"The checkpoint of step {state['step']} in {path} fits neither this "
-                f"configuration nor this version ({first_line(error)}): choose another run_dir."
+                f"The checkpoint of step {state['step']} in {path} does not match this "
+                f"configuration or version ({first_line(error)}): choose another run_dir."
             ) from error
         print(f"Resuming {path} at step {state['step']}.", file=sys.stderr)
         return state["step"]
@@ -295,7 +296,7 @@ class _Clock:
         self._step, self._start = step, time.perf_counter()
 
     def speed(self, step: int) -> float:
-        """The steps per second since this was last called."""
+        """The steps per second since the last call."""
         now = time.perf_counter()
         speed = (step - self._step) / (now - self._start)
         self._step, self._start = step, now
@@ -303,14 +304,14 @@ class _Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context whose duration does not count."""
+        """A context whose duration is not counted."""
         pause = time.perf_counter()
         yield
         self._start += time.perf_counter() - pause
 
 
 def _progress_bar(start: int, total: int) -> tqdm:
-    # A log file need not hold every update of the bar.
+    # Avoids flooding log files with updates of the bar.
     interval = 0.2 if sys.stderr.isatty() else 30
     return tqdm(total=total, initial=start, unit="step", mininterval=interval)
 

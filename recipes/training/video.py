@@ -18,7 +18,7 @@ def record_video(
     policy: TensorDictModuleBase, name: str, seed: int, path: Path, goals: bool = False
 ) -> Path:
     """Records one episode as an mp4 file."""
-    # MuJoCo chooses its renderer when it is first imported to draw: without a screen, EGL.
+    # MuJoCo selects its renderer at the first import: use EGL without a display.
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
@@ -33,7 +33,7 @@ def record_video(
         raise
     except Exception as error:
         raise UserError(
-            f"No video could be made ({type(error).__name__}: {first_line(error)}). It "
+            f"No video could be recorded ({type(error).__name__}: {first_line(error)}). It "
             "needs a GL backend and an encoder: `apt-get install libegl1 libosmesa6`, then "
             "MUJOCO_GL=egl or MUJOCO_GL=osmesa, and `pip install imageio av`."
         ) from error

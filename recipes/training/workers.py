@@ -1,4 +1,4 @@
-"""Collection in several processes, which write to the replay buffer themselves."""
+"""Data collection in several processes that write directly to the replay buffer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _FOREVER = 2**62
 
 
 class Workers(StepCount):
-    """Processes that act in environments of their own.
+    """Worker processes, each with its own environment.
 
-    A step of the run is one frame, whichever process collected it: the learner waits while there
-    are fewer frames than steps. The weights of the policy are in memory that all processes share,
-    so that workers act with the newest ones.
+    A step of the run is one frame, collected by any process: the learner waits while there are
+    fewer frames than steps. The weights of the policy are in shared memory, so that workers act
+    with the newest weights.
 
     Args:
         policy: the exploring policy.
@@ -67,12 +67,12 @@ class Workers(StepCount):
         try:
             self._await_frames()
         except (UserError, RuntimeError, OSError, ValueError) as error:
-            time.sleep(0.1)  # a signal sent to all may not have arrived here yet
+            time.sleep(0.1)  # a signal sent to all processes may not have arrived here yet
             if Interruption.came:  # the run is about to save and stop
                 return
             if isinstance(error, UserError):
                 raise
-            raise self._death(first_line(error)) from error  # TorchRL raises many kinds
+            raise self._death(first_line(error)) from error  # TorchRL raises many types of errors
 
     def close(self) -> None:
         """Ends the processes."""
@@ -105,7 +105,7 @@ class Workers(StepCount):
         )
 
     def _start(self) -> None:
-        """Starts the processes, after a checkpoint was loaded, which they share as well."""
+        """Starts the processes, after a checkpoint is loaded, so that they share its data."""
         cfg, buffer = self._cfg, self._buffer
         make = partial(make_environment, cfg.env.name, goals=False)
         if not buffer.storage.initialized:
@@ -114,14 +114,14 @@ class Workers(StepCount):
             buffer.empty()
         buffer.share()
         is_sync = cfg.collector.kind == "multi_sync"
-        # The largest number of frames so far allowed: workers wait once it is reached.
+        # The number of frames currently allowed: workers wait once it is reached.
         buffer.limit = multiprocessing.Value("q", _FOREVER if is_sync else 0)
         count = cfg.collector.num_workers
         try:
             self._workers = (MultiSyncCollector if is_sync else MultiAsyncCollector)(
                 [partial(make, seed=number) for number in range(count)],
                 self._policy,
-                frames_per_batch=count if is_sync else 1,  # each of them, one
+                frames_per_batch=count if is_sync else 1,  # one frame per worker
                 total_frames=-1,
                 init_random_frames=cfg.init_random_frames,
                 replay_buffer=buffer,
@@ -151,8 +151,8 @@ class Workers(StepCount):
 
 def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, threads: int) -> None:
     for scheme in _upstream.weight_sync_schemes(workers):
-        scheme.shutdown()  # TorchRL leaves it to the end of the process, where it hangs
-    limit.value = _FOREVER  # releases workers that wait
+        scheme.shutdown()  # TorchRL shuts it down at exit, where it hangs
+    limit.value = _FOREVER  # releases waiting workers
     workers.shutdown(raise_on_error=False)
     torch.set_num_threads(threads)
 
@@ -162,17 +162,17 @@ def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, thread
 
 def _set_up(is_fast: bool) -> None:
     torchrl_logger.setLevel("WARNING")
-    make_backend(is_fast)  # which also sets up the process
+    make_backend(is_fast)  # also configures the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the learner saves, then ends them
 
 
 class _WorkerClass:
-    """The class of the collectors in the workers, which is made there: it cannot be pickled.
+    """Creates the collector class in the worker process, because the class cannot be pickled.
 
-    TorchRL sets attributes of the class before it makes a collector; they are passed on.
+    TorchRL sets attributes of the class before it makes a collector; these are copied.
 
     Args:
-        collector: the class of collectors that workers derive from.
+        collector: the base class of the workers' collectors.
     """
 
     def __init__(self, collector: type[Collector]) -> None:
@@ -185,7 +185,7 @@ class _WorkerClass:
 class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
     """Makes a collector wait when it is too far ahead of the learner.
 
-    SIGTERM does not end it in the middle of a row, which the learner may be about to save.
+    SIGTERM does not end it while it writes a row, which the learner may be about to save.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -200,7 +200,7 @@ class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
             os._exit(128 + number)
 
     def rollout(self) -> TensorDictBase:
-        """Acts once."""
+        """Takes one environment step."""
         if self._is_told_to_end:
             os._exit(128 + signal.SIGTERM)
         buffer: Any = self.replay_buffer
@@ -208,9 +208,9 @@ class _Worker(Collector if TYPE_CHECKING else object):  # type: ignore[misc]
             time.sleep(1e-3)
             learner = multiprocessing.parent_process()
             if learner is None or not learner.is_alive():
-                raise EOFError("The learner has ended.")  # TorchRL's own signal for it
+                raise EOFError("The learner has ended.")  # TorchRL's convention
         try:
             return super().rollout()
-        except UserError as error:  # the learner sees an exit code only
+        except UserError as error:  # the learner sees only the exit code
             print(f"error: At step {buffer.write_count + 1}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
