@@ -105,6 +105,12 @@ def stable_baselines(algorithm: str, filled: int) -> Run:
     return timed(lambda steps: model.learn(steps, reset_num_timesteps=False, log_interval=10**9))
 
 
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     """TorchRL's losses, collector and buffer, put together as its own scripts do.
 
@@ -131,7 +137,6 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     from torchrl.modules import AdditiveGaussianModule
     from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
-    descend = make_backend(fast=False).descend
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
     env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
     spec = env.action_spec_unbatched

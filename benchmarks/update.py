@@ -21,7 +21,7 @@ from torchrl import torchrl_logger
 from torchrl.objectives import LossModule, SACLoss, TD3Loss
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
-from torchrl_vmfer.fast import make_backend
+from torchrl_vmfer.fast import backward
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
 
@@ -35,6 +35,12 @@ LOSSES = {
     "ours, fast": {"fast": True, "measure": False},
     "ours, fast, with factors": {"fast": True},
 }
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    backward(loss)
+    optimizer.step()
 
 
 def make_updates(
@@ -55,7 +61,6 @@ def make_updates(
     loss.make_value_estimator(gamma=0.99)
     rows = env.rollout(BATCH).select("observation", "action", "next")
     batch = TensorDict({key: rows[key] for key in rows.keys()}, [BATCH])  # noqa: SIM118
-    descend = make_backend(fast=True).descend
     optimizers = {
         name: torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), fused=True)
         for name in ("qvalue_network_params", "actor_network_params")

@@ -25,7 +25,7 @@ class GradientTap(TappedLoss):
 
     TorchRL's losses call their critics through one batched callable, which :meth:`critics`
     replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
-    A loss sets :attr:`used`, the critic that the actor follows, and may override :meth:`asked_at`
+    A loss sets :attr:`used`, the critic that the actor follows, and may override :meth:`perturbed`
     and :meth:`loss_gradients`.
 
     Args:
@@ -44,6 +44,7 @@ class GradientTap(TappedLoss):
     """
 
     used: ClassVar[Literal["first", "min", "mean"]]
+    actor_noise = 0.0
     tapped_values: Tensor
     tapped_gradients: Tensor
     _in_actor_loss = False
@@ -143,6 +144,10 @@ class GradientTap(TappedLoss):
         inputs = tensordict
         if self.has_shared_inputs:
             inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
+        at = None
+        if self.actor_noise:  # the same for all critics
+            action = inputs.get(self.tensor_keys.action).detach()
+            at = self.perturbed(action[0]).expand_as(action)
         value_key = self.tensor_keys.state_action_value
         values, self.tapped_gradients = linearized_values(
             lambda inputs: self.paired_critics(inputs, params),
@@ -150,16 +155,16 @@ class GradientTap(TappedLoss):
             action_key=self.tensor_keys.action,
             value_key=value_key,
             mean=self.reduction == "mean",
-            at=self.asked_at(inputs.get(self.tensor_keys.action).detach()),
+            at=at,
         )
         self.tapped_values = values.detach().squeeze(-1)
         if self.used == "min":
             values = values[: self.target_count]
         return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])
 
-    def asked_at(self, action: Tensor) -> Tensor | None:
-        """The action ``[N, *batch, action]`` where critics are evaluated, if not the policy's."""
-        return None
+    def perturbed(self, action: Tensor) -> Tensor:
+        """The action ``[*batch, action]`` where critics are evaluated if ``actor_noise`` is set."""
+        raise NotImplementedError
 
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
         """The gradients of the losses l_i with respect to the action, ``[N, *batch, action]``."""

@@ -103,10 +103,6 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
         noise = noise.clamp(-self.actor_noise_clip, self.actor_noise_clip)
         return (action + noise).clamp(self.min_action, self.max_action)
 
-    def asked_at(self, action: Tensor) -> Tensor | None:
-        """The policy's action with noise, identical for all critics."""
-        return self.perturbed(action[0]).expand_as(action) if self.actor_noise else None
-
 
 class VMFSACLoss(Accelerated, GradientTap, SACLoss):
     """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.

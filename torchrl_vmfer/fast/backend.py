@@ -57,12 +57,6 @@ class Backend:
             parameters = list(parameters.flatten_keys().values())
         return self.optimizer(parameters, lr=lr)
 
-    def descend(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        """Takes one gradient step."""
-        optimizer.zero_grad()
-        self.backward(loss)
-        optimizer.step()
-
 
 _GENERAL = Backend(
     is_fast=False,
