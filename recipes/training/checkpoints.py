@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchrl_vmfer.replay.plain_state import plain
+from torchrl_vmfer.plain_state import plain
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 

@@ -1,6 +1,6 @@
 """The transitions in a saved replay buffer."""
 
-from torchrl_vmfer.replay.plain_state import tensordict_from_plain
+from torchrl_vmfer.plain_state import tensordict_from_plain
 
 
 def rows_in(replay):

@@ -186,9 +186,8 @@ class TestFailingSave:
         older = used_buffer(make_sampler())
         older.sampler.dumps(tmp_path)
 
-        def write_half(state, file):
-            with open(file, "wb") as stream:
-                stream.write(b"half")
+        def write_half(state, stream):
+            stream.write(b"half")
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

@@ -25,6 +25,7 @@ from torchrl_vmfer._torchrl import (
     track_generations,
     unchecked_tensordict,
 )
+from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
@@ -397,11 +398,11 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
-        checkpoint.save_file(self.state_dict(), Path(path) / _FILE)
+        save_file(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`."""
-        self.load_state_dict(checkpoint.load_file(Path(path) / _FILE))
+        self.load_state_dict(load_file(Path(path) / _FILE))
 
 
 def _takes_priorities(sampler: Sampler) -> bool:

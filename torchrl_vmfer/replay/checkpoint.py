@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +18,12 @@ from torchrl_vmfer._torchrl import (
     stored_rows,
     writer_state,
 )
-from torchrl_vmfer.replay.plain_state import plain, tensordict_from_plain, tensordict_to_plain
+from torchrl_vmfer.plain_state import plain, tensordict_from_plain, tensordict_to_plain
 
 if TYPE_CHECKING:
     from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
 
-__all__ = ["load_file", "load_state", "save_file", "state_of"]
+__all__ = ["load_state", "state_of"]
 
 _ENTRIES = (
     *("storage", "writer", "critic_sampler", "actor_sampler", "transform", "generator"),
@@ -187,32 +184,3 @@ def _load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
         load_prioritized_state(sampler, state)
     else:
         sampler.load_state_dict(state)
-
-
-def save_file(state: Any, file: Path) -> None:
-    """Saves a state. A failed save leaves an older file intact."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".unfinished")
-    try:
-        with open(unfinished, "wb") as stream:
-            torch.save(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def load_file(file: Path) -> Any:
-    """Loads a state saved by :func:`save_file`, without executing code from the file."""
-    if not file.exists():
-        raise FileNotFoundError(f"{file} does not exist: pass a folder written by dumps().")
-    try:
-        return torch.load(file, weights_only=True, map_location="cpu")
-    except Exception as error:
-        # PyTorch's own message recommends executing the pickle.
-        is_pickle = isinstance(error, pickle.UnpicklingError)
-        reason = "it holds more than plain tensors" if is_pickle else error
-        raise RuntimeError(
-            f"The state in {file} cannot be read ({reason}). Load an older checkpoint."
-        ) from error

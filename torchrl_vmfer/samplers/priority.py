@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import SeamSampler
+from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
 __all__ = ["PrioritySampler", "SlotPriorities", "flat_slots", "uniform"]
@@ -287,29 +286,15 @@ class PrioritySampler(SeamSampler):
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
-        file = Path(path) / _FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".unfinished")
-        torch.save(self.state_dict(), unfinished)
-        os.replace(unfinished, file)
+        save_file(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`, or removes all priorities if there is none."""
         file = Path(path) / _FILE
-        if not file.exists():
+        if file.exists():
+            self.load_state_dict(load_file(file))
+        else:
             self.reset()
-            return
-        try:
-            state = torch.load(file, weights_only=True)
-        except Exception as error:
-            # PyTorch's own message recommends executing the pickle.
-            is_pickle = isinstance(error, pickle.UnpicklingError)
-            reason = "it holds more than plain tensors" if is_pickle else error
-            raise RuntimeError(
-                f"The sampler state in {file} cannot be read ({reason}). Load an older checkpoint, "
-                "or delete the file to start with default priorities."
-            ) from error
-        self.load_state_dict(state)
 
 
 def _stored(slots: np.ndarray) -> np.ndarray:

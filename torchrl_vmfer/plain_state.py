@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor, nn
 
-__all__ = ["plain", "tensordict_from_plain", "tensordict_to_plain"]
+__all__ = ["load_file", "plain", "save_file", "tensordict_from_plain", "tensordict_to_plain"]
 
 # Types that PyTorch loads without executing code, besides tensors and containers.
 _PLAIN = (
@@ -108,3 +111,32 @@ def _non_tensor(value: Any, ndim: int) -> Any:
     if ndim == 0:
         return NonTensorData(value)
     return NonTensorStack(*(_non_tensor(item, ndim - 1) for item in value))
+
+
+def save_file(state: Any, file: Path) -> None:
+    """Saves a state. A failed save leaves an older file intact."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(file.name + ".unfinished")
+    try:
+        with open(unfinished, "wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load_file(file: Path) -> Any:
+    """Loads a state saved by :func:`save_file`, without executing code from the file."""
+    if not file.exists():
+        raise FileNotFoundError(f"{file} does not exist: pass a folder written by dumps().")
+    try:
+        return torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as error:
+        # PyTorch's own message recommends executing the pickle.
+        is_pickle = isinstance(error, pickle.UnpicklingError)
+        reason = "it holds more than plain tensors" if is_pickle else error
+        raise RuntimeError(
+            f"The state in {file} cannot be read ({reason}). Load an older checkpoint."
+        ) from error
