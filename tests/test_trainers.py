@@ -62,7 +62,7 @@ def actor_of(algorithm, env):
     )
 
 
-def make_trainer(algorithm, buffer, stepper, **kwargs):
+def make_trainer(algorithm, buffer, stepper, loss_options=(), **kwargs):
     torch.manual_seed(0)
     reward_sum = RewardSum(in_keys=["reward"], out_keys=["reward_sum"])  # which SACTrainer logs
     env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(DoubleToFloat(), reward_sum))
@@ -70,7 +70,7 @@ def make_trainer(algorithm, buffer, stepper, **kwargs):
     actor = actor_of(algorithm, env)
     critic = ValueOperator(MLP(4, 1, num_cells=[16]), in_keys=["observation", "action"])
     loss = (VMFTD3Loss if algorithm == "td3" else VMFSACLoss)(
-        actor, critic, action_spec=env.action_spec
+        actor, critic, action_spec=env.action_spec, **dict(loss_options)
     )
     loss.make_value_estimator(gamma=0.99)
 
@@ -181,6 +181,12 @@ def test_a_buffer_without_actor_batches_is_named(algorithm):
     trainer = make_trainer(algorithm, make_buffer(TensorDictReplayBuffer), STEPPERS[algorithm][1])
     with pytest.raises(TypeError, match=r"replay_buffer=ActorCriticReplayBuffer"):
         trainer.train()
+
+
+def test_a_value_network_that_would_not_be_trained_is_an_error():
+    value = ValueOperator(MLP(3, 1, num_cells=[8]), in_keys=["observation"])
+    with pytest.raises(ValueError, match="without a value network"):
+        make_trainer("sac", make_buffer(), STEPPERS["sac"][1], {"value_network": value})
 
 
 def test_the_package_does_not_import_the_trainers():

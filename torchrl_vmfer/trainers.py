@@ -75,6 +75,11 @@ class VMFSACOptimizationStepper(DefaultOptimizationStepper):
                 f"A trainer with learner_backend={trainer.learner_backend!r} needs its stepper at "
                 'construction, and SACTrainer has no argument for it: use learner_backend="local".'
             )
+        if getattr(trainer.loss_module, "value_network", None) is not None:
+            raise ValueError(
+                "VMFSACOptimizationStepper trains SAC without a value network: leave out "
+                "value_network= of the loss."
+            )
         super().register(trainer, name)
         trainer.optimization_stepper = self
 
@@ -130,7 +135,8 @@ class _ThreeLosses(_Proxy):
 
         priority_key = trainer.loss_module.tensor_keys.priority
         sub_batch.set(priority_key, critic_metadata["td_error"].detach())
-        trainer.replay_buffer.update_tensordict_priority(sub_batch)
+        # The factors of this step belong to the actor's batch.
+        trainer.replay_buffer.update_tensordict_priority(sub_batch.exclude("vmf_factor"))
         return TensorDict(
             {
                 "loss_qvalue": critic_loss,
