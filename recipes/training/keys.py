@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 from collections.abc import Callable
@@ -59,7 +60,8 @@ class Key:
 
     Attributes:
         name: the dotted name, as on the command line.
-        types: the allowed types; ``list`` means a list of integers.
+        types: the allowed types. A ``dict`` has keys of the user's choice: ``env.kwargs.gain=2``.
+        items: the type of the items of a list.
         default: the default value, or ``MISSING``.
         meaning: what the key does, in one line.
         low: the smallest number.
@@ -78,12 +80,13 @@ class Key:
     choices: tuple[str, ...] = ()
     aka: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
+    items: type = int
 
     @property
     def range(self) -> str:
         """The allowed values in the short form of a table; empty if all values are allowed."""
         parts = [*self.choices]
-        if {int, float, list} & {*self.types} and (self.low, self.high) != (None, None):
+        if self._is_numeric and (self.low, self.high) != (None, None):
             bounds = f"≥ {self._least:.10g}" if self.high is None else self._bounds
             parts.append(f"each {bounds}" if list in self.types else bounds)
         return ", ".join(parts)
@@ -94,8 +97,12 @@ class Key:
         parts = [*self.choices]
         if bool in self.types:
             parts.append("true or false")
-        elif list in self.types:
+        elif list in self.types and self.items is int:
             parts.append(f"a list of whole numbers from {self._bounds}, such as [100,200]")
+        elif list in self.types:
+            parts.append("a list of strings, such as [a,b]")
+        elif dict in self.types:
+            parts.append("a dictionary, such as {a: 1, b: 2}")
         elif float in self.types:
             parts.append(f"a number from {self._bounds}")
         elif int in self.types:
@@ -106,6 +113,10 @@ class Key:
             parts.append("null")
         *first, last = parts
         return f"{', '.join(first)} or {last}" if first else last
+
+    @property
+    def _is_numeric(self) -> bool:
+        return bool({int, float, list} & {*self.types}) and self.items is int
 
     @property
     def _least(self) -> float:
@@ -128,9 +139,16 @@ class Key:
         if isinstance(value, str):
             return str in self.types and (value in self.choices if self.choices else value != "")
         if isinstance(value, list):
-            return list in self.types and all(type(v) is int and self._fits(v) for v in value)
+            return list in self.types and all(self._allows_item(item) for item in value)
+        if isinstance(value, dict):
+            return dict in self.types
         numbers = (int, float) if float in self.types else (int,)
         return bool({*numbers} & {*self.types}) and type(value) in numbers and self._fits(value)
+
+    def _allows_item(self, item: Any) -> bool:
+        if self.items is str:
+            return isinstance(item, str) and item != ""
+        return type(item) is int and self._fits(item)
 
     def _fits(self, value: float) -> bool:
         return self._least <= value <= self._most  # false for NaN
@@ -165,8 +183,8 @@ def key(
         '0 to 1'
     """
     metadata = {"meaning": meaning, "low": low, "high": high, "choices": choices, "aka": aka}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -224,7 +242,13 @@ def describe(config: type[Config]) -> list[Key]:
             described += _describe_group(field.name, hint)
         else:
             described.append(
-                Key(field.name, _types(hint), _default(field), **_metadata(config, field))
+                Key(
+                    field.name,
+                    _types(hint),
+                    _default(field),
+                    **_metadata(config, field),
+                    items=str if hint == list[str] else int,
+                )
             )
     return described
 
