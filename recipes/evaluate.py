@@ -20,7 +20,8 @@ from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import evaluate
 from vmfer_recipes.training.keys import Config, key
 from vmfer_recipes.training.launch import program, quiet_torchrl
-from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_perception
+from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor
+from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.video import record_video
 
 _ACTORS = {"td3": deterministic_actor, "sac": gaussian_actor}

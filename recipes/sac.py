@@ -20,14 +20,13 @@ from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.launch import recipe
 from vmfer_recipes.training.logs import agreement
 from vmfer_recipes.training.networks import (
-    Perception,
     compiled,
     exploring,
     gaussian_actor,
     make_critics,
-    make_perception,
 )
 from vmfer_recipes.training.options import SACConfig
+from vmfer_recipes.training.perception import Perception, make_perception
 from vmfer_recipes.training.replay import (
     make_actor_sampling,
     make_replay_buffer,

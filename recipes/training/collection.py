@@ -13,8 +13,8 @@ from vmfer_recipes.training import _upstream
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import Environment
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.networks import Perception
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import Perception
 
 __all__ = ["AnyCollector", "StepCount", "TransitionCollector", "kept", "make_collector"]
 

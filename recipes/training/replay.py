@@ -23,8 +23,8 @@ from torchrl_vmfer import (
 )
 from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training.errors import diverged
-from vmfer_recipes.training.networks import Perception
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import Perception
 
 __all__ = [
     "make_actor_sampling",

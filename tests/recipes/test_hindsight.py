@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.networks import GoalPerception, RunningStatistics
+from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
 
 # The buffer of 120 is full and its oldest episode cut before the crash at step 155.
 HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")

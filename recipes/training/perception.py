@@ -1,0 +1,145 @@
+"""The preprocessing of the networks' inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+
+from vmfer_recipes.training.options import Config
+
+__all__ = ["GoalPerception", "Perception", "RunningStatistics", "make_perception"]
+
+
+class Perception(TensorDictModuleBase):
+    """Passes the stored observation to the networks unchanged.
+
+    Args:
+        device: the device of the networks.
+    """
+
+    in_keys: Sequence[str] = ["observation"]
+    out_keys = ["observation"]
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on raw observations of the environment."""
+        return actor if self._device.type == "cpu" else _PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation and the next observation with the inputs of the networks."""
+        # `to` takes time even if there is nothing to copy.
+        return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
+
+
+class GoalPerception(Perception):
+    """Concatenates observation and desired goal for the networks, with normalization.
+
+    Mean and variance are computed over all collected data. The buffer stores raw data, and samples
+    are normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, at
+    collection.) The statistics of goals include desired and achieved goals, since hindsight
+    relabeling turns achieved goals into desired ones.
+
+    Args:
+        sizes: the lengths of observation and goal.
+        clip: normalized values are clipped to ± this value.
+        device: the device of the networks.
+    """
+
+    in_keys = ["observation", "desired_goal"]
+
+    def __init__(self, sizes: tuple[int, int], clip: float, device: str) -> None:
+        super().__init__(device)
+        self.clip = clip
+        self.observation, self.goal = (RunningStatistics(size).to(device) for size in sizes)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+        self.observation.add(transition["observation"])
+        self.goal.add(transition["desired_goal"])
+        self.goal.add(transition["next", "achieved_goal"])
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on raw observations of the environment."""
+        return _PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation and the next observation with the inputs of the networks."""
+        tensordict = super().forward(tensordict)
+        goal = self.goal.normalized(tensordict.get("desired_goal"))
+        for key in ("observation", ("next", "observation")):
+            raw = tensordict.get(key, None)
+            if raw is not None:
+                seen = torch.cat([self.observation.normalized(raw), goal], -1)
+                tensordict.set(key, seen.clamp(-self.clip, self.clip))
+        return tensordict
+
+
+class _PerceivingPolicy(TensorDictModuleBase):
+    """Acts on the preprocessed observation and keeps the raw one in the TensorDict to store."""
+
+    out_keys = ["action"]
+
+    def __init__(self, perception: Perception, actor: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.in_keys = perception.in_keys
+        self.perception = perception
+        self.actor = actor
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        seen = self.perception(tensordict.select(*self.in_keys))
+        return tensordict.set("action", self.actor(seen).get("action"))
+
+
+class RunningStatistics(nn.Module):
+    """The elementwise mean and variance of the vectors seen so far.
+
+    Args:
+        size: the length of a vector.
+        least_deviation: the lower bound of the standard deviation used for normalization.
+    """
+
+    def __init__(self, size: int, least_deviation: float = 1e-2) -> None:
+        super().__init__()
+        self.least_deviation = least_deviation
+        self.count: Tensor
+        self.mean: Tensor
+        self.squares: Tensor  # the sum of squared deviations from the mean
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+
+    def add(self, vectors: Tensor) -> None:
+        """Adds vectors ``[n, size]`` (Chan's formula for merging two sets)."""
+        vectors = vectors.detach().to(self.mean)
+        count, mean = len(vectors), vectors.mean(0)
+        shift, total = mean - self.mean, self.count + len(vectors)
+        self.squares += (vectors - mean).square().sum(0)
+        self.squares += shift.square() * self.count * count / total
+        self.mean += shift * count / total
+        self.count.copy_(total)
+
+    def normalized(self, vectors: Tensor) -> Tensor:
+        """Normalizes vectors with the mean and the standard deviation of those seen so far."""
+        variance = self.squares / self.count.clamp(min=1)
+        deviation = variance.sqrt().clamp(min=self.least_deviation)
+        return (vectors - self.mean.to(vectors.dtype)) / deviation.to(vectors.dtype)
+
+
+def make_perception(env: EnvBase, cfg: Config) -> Perception:
+    """The perception that ``replay=`` requires."""
+    if cfg.replay.kind != "her":
+        return Perception(cfg.device)
+    spec = env.observation_spec
+    sizes = spec["observation"].shape[-1], spec["desired_goal"].shape[-1]
+    return GoalPerception(sizes, cfg.replay.clip, cfg.device)
