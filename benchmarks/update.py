@@ -24,6 +24,7 @@ from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from torchrl_vmfer.fast import backward
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
+from vmfer_recipes.training.options import EnvConfig
 
 BATCH = 256
 HIDDEN = [256, 256]
@@ -47,7 +48,7 @@ def make_updates(
     algorithm: str, critics: int, options: dict | None
 ) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
-    env = make_environment("HalfCheetah-v4", 0)
+    env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
     actor = (deterministic_actor if algorithm == "td3" else gaussian_actor)(env, HIDDEN)
     stock, ours = {"td3": (TD3Loss, VMFTD3Loss), "sac": (SACLoss, VMFSACLoss)}[algorithm]
     loss: LossModule = (stock if options is None else ours)(

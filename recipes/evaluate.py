@@ -18,9 +18,10 @@ from vmfer_recipes.training.command_line import read_folder_and_options
 from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import evaluate
-from vmfer_recipes.training.keys import Config, key
+from vmfer_recipes.training.keys import Config, key, validate
 from vmfer_recipes.training.launch import program, quiet_torchrl
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor
+from vmfer_recipes.training.options import EnvConfig
 from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.video import record_video
 
@@ -49,9 +50,9 @@ def main() -> None:
                 f"{run_dir} has no {name}: give the directory of a finished run, such as "
                 "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
             )
-    cfg = _load_config(run_dir / "config.yaml")
+    cfg, env_cfg = _load_config(run_dir / "config.yaml")
     goals = cfg.replay.kind == "her"
-    env = make_environment(cfg.env.name, options.seed, goals)
+    env = make_environment(env_cfg, options.seed, goals)
     policy = _load_policy(run_dir / "policy.pt", env, cfg)
     result = evaluate(policy, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
@@ -60,22 +61,24 @@ def main() -> None:
         f"episodes of {result.episode_length:.0f} steps on average{success}."
     )
     if options.video:
-        video = record_video(policy, cfg.env.name, options.seed, run_dir / "video.mp4", goals)
+        video = record_video(policy, env_cfg, options.seed, run_dir / "video.mp4", goals)
         print(f"Video: {video}")
 
 
-def _load_config(file: Path) -> Any:
-    """The configuration of a run, for the CPU."""
+def _load_config(file: Path) -> tuple[Any, EnvConfig]:
+    """The configuration of a run, for the CPU, and that of its environment."""
     try:
         cfg: Any = OmegaConf.load(file)
         cfg.device = "cpu"
         # Read now, so that a missing key is reported here.
-        _ = _ACTORS[cfg.algorithm], cfg.env.name, list(cfg.hidden), cfg.replay.kind
+        _ = _ACTORS[cfg.algorithm], list(cfg.hidden), cfg.replay.kind
+        env_cfg = EnvConfig(**OmegaConf.to_object(cfg.env))  # type: ignore[arg-type]
+        validate(env_cfg, "env.")
     except Exception as error:
         raise UserError(
             f"{file} is not the configuration of a run ({first_line(error)})."
         ) from error
-    return cfg
+    return cfg, env_cfg
 
 
 def _load_policy(file: Path, env: Environment, cfg: Any) -> TensorDictModuleBase:

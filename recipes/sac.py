@@ -124,7 +124,7 @@ def update_actor(
 
 def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
     """Makes the components of SAC."""
-    env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
+    env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)
     actor = gaussian_actor(env, cfg.hidden)

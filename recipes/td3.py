@@ -122,7 +122,7 @@ def update_actor(
 
 def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
     """Makes the components of TD3."""
-    env = make_environment(cfg.env.name, cfg.seed, goals=cfg.replay.kind == "her")
+    env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)
     actor = deterministic_actor(env, cfg.hidden)

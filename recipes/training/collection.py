@@ -12,28 +12,24 @@ from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training import _upstream
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import Environment
+from vmfer_recipes.training.episodes import EpisodeReturns
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.perception import Perception
+from vmfer_recipes.training.transitions import kept
+from vmfer_recipes.training.vectorized import VectorCollector
 
-__all__ = ["AnyCollector", "StepCount", "TransitionCollector", "kept", "make_collector"]
-
-# The stored entries of a transition. A time limit sets `done` but not `terminated`, and
-# losses bootstrap unless `terminated`. Goals are stored if the environment has them.
-_KEPT = (
-    *("observation", "desired_goal", "action"),
-    *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
-    *(("next", "done"), ("next", "terminated")),
-)
-
-
-def kept(transitions: TensorDictBase) -> TensorDictBase:
-    """Selects the entries of transitions to store."""
-    return transitions.select(*_KEPT, strict=False)
+__all__ = ["AnyCollector", "StepCount", "TransitionCollector", "make_collector"]
 
 
 class AnyCollector(Protocol):
-    """A collector that fills the buffer of a recipe."""
+    """A collector that fills the buffer of a recipe.
+
+    Attributes:
+        episodes: the returns of the training episodes, for ``train.csv``.
+    """
+
+    episodes: EpisodeReturns
 
     def collect(self) -> None:
         """Returns when the buffer has received one transition for every call so far."""
@@ -53,7 +49,9 @@ def make_collector(
     cfg: Config,
     backend: Backend,
 ) -> AnyCollector:
-    """Makes the collector selected by ``collector=``."""
+    """Makes the collector selected by ``collector=`` and ``num_envs=``."""
+    if cfg.num_envs > 1:
+        return VectorCollector(env, policy, perception, buffer, cfg)
     if cfg.collector.kind == "single":
         return TransitionCollector(env, policy, perception, buffer, cfg, backend)
     if cfg.collector.kind == "ray":
@@ -66,9 +64,14 @@ def make_collector(
 
 
 class StepCount:
-    """The state of collectors with worker processes, whose episodes cannot be saved."""
+    """The state of collectors with worker processes, whose episodes cannot be saved.
+
+    Attributes:
+        episodes: stays empty, because transitions go from the workers to the buffer.
+    """
 
     _steps = 0
+    episodes = EpisodeReturns()
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps."""
@@ -89,6 +92,9 @@ class TransitionCollector:
         buffer: receives every transition.
         cfg: defines the number of initial random steps.
         backend: provides the class of the collector.
+
+    Attributes:
+        episodes: the returns of the training episodes.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class TransitionCollector:
         self._perception = perception
         self._buffer = buffer
         self._steps = 0
+        self.episodes = EpisodeReturns()
         devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
         self._collector = backend.collector(
             env,
@@ -123,6 +130,8 @@ class TransitionCollector:
         transition = self.next()
         self._perception.learn(transition)
         self._buffer.extend(transition)
+        outcome = transition.get("next")
+        self.episodes.add(outcome.get("reward").item(), outcome.get("done").item())
 
     def next(self) -> TensorDictBase:
         """Takes one step. Returns the transition as a batch of one, valid until the next call."""
@@ -139,6 +148,7 @@ class TransitionCollector:
             "environment": environment_state(self._env),
             "carrier": _upstream.carried(self._collector).to_dict(),
             "frames": self._steps,
+            "episodes": self.episodes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -147,3 +157,4 @@ class TransitionCollector:
         self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
         load_environment_state(self._env, state["environment"])
         _upstream.carried(self._collector).update(TensorDict(state["carrier"]))
+        self.episodes.load_state_dict(state["episodes"])

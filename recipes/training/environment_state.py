@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from vmfer_recipes.training.checkpoints import UnsavableError, plain_data
+from vmfer_recipes.training.dm_control import ControlSuite
 from vmfer_recipes.training.environments import Environment
 
 __all__ = ["environment_state", "load_environment_state"]
@@ -27,15 +28,23 @@ _SIMULATION = (
     *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
     *("qfrc_actuator", "actuator_force", "sensordata"),
 )
+# Libraries whose objects, other than environments, are taken for constant.
+_LIBRARIES = ("gymnasium", "gymnasium_robotics", "dm_control", "vmfer_recipes")
+# Attributes of these types are saved as a whole.
+_SAVED_WHOLE = (
+    *(dict, list, tuple, set, deque, enum.Enum, np.ndarray, torch.Tensor, random.Random),
+    *(mujoco.MjData, mujoco.MjModel),
+)
 
 
 def environment_state(env: Environment) -> dict[str, Any]:
     """The full state of an episode: simulator, counters and random generators.
 
-    It is read from the attributes of the environment and of its wrappers: numbers, strings,
-    arrays, enumerations, random generators, dictionaries, lists, tuples, sets and deques, and
-    every array of a MuJoCo simulation. Other objects are assumed to be constant. The result holds
-    plain data only (see :func:`~vmfer_recipes.training.checkpoints.plain_data`).
+    It is read from the attributes of the environment, of its wrappers, and of objects in them whose
+    classes belong to the same package: numbers, strings, arrays, tensors, enumerations, random
+    generators, dictionaries, lists, tuples, sets and deques, and every array of a MuJoCo
+    simulation. Other objects are assumed to be constant. The result holds plain data only (see
+    :func:`~vmfer_recipes.training.checkpoints.plain_data`).
     """
     state = {}
     for depth, layer in enumerate(_layers(env)):
@@ -52,40 +61,89 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
     layers = list(_layers(env))
     for path, saved in state.items():
         depth, key = path.split(".", 1)
-        layer = layers[int(depth)]
-        _load_attribute_state(layer, key, saved)
+        if int(depth) >= len(layers):
+            raise ValueError(f"the environment has no object for the saved {key!r}")
+        _load_attribute_state(layers[int(depth)], key, saved)
 
 
-def _layers(env: Environment) -> Iterator[gym.Env]:
-    """The wrappers of an environment, the environment, and environments nested in it."""
-    waiting = [env.simulator]
+def _layers(env: Environment) -> Iterator[Any]:
+    """The wrappers of an environment, the environment, and the stateful objects in it."""
+    waiting: list[Any] = [env.simulator]
+    seen: set[int] = set()
     while waiting:
         layer = waiting.pop()
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
         yield layer
-        waiting += [value for value in vars(layer).values() if isinstance(value, gym.Env)]
+        for value in vars(layer).values():
+            items = value.values() if isinstance(value, dict) else value
+            is_container = isinstance(value, (dict, list, tuple))
+            waiting += [
+                each for each in (items if is_container else [value]) if _is_part(each, layer)
+            ]
+
+
+def _is_part(value: Any, layer: Any) -> bool:
+    """Whether an object in the attributes of another has attributes that may change."""
+    if isinstance(value, gym.Env):
+        return True
+    if isinstance(value, _SAVED_WHOLE) or not hasattr(value, "__dict__"):
+        return False
+    package = _package(value)
+    if isinstance(layer, ControlSuite):
+        return package == "dm_control"
+    return package == _package(layer) and package not in _LIBRARIES
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def _attribute_state(value: Any) -> Any:
     if isinstance(value, mujoco.MjData):
         arrays = {name: torch.from_numpy(getattr(value, name).copy()) for name in _SIMULATION}
         return arrays | {"time": value.time}
+    if isinstance(value, mujoco.MjModel):  # tasks may move bodies, or change masses
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in _parameters(value)}
+        return arrays | {"timestep": value.opt.timestep}
     if isinstance(value, np.random.Generator):
         return _encode(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return _encode(value.get_state())
     if isinstance(value, random.Random):
         return _encode(value.getstate())
+    if isinstance(value, torch.Generator):
+        return value.get_state()
     if isinstance(value, enum.Enum):
         return value.name
     return _encode(value)
 
 
-def _load_attribute_state(layer: gym.Env, key: str, saved: Any) -> None:
+def _parameters(model: mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
+    """The numbers of a MuJoCo model, without meshes, pictures and their search trees."""
+    for part, prefix in ((model, ""), (model.opt, "opt.")):
+        for name in dir(part):
+            if not name.startswith(("_", "bvh", "oct")):
+                value = getattr(part, name)
+                if isinstance(value, np.ndarray) and value.dtype == np.float64:
+                    yield f"{prefix}{name}", value
+
+
+def _load_attribute_state(layer: Any, key: str, saved: Any) -> None:
     value = getattr(layer, key, None)
     if isinstance(value, mujoco.MjData):
-        value.time = saved["time"]
-        for name in _SIMULATION:
-            getattr(value, name)[...] = saved[name].numpy()
+        _load_simulation(value, saved)
+        if isinstance(layer, ControlSuite):
+            # Its step ends with the first half of MuJoCo's step, whose results it uses next.
+            mujoco.mj_step1(layer.model, value)
+            _load_simulation(value, saved)
+    elif isinstance(value, mujoco.MjModel):
+        value.opt.timestep = saved["timestep"]
+        for name, array in _parameters(value):
+            array[...] = saved[name].numpy()
+    elif isinstance(value, torch.Generator):
+        value.set_state(saved)
     elif isinstance(value, np.random.Generator):
         value.bit_generator.state = _decode(saved)
     elif isinstance(value, np.random.RandomState):
@@ -100,10 +158,18 @@ def _load_attribute_state(layer: gym.Env, key: str, saved: Any) -> None:
     elif isinstance(value, deque) and isinstance(saved, list):
         value.clear()
         value.extend(_decode(saved))
+    elif isinstance(value, torch.Tensor):
+        setattr(layer, key, saved)
     elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
         setattr(layer, key, saved.numpy())
     else:
         setattr(layer, key, _decode(saved))
+
+
+def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:
+    data.time = saved["time"]
+    for name in _SIMULATION:
+        getattr(data, name)[...] = saved[name].numpy()
 
 
 def _encode(value: Any) -> Any:

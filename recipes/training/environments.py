@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torchrl.envs import GymWrapper
 
-from vmfer_recipes.training.errors import UserError, diverged, first_line, nearest
+from vmfer_recipes.training.errors import UserError, diverged, first_line, near_names
+from vmfer_recipes.training.imports import import_class, import_module
+from vmfer_recipes.training.options import EnvConfig
 
 __all__ = ["Environment", "make_environment", "tensors"]
 
@@ -39,46 +41,91 @@ class Environment(GymWrapper):
         self.simulator = simulator
 
 
-def make_environment(name: str, seed: int, goals: bool = False, **kwargs: Any) -> Environment:
-    """Makes a Gymnasium environment for TorchRL, for any data types of its spaces.
+def make_environment(
+    cfg: EnvConfig, seed: int, goals: bool = False, render_mode: str | None = None
+) -> Environment:
+    """Makes an environment for TorchRL, for any data types of its spaces.
 
     Actions are float32 in [-1, 1], observations are float32.
 
     Args:
-        name: the environment's id.
+        cfg: the configuration of the environment: its name, arguments and wrappers.
         seed: the seed of its random generator.
         goals: whether to return achieved and desired goals as separate entries. Otherwise the
             desired goal, if the task has one, is part of the observation.
-        **kwargs: passed to ``gymnasium.make``, such as ``render_mode``.
+        render_mode: as in ``gymnasium.make``.
     """
-    if name not in gym.registry:
+    kwargs = dict(cfg.kwargs)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    with warnings.catch_warnings():
+        # The paper uses the -v4 tasks; Gymnasium warns that newer versions exist.
+        warnings.simplefilter("ignore")
+        simulator = _made(cfg, kwargs)
+        for path in cfg.wrappers:
+            simulator = _wrapped(simulator, path)
+        _check_actions(simulator.action_space, cfg.name)
+        if simulator.action_space.dtype == np.float32:
+            simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
+        else:
+            simulator = Float32Actions(simulator)
+        env = Environment(_observed(simulator, cfg.name, goals))
+    env.set_seed(seed)
+    return env
+
+
+def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
+    """The environment as its library makes it."""
+    try:
+        if cfg.backend == "dm_control":
+            from vmfer_recipes.training.dm_control import ControlSuite
+
+            return ControlSuite(cfg.name, **kwargs)
+        return gym.make(_registered(cfg.name), **{"disable_env_checker": True} | kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        cure = "correct env.kwargs" if cfg.kwargs else "install its dependencies"
+        raise UserError(
+            f"{cfg.name} cannot be made ({type(error).__name__}: {first_line(error)}): {cure}, "
+            "or choose another environment."
+        ) from error
+
+
+def _registered(name: str) -> str:
+    """The id of an environment that is registered with Gymnasium."""
+    module, colon, identifier = name.rpartition(":")
+    if colon:
+        import_module(module, f"env.name={name}")
+    elif name not in gym.registry:
         # The Fetch tasks. The package takes a second to import and prints outdated warnings.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             import gymnasium_robotics
 
         gym.register_envs(gymnasium_robotics)
-    if name not in gym.registry:
+    if identifier in gym.registry:
+        return identifier
+    near = near_names(identifier, gym.registry)
+    if colon:
+        cure = f"call gymnasium.register({identifier!r}, ...) in it."
+        cure = f"Did you mean: {', '.join(near)}?" if near else cure.capitalize()
+        raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
+    cure = f"Did you mean: {', '.join(near)}?" if near else "See `gymnasium.pprint_registry()`."
+    raise UserError(
+        f"There is no environment {name!r}. {cure} One of your own module: "
+        f"env.name=my_module:{name}."
+    )
+
+
+def _wrapped(env: gym.Env, path: str) -> gym.Env:
+    wrapper = import_class(path, gym.Wrapper, "env.wrappers")
+    try:
+        return wrapper(env)
+    except Exception as error:
         raise UserError(
-            f"There is no environment {name!r}. Did you mean: {nearest(name, gym.registry)}?"
-        )
-    with warnings.catch_warnings():
-        # The paper uses the -v4 tasks; Gymnasium warns that newer versions exist.
-        warnings.simplefilter("ignore")
-        try:
-            simulator = gym.make(name, disable_env_checker=True, **kwargs)
-        except Exception as error:
-            raise UserError(
-                f"{name} cannot be made ({type(error).__name__}: {first_line(error)}): install "
-                "its dependencies, or choose another environment."
-            ) from error
-        _check_actions(simulator.action_space, name)
-        if simulator.action_space.dtype == np.float32:
-            simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
-        else:
-            simulator = Float32Actions(simulator)
-        env = Environment(_observed(simulator, name, goals))
-    env.set_seed(seed)
-    return env
+            f"env.wrappers={path} cannot wrap {env} ({type(error).__name__}: {first_line(error)}): "
+            "a wrapper is called with the environment only."
+        ) from error
 
 
 def _check_actions(space: gym.Space, name: str) -> None:
@@ -144,7 +191,10 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
     if goals:
         goal_space = gym.spaces.Dict({key: _unbounded(parts[key].shape) for key in _GOALS})
         return Guarded(
-            env, lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS}, goal_space
+            env,
+            lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS},
+            goal_space,
+            name,
         )
     if has_goals:
         env = gym.wrappers.FilterObservation(env, ["observation", "desired_goal"])
@@ -152,7 +202,7 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
         env = gym.wrappers.FlattenObservation(env)
     # A copy: some simulators return the same array at every step.
     return Guarded(
-        env, lambda seen: np.array(seen, np.float32), _unbounded(env.observation_space.shape)
+        env, lambda seen: np.array(seen, np.float32), _unbounded(env.observation_space.shape), name
     )
 
 
@@ -161,7 +211,20 @@ def _unbounded(shape: Any) -> gym.spaces.Box:
 
 
 class Guarded(gym.wrappers.TransformObservation):
-    """Reports exceptions, NaN and infinities of an environment as one-line errors."""
+    """Reports exceptions, NaN and infinities of an environment as one-line errors.
+
+    Args:
+        env: the environment.
+        transform: converts an observation.
+        space: the space of converted observations.
+        name: the name of the environment in error messages.
+    """
+
+    def __init__(
+        self, env: gym.Env, transform: Callable[[Any], Any], space: gym.Space, name: str
+    ) -> None:
+        super().__init__(env, transform, space)
+        self._name = name
 
     def reset(self, **kwargs: Any) -> Any:
         """Starts an episode."""
@@ -190,11 +253,11 @@ class Guarded(gym.wrappers.TransformObservation):
         return result
 
     def _fault(self, fault: str, *action: np.ndarray) -> UserError:
-        name = self.spec.id if self.spec else type(self.unwrapped).__name__
         if not np.isfinite(action).all():
-            return diverged(f"{name} got an action of NaN or infinity")
+            return diverged(f"{self._name} got an action of NaN or infinity")
         return UserError(
-            f"{name} {fault}: fix it and run the same command to resume from the last checkpoint."
+            f"{self._name} {fault}: fix it and run the same command to resume from the last "
+            "checkpoint."
         )
 
 

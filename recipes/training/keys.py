@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ __all__ = [
     "validate",
     "wrong_value",
 ]
+
+# In run_dir: `my_package:Point-v0` and `cheetah/run` as one folder without special characters.
+OmegaConf.register_new_resolver(
+    "folder", lambda name: re.sub(r"[^\w.+-]+", "-", str(name)), replace=True
+)
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.keys import MISSING, Config, group, key, schema, to_config
@@ -18,7 +19,18 @@ _RUN_NAME = "its name in run directories and reports"
 class EnvConfig(Config):
     """The task."""
 
-    name: str = key(MISSING, "Gymnasium id; need not have a file in configs/env")
+    name: str = key(MISSING, "Gymnasium id, such as Hopper-v4 or my_package:Point-v0")
+    backend: str = key(
+        "gymnasium", "library that the name belongs to", choices=("gymnasium", "dm_control")
+    )
+    kwargs: dict[str, Any] = key({}, "arguments of the environment, as in env.kwargs.gain=2")
+    wrappers: list[str] = key(
+        [], "gymnasium.Wrapper classes by import path, the innermost first: [my_package.MyWrapper]"
+    )
+    normalize_observations: bool = key(
+        False, "normalize by running mean and variance; replay=her always does"
+    )
+    clip: float = key(5.0, "bound of normalized observations; replay=her has its own", low=1e-9)
 
 
 @dataclass
@@ -141,7 +153,7 @@ class SingleCollectorConfig(CollectorConfig):
 @dataclass
 class _WorkersConfig(CollectorConfig):
     num_workers: int = key(
-        2, "worker processes, each with an environment", low=1, aka=("n_envs", "num_envs")
+        2, "worker processes, each with an environment", low=1, aka=("n_workers",)
     )
 
 
@@ -226,6 +238,13 @@ class TrainingConfig(Config):
         low=0,
         aka=("learning_starts", "start_timesteps"),
     )
+    num_envs: int = key(
+        1,
+        "environments that the training process steps together; a step is still one frame",
+        low=1,
+        high=10_000,
+        aka=("n_envs", "num_environments"),
+    )
     utd_ratio: int = key(
         1, "critic updates per environment step; target networks follow them", low=1
     )
@@ -268,7 +287,7 @@ class TrainingConfig(Config):
         True, "resume an unfinished run in run_dir; false stops with an error instead"
     )
     run_dir: str = key(
-        "runs/${algorithm}/${env.name}/${replay.name}-${sampler.name}/seed${seed}",
+        "runs/${algorithm}/${folder:${env.name}}/${replay.name}-${sampler.name}/seed${seed}",
         "directory of all output",
     )
     env: EnvConfig = group("the task")
@@ -290,12 +309,28 @@ class TrainingConfig(Config):
                 f"sampler={self.sampler.name} needs several critics to compare, got "
                 f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
             )
+        if self.replay.buffer_size < self.num_envs:
+            raise UserError(
+                f"replay.buffer_size={self.replay.buffer_size} cannot hold one transition of each "
+                f"of num_envs={self.num_envs} environments: raise the first or lower the second."
+            )
         _check_device(self.device)
         if self.collector.kind != "single":
             self._check_workers()
 
     def _check_workers(self) -> None:
         choice, is_ray = f"collector={self.collector.kind}", self.collector.kind == "ray"
+        if self.num_envs > 1:
+            raise UserError(
+                f"num_envs={self.num_envs} is for collector=single; the workers of {choice} have "
+                "one environment each: use collector.num_workers, or collector=single."
+            )
+        if self.env.normalize_observations:
+            raise UserError(
+                "env.normalize_observations=true needs every transition in the training process, "
+                f"but the workers of {choice} write to the buffer directly: use collector=single, "
+                "or normalize with a wrapper (env.wrappers)."
+            )
         if self.device != "cpu":
             raise UserError(
                 f"{choice} shares the networks with its workers on the CPU, got "

@@ -12,7 +12,13 @@ from torchrl.envs import EnvBase
 
 from vmfer_recipes.training.options import Config
 
-__all__ = ["GoalPerception", "Perception", "RunningStatistics", "make_perception"]
+__all__ = [
+    "GoalPerception",
+    "NormalizedPerception",
+    "Perception",
+    "RunningStatistics",
+    "make_perception",
+]
 
 
 class Perception(TensorDictModuleBase):
@@ -42,13 +48,53 @@ class Perception(TensorDictModuleBase):
         return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
 
 
-class GoalPerception(Perception):
-    """Concatenates observation and desired goal for the networks, with normalization.
+class NormalizedPerception(Perception):
+    """Normalizes observations for the networks.
 
     Mean and variance are computed over all collected data. The buffer stores raw data, and samples
     are normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, at
-    collection.) The statistics of goals include desired and achieved goals, since hindsight
-    relabeling turns achieved goals into desired ones.
+    collection.)
+
+    Args:
+        size: the length of an observation.
+        clip: normalized values are clipped to ± this value.
+        device: the device of the networks.
+    """
+
+    def __init__(self, size: int, clip: float, device: str) -> None:
+        super().__init__(device)
+        self.clip = clip
+        self.observation = RunningStatistics(size).to(device)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+        self.observation.add(transition["observation"])
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on raw observations of the environment."""
+        return _PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation and the next observation with the inputs of the networks."""
+        tensordict = super().forward(tensordict)
+        further = self._further(tensordict)
+        for key in ("observation", ("next", "observation")):
+            raw = tensordict.get(key, None)
+            if raw is not None:
+                seen = torch.cat([self.observation.normalized(raw), *further], -1)
+                tensordict.set(key, seen.clamp(-self.clip, self.clip))
+        return tensordict
+
+    def _further(self, tensordict: TensorDictBase) -> list[Tensor]:
+        """Normalized inputs to append to the observation."""
+        return []
+
+
+class GoalPerception(NormalizedPerception):
+    """Concatenates observation and desired goal for the networks, with normalization.
+
+    The statistics of goals include desired and achieved goals, since hindsight relabeling turns
+    achieved goals into desired ones.
 
     Args:
         sizes: the lengths of observation and goal.
@@ -59,30 +105,17 @@ class GoalPerception(Perception):
     in_keys = ["observation", "desired_goal"]
 
     def __init__(self, sizes: tuple[int, int], clip: float, device: str) -> None:
-        super().__init__(device)
-        self.clip = clip
-        self.observation, self.goal = (RunningStatistics(size).to(device) for size in sizes)
+        super().__init__(sizes[0], clip, device)
+        self.goal = RunningStatistics(sizes[1]).to(device)
 
     def learn(self, transition: TensorDictBase) -> None:
         """Updates the statistics with collected transitions."""
-        self.observation.add(transition["observation"])
+        super().learn(transition)
         self.goal.add(transition["desired_goal"])
         self.goal.add(transition["next", "achieved_goal"])
 
-    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
-        """The policy that acts on raw observations of the environment."""
-        return _PerceivingPolicy(self, actor)
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Replaces the observation and the next observation with the inputs of the networks."""
-        tensordict = super().forward(tensordict)
-        goal = self.goal.normalized(tensordict.get("desired_goal"))
-        for key in ("observation", ("next", "observation")):
-            raw = tensordict.get(key, None)
-            if raw is not None:
-                seen = torch.cat([self.observation.normalized(raw), goal], -1)
-                tensordict.set(key, seen.clamp(-self.clip, self.clip))
-        return tensordict
+    def _further(self, tensordict: TensorDictBase) -> list[Tensor]:
+        return [self.goal.normalized(tensordict.get("desired_goal"))]
 
 
 class _PerceivingPolicy(TensorDictModuleBase):
@@ -137,9 +170,11 @@ class RunningStatistics(nn.Module):
 
 
 def make_perception(env: EnvBase, cfg: Config) -> Perception:
-    """The perception that ``replay=`` requires."""
-    if cfg.replay.kind != "her":
-        return Perception(cfg.device)
+    """The perception that ``replay=`` and ``env.normalize_observations=`` require."""
     spec = env.observation_spec
-    sizes = spec["observation"].shape[-1], spec["desired_goal"].shape[-1]
-    return GoalPerception(sizes, cfg.replay.clip, cfg.device)
+    size = spec["observation"].shape[-1]
+    if cfg.replay.kind == "her":
+        return GoalPerception((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
+    if cfg.env.normalize_observations:
+        return NormalizedPerception(size, cfg.env.clip, cfg.device)
+    return Perception(cfg.device)

@@ -17,10 +17,11 @@ from torchrl.collectors.distributed import RayCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.training._upstream import CommandedCollector, sync_no_weights
-from vmfer_recipes.training.collection import StepCount, kept
+from vmfer_recipes.training.collection import StepCount
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.transitions import kept
 
 __all__ = ["RayWorkers", "RemoteReplay"]
 
@@ -142,7 +143,7 @@ class RayWorkers(StepCount):
         cfg = self._cfg.collector
         seeds = torch.randint(2**31, (cfg.num_workers,)).tolist()  # different ones after a resume
         self._workers = RayCollector(
-            [partial(make_environment, self._cfg.env.name, seed) for seed in seeds],
+            [partial(make_environment, self._cfg.env, seed) for seed in seeds],
             self._policy,
             collector_class=_RayWorker,
             collector_kwargs=[{"seed": seed, "postproc": kept} for seed in seeds],

@@ -25,6 +25,7 @@ from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training.errors import diverged
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.perception import Perception
+from vmfer_recipes.training.transitions import ENVIRONMENT
 
 __all__ = [
     "make_actor_sampling",
@@ -63,6 +64,7 @@ def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorC
             reward_fn=HindsightReplayBuffer.gymnasium_reward(env.simulator),
             her_ratio=cfg.replay.her_ratio,
             strategy=cfg.replay.strategy,
+            trajectory_key=ENVIRONMENT,
             **options,
         )
     else:

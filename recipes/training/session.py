@@ -131,7 +131,7 @@ class Session(TrainingSession):
         self.metrics = Averages()
         self._directory = directory or RunDirectory(cfg)
         path = self._directory.path
-        self._environment = make_environment(cfg.env.name, cfg.seed, cfg.replay.kind == "her")
+        self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
         check_logger(cfg.logger)
         self._directory.check()
         self.finished = self._directory.is_finished()
@@ -183,7 +183,7 @@ class Session(TrainingSession):
                 yield step
                 bar.update()
                 if step % cfg.log_interval == 0 or step == last:
-                    self._write_metrics(step, clock.speed(step))
+                    self._write_metrics(step, clock.speed(step), components)
                 if step % cfg.eval_interval == 0 or step == last:
                     with clock.paused():
                         result = self._evaluate(step, policy, bar)
@@ -256,12 +256,17 @@ class Session(TrainingSession):
         seed = _EVALUATION_SEED + self.cfg.seed
         return evaluate(policy, env, self.cfg.num_eval_episodes, seed)
 
-    def _write_metrics(self, step: int, speed: float) -> None:
+    def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
         means = self.metrics.pop()
+        episodes: dict[str, float] = {}
+        for part in components.values():
+            if hasattr(part, "episodes"):  # a collector: the returns of training episodes
+                episodes |= part.episodes.pop()
         _check_finite(means, step)
         if means:
             with self._directory.writing():
-                self._log.write_training(step, {**means, "steps_per_second": speed})
+                metrics = {**means, "steps_per_second": speed, **episodes}
+                self._log.write_training(step, metrics)
 
     def _finish(self, policy: TensorDictModuleBase, trained: Evaluation) -> None:
         path = self._directory.path

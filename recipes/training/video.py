@@ -10,12 +10,13 @@ from tensordict.nn import TensorDictModuleBase
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import play_episode
+from vmfer_recipes.training.options import EnvConfig
 
 __all__ = ["record_video"]
 
 
 def record_video(
-    policy: TensorDictModuleBase, name: str, seed: int, path: Path, goals: bool = False
+    policy: TensorDictModuleBase, cfg: EnvConfig, seed: int, path: Path, goals: bool = False
 ) -> Path:
     """Records one episode as an mp4 file."""
     # MuJoCo selects its renderer at the first import: use EGL without a display.
@@ -24,7 +25,7 @@ def record_video(
     try:
         import imageio.v3 as imageio
 
-        simulator = make_environment(name, seed, goals, render_mode="rgb_array").simulator
+        simulator = make_environment(cfg, seed, goals, render_mode="rgb_array").simulator
         frames: list = []
         play_episode(policy, simulator, seed, lambda step: frames.append(simulator.render()))
         fps = simulator.metadata.get("render_fps", 30)

@@ -21,11 +21,12 @@ from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollecto
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.training import _upstream
-from vmfer_recipes.training.collection import StepCount, kept
+from vmfer_recipes.training.collection import StepCount
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.interruption import Interruption
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.transitions import kept
 
 __all__ = ["Workers"]
 
@@ -107,7 +108,7 @@ class Workers(StepCount):
     def _start(self) -> None:
         """Starts the processes, after a checkpoint is loaded, so that they share its data."""
         cfg, buffer = self._cfg, self._buffer
-        make = partial(make_environment, cfg.env.name, goals=False)
+        make = partial(make_environment, cfg.env, goals=False)
         if not buffer.storage.initialized:
             example = kept(make(seed=0).fake_tensordict())
             buffer.extend(example.unsqueeze(0))

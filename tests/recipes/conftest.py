@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 
 from vmfer_recipes.training.collection import TransitionCollector
 from vmfer_recipes.training.options import to_config
+from vmfer_recipes.training.vectorized import VectorCollector
 
 # absl, which rliable imports, keeps the stderr of the moment and closes it when Hydra sets up
 # logging again. It must not be the one that pytest captures.
@@ -95,15 +96,19 @@ class CrashError(Exception):
 @contextlib.contextmanager
 def _at_step(step: int, act):
     """Does something before the step of that number, counted from where a run starts."""
-    calls, collect = itertools.count(1), TransitionCollector.next
+    calls = itertools.count(1)
 
-    def act_and_collect(self):
-        if next(calls) == step:
-            act()
-        return collect(self)
+    def after_act(collect):
+        def act_and_collect(self):
+            if next(calls) == step:
+                act()
+            return collect(self)
+
+        return act_and_collect
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TransitionCollector, "next", act_and_collect)
+        for collector, name in ((TransitionCollector, "next"), (VectorCollector, "collect")):
+            patch.setattr(collector, name, after_act(getattr(collector, name)))
         yield
 
 
@@ -157,9 +162,10 @@ def _assert_same_run(left: Path, right: Path) -> None:
         checkpoint = _checkpoint(run_dir)
         # The length of train.csv depends on how many digits the speed has.
         checkpoint["parts"].pop("training")
-        environment = checkpoint["parts"]["collector"]["environment"]
-        for simulation in filter(lambda value: isinstance(value, dict), environment.values()):
-            if "qpos" in simulation:
+        collector = checkpoint["parts"]["collector"]
+        environments = collector.get("environments") or [collector["environment"]]
+        for simulation in itertools.chain(*(each.values() for each in environments)):
+            if isinstance(simulation, dict) and "qpos" in simulation:
                 # MuJoCo's scratch memory, such as that of contacts, is not the run's.
                 for key in simulation.keys() - SIMULATION:
                     del simulation[key]

@@ -16,6 +16,7 @@ from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import EnvConfig
 
 MUJOCO = [
     "HalfCheetah-v4",
@@ -56,7 +57,7 @@ def through_a_file(state):
 @pytest.mark.parametrize("name", slow_but({"HalfCheetah-v4", "Ant-v4", "Pendulum-v1"}))
 def test_saved_episode_resumes_to_the_last_bit(name):
     rng = np.random.default_rng(0)
-    env = make_environment(name, seed=5)
+    env = make_environment(EnvConfig(name), seed=5)
     size = env.action_spec.shape[-1]
     # Weak actions keep those tasks alive that end by falling over.
     before, after = rng.uniform(-0.3, 0.3, (2, 300, size)).astype(np.float32)
@@ -72,7 +73,7 @@ def test_saved_episode_resumes_to_the_last_bit(name):
     told = play(simulator, after)
     start = simulator.reset()[0]
 
-    other = make_environment(name, seed=6)
+    other = make_environment(EnvConfig(name), seed=6)
     other.simulator.reset()
     play(other.simulator, before[:17])
     load_environment_state(other, state)
@@ -82,7 +83,7 @@ def test_saved_episode_resumes_to_the_last_bit(name):
 
 
 def test_saved_state_is_not_moved_by_later_steps(assert_equal):
-    env = make_environment("HalfCheetah-v4", seed=0)
+    env = make_environment(EnvConfig("HalfCheetah-v4"), seed=0)
     env.simulator.reset()
     state = environment_state(env)
     copy = through_a_file(state)
@@ -92,7 +93,7 @@ def test_saved_state_is_not_moved_by_later_steps(assert_equal):
 
 
 def test_time_limit_counts_on(tmp_path):
-    env, other = (make_environment("ShortCheetah-v0", seed) for seed in (0, 1))
+    env, other = (make_environment(EnvConfig("ShortCheetah-v0"), seed) for seed in (0, 1))
     actions = np.zeros((50, 6), np.float32)
     env.simulator.reset()
     play(env.simulator, actions[:20])
@@ -121,7 +122,7 @@ def test_task_starts_and_trains(name, algorithm, train, table, tmp_path):
 
 @pytest.mark.parametrize("name", ["InvertedPendulum-v4", "Pendulum-v1", "Humanoid-v4"])
 def test_actions_are_rescaled_to_one_and_observations_are_of_32_bits(name):
-    env = make_environment(name, seed=0)
+    env = make_environment(EnvConfig(name), seed=0)
     spec = env.action_spec
     assert spec.dtype == torch.float32
     assert (spec.space.low == -1).all()
@@ -134,7 +135,7 @@ def test_actions_are_rescaled_to_one_and_observations_are_of_32_bits(name):
 
 def test_full_action_is_the_full_torque():
     # Pendulum's torque goes to 2.
-    simulator = make_environment("Pendulum-v1", seed=0).simulator
+    simulator = make_environment(EnvConfig("Pendulum-v1"), seed=0).simulator
     simulator.reset()
     simulator.step(np.ones(1, np.float32))
     assert simulator.unwrapped.last_u == pytest.approx(2)
@@ -142,7 +143,7 @@ def test_full_action_is_the_full_torque():
 
 def test_seed_decides_the_initial_states():
     def initial_states(seed):
-        env = make_environment("HalfCheetah-v4", seed)
+        env = make_environment(EnvConfig("HalfCheetah-v4"), seed)
         return torch.stack([env.reset()["observation"] for _ in range(3)])
 
     assert torch.equal(initial_states(1), initial_states(1))
@@ -154,12 +155,12 @@ def test_seed_decides_the_initial_states():
 )
 def test_unknown_environment_names_the_nearest(wrong, right):
     with pytest.raises(UserError, match=f"no environment '{wrong}'.*{right}"):
-        make_environment(wrong, seed=0)
+        make_environment(EnvConfig(wrong), seed=0)
 
 
 def test_discrete_actions_are_refused():
     with pytest.raises(UserError, match=r"CartPole-v1 has the action space Discrete\(2\)"):
-        make_environment("CartPole-v1", seed=0)
+        make_environment(EnvConfig("CartPole-v1"), seed=0)
 
 
 class OneArray(gym.Env):
@@ -197,7 +198,7 @@ def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, chec
 
 
 def test_lists_of_numbers_are_part_of_the_state():
-    env, other = make_environment("OneArray-v0", 0), make_environment("OneArray-v0", 0)
+    env, other = (make_environment(EnvConfig("OneArray-v0"), 0) for _ in range(2))
     env.rollout(5)
     load_environment_state(other, environment_state(env))
     assert other.simulator.unwrapped.state == [5, 0]
@@ -205,7 +206,7 @@ def test_lists_of_numbers_are_part_of_the_state():
 
 def test_environments_within_environments_are_part_of_the_state():
     """The mazes of Gymnasium-Robotics hold their simulator so."""
-    env, other = (make_environment("PointMaze_UMaze-v3", 0) for _ in range(2))
+    env, other = (make_environment(EnvConfig("PointMaze_UMaze-v3"), 0) for _ in range(2))
     env.rollout(7, break_when_any_done=False)
     other.reset()
     load_environment_state(other, environment_state(env))
@@ -217,7 +218,7 @@ def test_environments_within_environments_are_part_of_the_state():
 
 def test_an_environment_that_cannot_be_made_is_refused_in_one_line():
     with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
-        make_environment("HalfCheetah-v3", 0)
+        make_environment(EnvConfig("HalfCheetah-v3"), 0)
 
 
 class Phase(enum.Enum):
@@ -320,7 +321,9 @@ def test_actions_of_64_bits_train_and_resume(
     ],
 )
 def test_actions_of_any_type_are_rescaled_and_converted(dtype, low, high, received):
-    env = make_environment("Lever-v0", 0, dtype=dtype, low=low, high=high)
+    env = make_environment(
+        EnvConfig("Lever-v0", kwargs={"dtype": dtype, "low": low, "high": high}), 0
+    )
     assert env.action_spec.dtype == torch.float32
     assert (env.action_spec.space.low == -1).all()
     assert (env.action_spec.space.high == 1).all()
@@ -332,7 +335,7 @@ def test_actions_of_any_type_are_rescaled_and_converted(dtype, low, high, receiv
 
 
 def test_state_in_containers_and_generators_resumes_to_the_last_bit():
-    env, other = make_environment("Lever-v0", 0), make_environment("Lever-v0", 1)
+    env, other = (make_environment(EnvConfig("Lever-v0"), seed) for seed in (0, 1))
     actions = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     env.simulator.reset()
     play(env.simulator, actions[:5])
@@ -353,7 +356,7 @@ def test_goals_that_are_no_vectors_are_refused_for_hindsight():
 
     gym.register("Rewarded-v0", Rewarded)
     with pytest.raises(UserError, match="goals that are vectors, and those of Rewarded-v0"):
-        make_environment("Rewarded-v0", 0, goals=True)
+        make_environment(EnvConfig("Rewarded-v0"), 0, goals=True)
     del gym.registry["Rewarded-v0"]
 
 

@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import EnvConfig
 from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
 
 # The buffer of 120 is full and its oldest episode cut before the crash at step 155.
@@ -135,11 +136,11 @@ def test_an_environment_without_goals_is_refused(train, tmp_path):
 
 
 def test_goals_without_hindsight_are_part_of_the_observation():
-    env = make_environment("FetchReach-v4", 0)
+    env = make_environment(EnvConfig("FetchReach-v4"), 0)
     plain = env.reset()["observation"]
     assert plain.shape == (10 + 3,)
     with pytest.raises(UserError, match="needs an environment with goals"):
-        make_environment("Hopper-v4", 0, goals=True)
+        make_environment(EnvConfig("Hopper-v4"), 0, goals=True)
 
 
 class TestRunningStatistics:

@@ -1,0 +1,143 @@
+"""Data collection with several environments in the training process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_vmfer import ActorCriticReplayBuffer
+from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environments import Environment, make_environment, tensors
+from vmfer_recipes.training.episodes import EpisodeReturns
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import Perception
+from vmfer_recipes.training.transitions import ENVIRONMENT, kept
+
+__all__ = ["VectorCollector", "environment_seeds"]
+
+
+def environment_seeds(seed: int, count: int) -> list[int]:
+    """The seeds of the environments of a run: its own, and others that no nearby run shares."""
+    others = (np.random.SeedSequence([seed, number]) for number in range(1, count))
+    return [seed, *(int(other.generate_state(1)[0] >> 1) for other in others)]
+
+
+class VectorCollector:
+    """Steps several environments in rounds: one call of the policy, then one step of each.
+
+    A step of the run is one frame. The first step of a round collects the frames of the whole
+    round, and the following ones find theirs in the buffer. The simulators are called directly:
+    TorchRL's ``SerialEnv`` and Gymnasium's ``SyncVectorEnv`` take longer (see
+    ``benchmarks/collectors.py``), and neither can be saved within an episode.
+
+    Args:
+        env: the first environment. The others are made from ``cfg``.
+        policy: the exploring policy.
+        perception: its statistics are updated with every transition.
+        buffer: receives every transition.
+        cfg: defines the number of environments and of initial random frames.
+
+    Attributes:
+        episodes: the returns of the training episodes.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        policy: TensorDictModuleBase,
+        perception: Perception,
+        buffer: ActorCriticReplayBuffer,
+        cfg: Config,
+    ) -> None:
+        goals = cfg.replay.kind == "her"
+        seeds = environment_seeds(cfg.seed, cfg.num_envs)[1:]
+        self._envs = [env, *(make_environment(cfg.env, seed, goals) for seed in seeds)]
+        self.episodes = EpisodeReturns(len(self._envs))
+        self._policy = policy
+        self._perception = perception
+        self._buffer = buffer
+        self._init_random_frames = cfg.init_random_frames
+        # Episodes of several environments alternate in the buffer: hindsight keeps them apart.
+        number = torch.arange(len(self._envs)).unsqueeze(-1)
+        self._labels = {ENVIRONMENT: number} if goals else {}
+        self._frames = 0  # collected
+        self._steps = 0  # of the run, at most as many
+        started = [tensors(each.simulator.reset()[0]) for each in self._envs]
+        self._seen = {key: torch.stack([each[key] for each in started]) for key in started[0]}
+
+    def collect(self) -> None:
+        """Takes one step in every environment, if all frames so far belong to earlier steps."""
+        if self._steps == self._frames:
+            self._take_round()
+        self._steps += 1
+
+    @torch.no_grad()
+    def _take_round(self) -> None:
+        action = self._act()
+        # A new observation for each environment, which differs from the last one of an episode.
+        after = {key: torch.empty_like(value) for key, value in self._seen.items()}
+        seen = {key: torch.empty_like(value) for key, value in self._seen.items()}
+        rewards, dones, terminations = [], [], []
+        for number, env in enumerate(self._envs):
+            try:
+                result = env.simulator.step(action[number].numpy())
+                observation, reward, terminated, truncated, _ = result
+                is_over = bool(terminated or truncated)
+                start = env.simulator.reset()[0] if is_over else observation
+            except UserError as error:
+                raise UserError(f"At step {self._frames + number + 1}: {error}") from error
+            for rows, value in ((after, observation), (seen, start)):
+                for key, entry in tensors(value).items():
+                    rows[key][number] = entry
+            rewards.append([float(reward)])
+            dones.append([is_over])
+            terminations.append([bool(terminated)])
+            self.episodes.add(float(reward), is_over, number)
+        outcome = {
+            "reward": torch.tensor(rewards),
+            "done": torch.tensor(dones),
+            "terminated": torch.tensor(terminations),
+        }
+        data = {**self._labels, **self._seen, "action": action, "next": {**after, **outcome}}
+        transitions = kept(TensorDict(data, [len(self._envs)]))
+        self._perception.learn(transitions)
+        self._buffer.extend(transitions)
+        self._seen = seen
+        self._frames += len(self._envs)
+
+    def _act(self) -> Tensor:
+        """The actions of a round: those of the initial random frames first."""
+        count = len(self._envs)
+        random = min(max(self._init_random_frames - self._frames, 0), count)
+        spec = self._envs[0].action_spec
+        actions = [spec.rand().unsqueeze(0) for _ in range(random)]
+        if random < count:
+            seen = TensorDict(self._seen, [count])[random:]
+            with set_exploration_type(ExplorationType.RANDOM):
+                actions.append(self._policy(seen).get("action").cpu())
+        return torch.cat(actions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of every environment, and the position in the round."""
+        return {
+            "environments": [environment_state(env) for env in self._envs],
+            "seen": self._seen,
+            "frames": self._frames,
+            "steps": self._steps,
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within the episodes and within the round."""
+        for env, saved in zip(self._envs, state["environments"], strict=True):
+            load_environment_state(env, saved)
+        self._seen = dict(state["seen"])
+        self._frames, self._steps = state["frames"], state["steps"]
+        self.episodes.load_state_dict(state["episodes"])

@@ -1,0 +1,228 @@
+"""Several environments in one process: frames, episodes, updates and resuming."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from helpers.saved_rows import rows_in
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import to_config
+
+
+class Counting(gym.Env):
+    """Observes the number of its episode's seed and of its step; terminates at one length.
+
+    Every instance has another length, so that the episodes of several never coincide.
+    """
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    made = itertools.count()
+
+    def __init__(self, render_mode=None):
+        self.number = next(Counting.made)
+        self.episode = self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.count = self.episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.count += 1
+        is_over = self.count == 7 + self.number % 4 and self.number % 2 == 0
+        return self._observation(), float(self.count), is_over, False, {}
+
+    def _observation(self):
+        return np.array([self.number, self.episode, self.count], np.float32)
+
+
+gym.register("Counting-v0", Counting, max_episode_steps=9)
+SMALL = ("num_envs=4", "env.name=Counting-v0", "eval_interval=1000", "checkpoint_interval=50")
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_transitions_of_each_environment_are_those_of_its_episodes(
+    fast, train, checkpoint, table, tmp_path
+):
+    first = next(Counting.made) + 2  # the next instance is that of the evaluation
+    train(
+        "td3", tmp_path, *SMALL, f"fast={fast}", "total_frames=102", "init_random_frames=49",
+        "checkpoint_interval=101", "log_interval=102",
+    )  # fmt: skip
+    state = checkpoint(tmp_path)
+    assert state["step"] == 101
+    rows = rows_in(state["parts"]["replay"])
+    now, after, following = rows["observation"], rows["next"]["observation"], rows["next"]
+    assert len(now) == 104  # whole rounds
+    assert torch.equal(now[:, 0], torch.arange(first, first + 4).float().repeat(26))
+    assert torch.equal(after[:, :2], now[:, :2])  # the last observation, not that of the reset
+    assert torch.equal(after[:, 2], now[:, 2] + 1)
+    assert torch.equal(following["reward"][:, 0], after[:, 2])
+    ends = []
+    for number in range(first, first + 4):
+        steps = after[now[:, 0] == number, 2]
+        done, terminated = (
+            following[key][now[:, 0] == number, 0] for key in ("done", "terminated")
+        )
+        terminates = number % 2 == 0
+        length = min(7 + number % 4, 9) if terminates else 9
+        assert steps.tolist() == [1 + frame % length for frame in range(26)]
+        assert torch.equal(done, steps == length)
+        # Both a time limit and an end by the task at 9.
+        assert torch.equal(terminated, done if terminates and 7 + number % 4 <= 9 else done & False)
+        ends += [length] * int(done.sum())
+    (row,) = table(tmp_path / "train.csv")
+    assert float(row["episode_length"]) == pytest.approx(np.mean(ends))
+    returns = [length * (length + 1) / 2 for length in ends]
+    assert float(row["episode_return"]) == pytest.approx(np.mean(returns))
+
+
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_updates_per_frame_do_not_depend_on_the_number_of_environments(
+    num_envs, train, checkpoint, tmp_path
+):
+    train(
+        "td3", tmp_path, f"num_envs={num_envs}", "total_frames=94", "init_random_frames=61",
+        "utd_ratio=2", "checkpoint_interval=93",
+    )  # fmt: skip
+    state = checkpoint(tmp_path)["parts"]
+    (updates,) = {int(each["step"]) for each in state["critic_optimizer"]["state"].values()}
+    assert updates == 2 * (93 - 61)
+
+
+def test_initial_random_frames_are_counted_over_all_environments(train, checkpoint, tmp_path):
+    # Without noise, the untrained policy gives one action per observation.
+    train(
+        "td3", tmp_path, *SMALL, "exploration_noise=0", "total_frames=12", "init_random_frames=6",
+        "actor_lr=0", "checkpoint_interval=11",
+    )  # fmt: skip
+    state = checkpoint(tmp_path)["parts"]
+    rows = rows_in(state["replay"])
+    policy = torch.load(tmp_path / "policy.pt", weights_only=True)
+    weights = list(policy.values())
+    hidden = rows["observation"]
+    for weight, bias in zip(weights[::2], weights[1::2], strict=True):
+        hidden = torch.relu(hidden) if hidden is not rows["observation"] else hidden
+        hidden = hidden @ weight.T + bias
+    is_policy = ((hidden.tanh() - rows["action"]).abs() < 1e-5).all(-1)
+    assert is_policy.tolist() == [False] * 6 + [True] * 6
+
+
+INTERRUPTED = (
+    "env.name=ShortCheetah-v0",
+    "num_envs=3",
+    "total_frames=191",
+    "init_random_frames=31",
+    "checkpoint_interval=80",
+    "eval_interval=70",
+    "log_interval=40",
+)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("td3", "sampler=vmf_rank"),
+        ("sac", "sampler=uniform", "fast=false"),
+        ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
+    ],
+    ids="-".join,
+)
+def test_run_that_crashed_within_a_round_ends_like_an_uninterrupted_one(
+    overrides, train, at_step, checkpoint, assert_same_run, table, tmp_path
+):
+    def crash():
+        raise KeyboardInterrupt
+
+    algorithm, *options = overrides
+    options = [*INTERRUPTED, *options]
+    straight = train(algorithm, tmp_path / "straight", *options)
+    with at_step(185, crash), pytest.raises(KeyboardInterrupt):
+        train(algorithm, tmp_path / "crashed", *options)
+    state = checkpoint(tmp_path / "crashed")["parts"]["collector"]
+    assert (state["steps"], state["frames"]) == (160, 162)
+    train(algorithm, tmp_path / "crashed", *options)
+    assert_same_run(straight, tmp_path / "crashed")
+    lengths = [row["episode_length"] for row in table(straight / "train.csv")]
+    assert lengths == ["", "", "", "50.0", ""]
+
+
+def test_environments_start_in_different_states(train, checkpoint, tmp_path):
+    for seed in (0, 1):
+        train(
+            "td3", tmp_path / str(seed), f"seed={seed}", "num_envs=3", "total_frames=62",
+            "checkpoint_interval=61", "env.name=ShortCheetah-v0",
+        )  # fmt: skip
+    starts = torch.cat(
+        [
+            rows_in(checkpoint(tmp_path / seed)["parts"]["replay"])["observation"][:3]
+            for seed in ("0", "1")
+        ]
+    )
+    assert len(starts.unique(dim=0)) == 6
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_hindsight_keeps_the_episodes_of_several_environments_apart(
+    fast, train, at_step, checkpoint, assert_equal, table, tmp_path
+):
+    def crash():
+        raise KeyboardInterrupt
+
+    options = (
+        "replay=her", "env=FetchReach-v4", "num_envs=3", f"fast={fast}", "total_frames=191",
+        "init_random_frames=150", "checkpoint_interval=170", "eval_interval=1000",
+        "log_interval=20", "replay.buffer_size=160",
+    )  # fmt: skip
+    straight = train("td3", tmp_path / "straight", *options)
+    crashed = tmp_path / "crashed"
+    with at_step(185, crash), pytest.raises(KeyboardInterrupt):
+        train("td3", crashed, *options)
+    shutil.copytree(crashed, tmp_path / "copy")
+    train("td3", crashed, *options)
+    assert table(straight / "train.csv") == table(crashed / "train.csv")
+    assert_equal(*(checkpoint(each)["parts"]["replay"] for each in (straight, crashed)))
+    rows = rows_in(checkpoint(straight)["parts"]["replay"])
+    assert rows["environment"].unique().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("collector=multi_sync",), "num_envs=8 is for collector=single"),
+        (("replay.buffer_size=4",), "replay.buffer_size=4 cannot hold"),
+    ],
+)
+def test_impossible_combinations_are_refused(overrides, message, configuration, tmp_path):
+    with pytest.raises(UserError, match=message):
+        to_config(configuration("td3", tmp_path, "num_envs=8", *overrides))
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_training_returns_of_one_environment_are_those_of_its_rewards(
+    fast, train, checkpoint, table, tmp_path
+):
+    train(
+        "td3", tmp_path, f"fast={fast}", "total_frames=211", "checkpoint_interval=210",
+        "log_interval=70",
+    )  # fmt: skip
+    following = rows_in(checkpoint(tmp_path)["parts"]["replay"])["next"]
+    ends = [0, *(following["done"][:, 0].nonzero()[:, 0] + 1).tolist()]
+    episodes = [
+        (end, end - start, following["reward"][start:end].sum().item())
+        for start, end in itertools.pairwise(ends)
+    ]
+    rows = table(tmp_path / "train.csv")
+    assert [row["step"] for row in rows] == ["70", "140", "210", "211"]
+    for row in rows[:3]:
+        step = int(row["step"])
+        ended = [each[1:] for each in episodes if step - 70 < each[0] <= step]
+        assert float(row["episode_length"]) == pytest.approx(np.mean([each[0] for each in ended]))
+        assert float(row["episode_return"]) == pytest.approx(np.mean([each[1] for each in ended]))
