@@ -132,8 +132,8 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         _check_choice(name, override, argument)
         return argument.lstrip("+")
     known = {key.name: key for key in describe(config)}
-    if any(dict in key.types and name.startswith(f"{key.name}.") for key in known.values()):
-        return f"++{argument.lstrip('+')}"  # an entry of a dictionary, which may be new
+    if any(dict in key.types and f"{name}.".startswith(f"{key.name}.") for key in known.values()):
+        return f"++{argument.lstrip('+')}"  # entries of a dictionary, which may be new
     if name not in known:
         raise unknown_key(name, config)
     return _with_integers(known[name], override, argument).lstrip("+")

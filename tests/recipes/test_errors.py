@@ -54,7 +54,7 @@ def refusal(command, tmp_path, monkeypatch, capsys):
         pytest.param("sede=3", ["sede", "seed"], id="key"),
         pytest.param("lr=0.1", ["lr", "critic_lr", "actor_lr"], id="lr"),
         pytest.param("learning_rate=0.1", ["critic_lr", "actor_lr"], id="learning_rate"),
-        pytest.param("n_envs=4", ["n_envs", "collector.num_workers"], id="n_envs"),
+        pytest.param("n_envs=4", ["n_envs", "num_envs"], id="n_envs"),
         pytest.param("buffer_size=9", ["replay.buffer_size"], id="last part of a key"),
         pytest.param("experiment=table1", ["+experiment=table1"], id="experiment"),
         pytest.param("+experiment=tabel1", ["tabel1", "table1"], id="no experiment"),

@@ -1,0 +1,113 @@
+"""Tasks of the Control Suite step, end, resume and train like Gymnasium's."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.saved_rows import rows_in
+from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import EnvConfig
+
+suite = pytest.importorskip("dm_control.suite", exc_type=ImportError)
+
+
+def make(name: str, seed: int = 0, **kwargs):
+    return make_environment(EnvConfig(name, backend="dm_control", kwargs=kwargs), seed)
+
+
+def flat(observation) -> np.ndarray:
+    parts = [np.ravel(part) for part in observation.values()]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def test_steps_are_those_of_the_suite():
+    simulator = make("cartpole-swingup").simulator
+    reference = suite.load("cartpole", "swingup", task_kwargs={"random": 5})
+    rng = np.random.default_rng(0)
+    np.testing.assert_array_equal(simulator.reset(seed=5)[0], flat(reference.reset().observation))
+    for _ in range(20):
+        action = rng.uniform(-1, 1, 1).astype(np.float32)
+        observation, reward, terminated, truncated, _ = simulator.step(action)
+        step = reference.step(action)
+        np.testing.assert_array_equal(observation, flat(step.observation))
+        assert reward == step.reward
+        assert not terminated
+        assert not truncated
+
+
+def test_time_limit_truncates_and_a_discount_of_zero_terminates():
+    simulator = make("cheetah/run", task_kwargs={"time_limit": 0.05}).simulator
+    simulator.reset(seed=0)
+    ends = [simulator.step(np.zeros(6, np.float32))[2:4] for _ in range(5)]
+    assert ends == [(False, False)] * 4 + [(False, True)]
+    simulator = make("cheetah-run").simulator
+    simulator.reset(seed=0)
+    simulator.unwrapped.task.get_termination = lambda physics: 0.0
+    assert simulator.step(np.zeros(6, np.float32))[2:4] == (True, False)
+
+
+# reacher and point_mass change the model at each reset; quadruped has sensors and contacts.
+@pytest.mark.parametrize(
+    "name", ["cheetah-run", "reacher-easy", "point_mass-hard", "quadruped-run"]
+)
+def test_saved_episode_resumes_to_the_last_bit(name):
+    env, other = make(name, 0), make(name, 1)
+    size = env.action_spec.shape[-1]
+    actions = np.random.default_rng(0).uniform(-1, 1, (40, size)).astype(np.float32)
+    env.simulator.reset()
+    for action in actions[:23]:
+        env.simulator.step(action)
+    file = io.BytesIO()
+    torch.save(environment_state(env), file)
+    file.seek(0)
+    other.simulator.reset()
+    other.simulator.step(actions[0])
+    load_environment_state(other, torch.load(file, weights_only=True))
+    for action in actions:
+        one, two = env.simulator.step(action), other.simulator.step(action)
+        assert one[0].tobytes() == two[0].tobytes()
+        assert one[1:4] == two[1:4]
+    starts = [each.simulator.reset()[0].tobytes() for each in (env, other)]
+    assert starts[0] == starts[1]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_crashed_run_ends_like_an_uninterrupted_one(
+    num_envs, train, at_step, checkpoint, assert_same_run, tmp_path
+):
+    def crash():
+        raise KeyboardInterrupt
+
+    options = (
+        "env.name=reacher-easy", "env.backend=dm_control", f"num_envs={num_envs}",
+        "++env.kwargs={task_kwargs: {time_limit: 0.5}}", "total_frames=111",
+        "checkpoint_interval=65", "eval_interval=70",
+    )  # fmt: skip
+    straight = train("td3", tmp_path / "straight", *options)
+    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
+        train("td3", tmp_path / "crashed", *options)
+    assert checkpoint(tmp_path / "crashed")["step"] == 65
+    train("td3", tmp_path / "crashed", *options)
+    assert_same_run(straight, tmp_path / "crashed")
+    following = rows_in(checkpoint(straight)["parts"]["replay"])["next"]
+    assert following["done"].any()
+    assert not following["terminated"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        ("cheeta-run", {}, "no task 'cheeta-run'. Did you mean: cheetah-run"),
+        ("HalfCheetah-v4", {}, "The Control Suite has no task 'HalfCheetah-v4'"),
+        ("cheetah-run", {"speed": 1}, "unexpected keyword argument 'speed'.*env.kwargs"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(name, kwargs, message):
+    with pytest.raises(UserError, match=message):
+        make(name, **kwargs)

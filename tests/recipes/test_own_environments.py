@@ -1,0 +1,209 @@
+"""Environments, wrappers and arguments from outside the repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from helpers.saved_rows import rows_in
+from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import EnvConfig, to_config
+from vmfer_recipes.training.perception import NormalizedPerception
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_environment" / "my_tasks.py"
+WINDY = (
+    "env.name=my_tasks:Point-v0",
+    "env.kwargs.gain=0.2",
+    "env.wrappers=[my_tasks.Wind]",
+    "env.normalize_observations=true",
+)
+COMPOSED = tuple(each.replace("env.kwargs", "++env.kwargs") for each in WINDY)  # Hydra's own form
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A directory outside the repository with the user's module, as the current one."""
+    shutil.copy(EXAMPLE, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("my_")]:
+        del sys.modules[name]
+    gym.registry.pop("Point-v0", None)
+
+
+def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "recipes" / program, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_example_trains_and_is_evaluated_from_its_own_directory(tmp_path):
+    shutil.copy(EXAMPLE, tmp_path)
+    small = ("total_frames=150", "init_random_frames=100", "num_eval_episodes=1", "num_envs=2")
+    trained = run(tmp_path, "td3.py", *WINDY, *small)
+    assert trained.returncode == 0, trained.stderr[-2000:]
+    run_dir = "runs/td3/my_tasks-Point-v0/uniform-vmf_uncertainty/seed0"
+    assert (tmp_path / run_dir / "finished").exists()
+    evaluated = run(tmp_path, "evaluate.py", run_dir, "episodes=2")
+    assert "over 2 episodes" in evaluated.stdout, evaluated.stderr[-2000:]
+
+
+def test_module_that_is_not_there_is_named_in_one_line(tmp_path):
+    refused = run(tmp_path, "td3.py", "env.name=my_tasks:Point-v0")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert "the module my_tasks cannot be imported" in line
+    assert "run the command from the directory that contains it" in line
+    assert "Acrobot" not in line
+
+
+def test_arguments_reach_the_environment(elsewhere):
+    for gain in (0.2, 0.5):
+        env = make_environment(EnvConfig("my_tasks:Point-v0", kwargs={"gain": gain}), 0)
+        before = env.simulator.reset()[0]
+        after = env.simulator.step(np.ones(2, np.float32))[0]
+        np.testing.assert_allclose(after - before, gain, rtol=1e-5)
+
+
+def test_wrappers_are_applied_in_order(elsewhere):
+    (elsewhere / "my_wrappers.py").write_text(
+        "import gymnasium as gym\n"
+        "class Add(gym.RewardWrapper):\n"
+        "    def reward(self, reward): return reward + 1\n"
+        "class Double(gym.RewardWrapper):\n"
+        "    def reward(self, reward): return reward * 2\n"
+    )
+    name, action = "my_tasks:Point-v0", np.zeros(2, np.float32)
+    paths = ["my_wrappers.Add", "my_wrappers.Double"]
+    rewards = []
+    for wrappers in (paths, paths[::-1]):
+        env = make_environment(EnvConfig(name, wrappers=wrappers), 0)
+        env.simulator.reset()
+        rewards.append(env.simulator.step(action)[1])
+    np.testing.assert_allclose(rewards, [0, -1], atol=1e-6)  # the distance is 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"name": "my_tasks:Piont-v0"}, ["my_tasks registers no environment", "Point-v0"]),
+        ({"name": "my_tasks:Zzz"}, ["registers no environment 'Zzz'", "gymnasium.register("]),
+        ({"name": "Qqqqqqqq"}, ["no environment 'Qqqqqqqq'", "env.name=my_module:Qqqqqqqq"]),
+        ({"kwargs": {"gian": 1}}, ["unexpected keyword argument 'gian'", "env.kwargs"]),
+        ({"wrappers": ["my_tasks.Point"]}, ["env.wrappers=my_tasks.Point", "Wrapper"]),
+        ({"wrappers": ["my_tasks.Breeze"]}, ["my_tasks has no such name"]),
+        ({"wrappers": ["Wind"]}, ["must name a module and a class"]),
+        ({"wrappers": ["gymnasium.wrappers.TimeLimit"]}, ["TimeLimit cannot wrap", "TypeError"]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_mistakes_are_explained_in_one_line(settings, parts, elsewhere):
+    with pytest.raises(UserError) as refusal:
+        make_environment(EnvConfig(**{"name": "my_tasks:Point-v0"} | settings), 0)
+    message = str(refusal.value)
+    assert all(part in message for part in parts), message
+    assert "\n" not in message
+    assert message.count("-v") <= 5  # a few names, not the whole registry
+
+
+def test_error_of_a_wrapper_names_its_line(elsewhere, train):
+    (elsewhere / "my_broken.py").write_text(
+        "import gymnasium as gym\n"
+        "class Broken(gym.RewardWrapper):\n"
+        "    def reward(self, reward): return 1 / 0\n"
+    )
+    with pytest.raises(UserError, match=r"ZeroDivisionError.*line 3 of my_broken\.py"):
+        train("td3", elsewhere / "run", WINDY[0], "env.wrappers=[my_broken.Broken]")
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_wrapper_with_state_and_statistics_resume_exactly(
+    fast, elsewhere, train, at_step, checkpoint, assert_same_run
+):
+    def crash():
+        raise KeyboardInterrupt
+
+    options = (*COMPOSED, f"fast={fast}", "total_frames=131", "checkpoint_interval=65")
+    straight = train("td3", elsewhere / "straight", *options)
+    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
+        train("td3", elsewhere / "crashed", *options)
+    assert checkpoint(elsewhere / "crashed")["step"] == 65
+    train("td3", elsewhere / "crashed", *options)
+    assert_same_run(straight, elsewhere / "crashed")
+
+
+def test_objects_of_the_users_package_are_part_of_the_state(elsewhere):
+    (elsewhere / "my_objects.py").write_text(
+        "import gymnasium as gym, numpy as np\n"
+        "class Body:\n"
+        "    def __init__(self): self.position, self.rng = 0.0, np.random.default_rng(1)\n"
+        "    def move(self, x): self.position += x * self.rng.uniform()\n"
+        "class Bodies(gym.Env):\n"
+        "    observation_space = gym.spaces.Box(-9, 9, (2,))\n"
+        "    action_space = gym.spaces.Box(-1, 1, (2,))\n"
+        "    def __init__(self): self.bodies = [Body(), Body()]\n"
+        "    def reset(self, *, seed=None, options=None): return self.seen(), {}\n"
+        "    def seen(self): return np.array([b.position for b in self.bodies], np.float32)\n"
+        "    def step(self, action):\n"
+        "        for body, x in zip(self.bodies, action): body.move(x)\n"
+        "        return self.seen(), 0.0, False, False, {}\n"
+        "gym.register('MyBodies-v0', Bodies)\n"
+    )
+    one, two = (make_environment(EnvConfig("my_objects:MyBodies-v0"), 0) for _ in range(2))
+    one.simulator.reset(), two.simulator.reset()
+    action = np.array([1, -0.5], np.float32)
+    one.simulator.step(action)
+    load_environment_state(two, environment_state(one))
+    np.testing.assert_array_equal(*(env.simulator.step(action)[0] for env in (one, two)))
+    del gym.registry["MyBodies-v0"]
+
+
+def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
+    elsewhere, train, checkpoint
+):
+    run_dir = train(
+        "sac", elsewhere / "run", *COMPOSED, "total_frames=101", "checkpoint_interval=100"
+    )
+    parts = checkpoint(run_dir)["parts"]
+    seen = rows_in(parts["replay"])["observation"].double()
+    assert len(seen) == 100
+    statistics = parts["perception"]
+    assert statistics["observation.count"] == 100
+    torch.testing.assert_close(statistics["observation.mean"], seen.mean(0))
+    variance = statistics["observation.squares"] / 100
+    torch.testing.assert_close(variance, seen.var(0, correction=0))
+
+
+def test_perception_normalizes_both_observations_and_clips_them():
+    perception = NormalizedPerception(2, clip=1.5, device="cpu")
+    data = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
+    perception.learn(TensorDict({"observation": data}, [3]))
+    batch = TensorDict({"observation": data, "next": {"observation": data + 100}}, [3])
+    seen = perception(batch)
+    expected = ((data - data.mean(0)) / data.std(0, correction=0)).clamp(-1.5, 1.5)
+    torch.testing.assert_close(seen["observation"], expected)
+    assert (seen["next", "observation"] == 1.5).all()
+
+
+def test_normalization_is_refused_for_workers(configuration, tmp_path):
+    options = ("env.normalize_observations=true", "collector=multi_async")
+    with pytest.raises(UserError, match="normalize_observations=true needs"):
+        to_config(configuration("td3", tmp_path, *options))
