@@ -1,10 +1,17 @@
-"""Frames per second of a whole TD3 run, by collector.
+"""Frames per second of a whole TD3 run, by collector, and of collection alone, by num_envs.
 
 One run after the other, in this process; a frame is collected, stored and learned from. The
 workers' processes are additional to the learner's, so that a machine needs a core for each.
 
     python benchmarks/collectors.py --frames 3000
     python benchmarks/collectors.py --kinds single multi_async --workers 1 2
+
+With --envs, several environments in one process. The first table steps them without learning: as
+num_envs= does, with TorchRL's SerialEnv and with Gymnasium's SyncVectorEnv, all with the same
+policy. Speeds are frames per second of CPU time, medians of --rounds alternating measurements, so
+that other load on the machine affects all alike. The second table is a whole TD3 run.
+
+    python benchmarks/collectors.py --envs 1 2 4 8 16
 """
 
 from __future__ import annotations
@@ -16,35 +23,124 @@ import importlib
 import io
 import statistics
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 
-def speed(frames: int, *overrides: str) -> float:
-    """The median over the rows of ``train.csv``, but for the first, in which the run warms up."""
+def _config(*overrides: str) -> Any:
     from hydra import compose, initialize_config_module
 
     from vmfer_recipes.training.options import to_config
 
+    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
+        return to_config(compose("td3", ["replay.buffer_size=100000", *overrides]))
+
+
+def speed(frames: int, *overrides: str) -> float:
+    """The median over the rows of ``train.csv``, but for the first, in which the run warms up."""
     with tempfile.TemporaryDirectory() as folder:
-        with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
-            cfg = compose(
-                "td3",
-                [
-                    f"run_dir={folder}/run",
-                    f"total_frames={frames}",
-                    f"init_random_frames={frames // 10}",
-                    f"log_interval={frames // 10}",
-                    f"eval_interval={frames}",
-                    "num_eval_episodes=1",
-                    "replay.buffer_size=100000",
-                    *overrides,
-                ],
-            )
+        cfg = _config(
+            f"run_dir={folder}/run",
+            f"total_frames={frames}",
+            f"init_random_frames={frames // 10}",
+            f"log_interval={frames // 10}",
+            f"eval_interval={frames}",
+            "num_eval_episodes=1",
+            *overrides,
+        )
         with contextlib.redirect_stdout(io.StringIO()):
-            importlib.import_module("vmfer_recipes.td3").main.__wrapped__(to_config(cfg))
+            importlib.import_module("vmfer_recipes.td3").main.__wrapped__(cfg)
         with (Path(folder) / "run" / "train.csv").open() as file:
             rows = list(csv.DictReader(file))
     return statistics.median(float(row["steps_per_second"]) for row in rows[1:])
+
+
+def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
+    """Frames per second of ``count`` environments with one policy, without learning."""
+    import gymnasium as gym
+    import torch
+    from tensordict import TensorDict
+    from torchrl.collectors import Collector
+    from torchrl.envs import SerialEnv
+
+    from torchrl_vmfer.fast import make_backend
+    from vmfer_recipes.training.collection import make_collector
+    from vmfer_recipes.training.environments import make_environment
+    from vmfer_recipes.training.networks import deterministic_actor, exploring
+    from vmfer_recipes.training.options import EnvConfig
+    from vmfer_recipes.training.perception import Perception
+    from vmfer_recipes.training.replay import make_replay_buffer
+
+    torch.set_num_threads(1)
+    cfg = _config(f"env={env_name}", f"num_envs={count}", "init_random_frames=0")
+    backend = make_backend(fast=True)
+    env = make_environment(EnvConfig(env_name), 0)
+    policy = exploring(backend, deterministic_actor(env, [256, 256]), 0.1)
+    buffer = make_replay_buffer(env, cfg, backend)
+    ours = make_collector(env, policy, Perception("cpu"), buffer, cfg, backend)
+    serial = SerialEnv(count, lambda: make_environment(EnvConfig(env_name), 0))
+    collector = iter(
+        Collector(
+            serial,
+            policy,
+            frames_per_batch=count,
+            total_frames=-1,
+            auto_register_policy_transforms=False,
+        )
+    )
+    makers = [lambda: make_environment(EnvConfig(env_name), 0).simulator] * count
+    vector = gym.vector.SyncVectorEnv(makers)
+    seen = vector.reset(seed=0)[0]
+
+    def step_ours() -> None:
+        for _ in range(count):
+            ours.collect()
+
+    def step_serial() -> None:
+        buffer.extend(next(collector).reshape(-1).select(*stored, strict=True))
+
+    @torch.no_grad()
+    def step_vector() -> None:
+        nonlocal seen
+        now = torch.from_numpy(seen)
+        action = policy(TensorDict({"observation": now}, [count]))["action"]
+        seen, reward, terminated, truncated, _ = vector.step(action.numpy())
+        following = {
+            "observation": torch.from_numpy(seen),
+            "reward": torch.from_numpy(reward).float().unsqueeze(-1),
+            "done": torch.from_numpy(terminated | truncated).unsqueeze(-1),
+            "terminated": torch.from_numpy(terminated).unsqueeze(-1),
+        }
+        data = {"observation": now, "action": action, "next": following}
+        buffer.extend(TensorDict(data, [count]))
+
+    step_ours()
+    stored = list(buffer.storage[:1].exclude("index").keys(True, True))
+    contenders = {"num_envs": step_ours, "SerialEnv": step_serial, "SyncVectorEnv": step_vector}
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, step in contenders.items():
+            start, repetitions = time.process_time(), max(1, 400 // count)
+            for _ in range(repetitions):
+                step()
+            speeds[name].append(repetitions * count / (time.process_time() - start))
+    return {name: statistics.median(values) for name, values in speeds.items()}
+
+
+def compare_environments(env: str, counts: list[int], rounds: int, frames: int) -> None:
+    """Prints the two tables of ``--envs``."""
+    print("Collection alone, frames per second of CPU time:\n")
+    print("| environments | `num_envs=` | SerialEnv | SyncVectorEnv |\n|---:|---:|---:|---:|")
+    for count in counts:
+        row = stepping(env, count, rounds)
+        print(f"| {count} | {' | '.join(f'{value:.0f}' for value in row.values())} |", flush=True)
+    print("\nA whole TD3 run:\n\n|  | frames/s | ratio |\n|---|---:|---:|")
+    base = None
+    for count in counts:
+        result = speed(frames, f"env={env}", f"num_envs={count}")
+        base = base or result
+        print(f"| `num_envs={count}` | {result:.0f} | {result / base:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -53,7 +149,12 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=3000, help="per run")
     parser.add_argument("--kinds", nargs="+", default=["single", "multi_sync", "multi_async"])
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--envs", nargs="+", type=int, help="compare numbers of environments")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of --envs")
     arguments = parser.parse_args()
+    if arguments.envs:
+        compare_environments(arguments.env, arguments.envs, arguments.rounds, arguments.frames)
+        return
     print("|  | workers | frames/s |\n|---|---:|---:|")
     for kind in arguments.kinds:
         for count in [None] if kind == "single" else arguments.workers:

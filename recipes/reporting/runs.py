@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.keys import flat
+from vmfer_recipes.training.options import EnvConfig
 
 __all__ = ["LeftOut", "Run", "frozen", "read_columns", "read_config", "read_runs"]
 
@@ -32,6 +33,7 @@ _INCIDENTAL = {
     "total_frames",  # kept apart: it belongs to the task
     "env",
 }
+_PLAIN = EnvConfig("")  # runs of earlier versions lack keys that have their defaults
 _REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
 
 
@@ -49,7 +51,7 @@ class Run:
 
     Attributes:
         path: its directory, relative to where reading began.
-        variant: what ``env.`` says besides the name.
+        variant: the keys of ``env.`` besides the name that differ from their defaults.
         settings: the hyper-parameters by dotted key, without seed and housekeeping.
         steps: when it was evaluated, increasing.
         returns: mean return of each evaluation.
@@ -176,7 +178,13 @@ def _read(run_dir: Path, path: str) -> Run:
         sampler=config["sampler.name"],
         seed=config["seed"],
         total_frames=config["total_frames"],
-        variant={k: v for k, v in config.items() if k.startswith("env.") and k != "env.name"},
+        variant={
+            name: value
+            for name, value in config.items()
+            if name.startswith("env.")
+            and name != "env.name"
+            and value != getattr(_PLAIN, name.removeprefix("env."), None)
+        },
         settings={k: v for k, v in config.items() if k.split(".")[0] not in _INCIDENTAL},
         steps=steps,
         returns=returns,

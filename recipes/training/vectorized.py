@@ -13,7 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
-from vmfer_recipes.training.environments import Environment, make_environment, tensors
+from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.episodes import EpisodeReturns
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.options import Config
@@ -69,8 +69,8 @@ class VectorCollector:
         self._labels = {ENVIRONMENT: number} if goals else {}
         self._frames = 0  # collected
         self._steps = 0  # of the run, at most as many
-        started = [tensors(each.simulator.reset()[0]) for each in self._envs]
-        self._seen = {key: torch.stack([each[key] for each in started]) for key in started[0]}
+        starts = [_entries(each.simulator.reset()[0]) for each in self._envs]
+        self._seen = {key: np.stack([each[key] for each in starts]) for key in starts[0]}
 
     def collect(self) -> None:
         """Takes one step in every environment, if all frames so far belong to earlier steps."""
@@ -80,37 +80,33 @@ class VectorCollector:
 
     @torch.no_grad()
     def _take_round(self) -> None:
-        action = self._act()
-        # A new observation for each environment, which differs from the last one of an episode.
-        after = {key: torch.empty_like(value) for key, value in self._seen.items()}
-        seen = {key: torch.empty_like(value) for key, value in self._seen.items()}
-        rewards, dones, terminations = [], [], []
-        for number, env in enumerate(self._envs):
+        count = len(self._envs)
+        actions = self._act()
+        # The observation after a step is that of the next one, unless an episode has ended.
+        after = {key: np.empty_like(value) for key, value in self._seen.items()}
+        seen = {key: np.empty_like(value) for key, value in self._seen.items()}
+        rewards = np.empty((count, 1), np.float32)
+        dones, terminations = np.empty((count, 1), bool), np.empty((count, 1), bool)
+        for number, (env, action) in enumerate(zip(self._envs, actions.numpy(), strict=True)):
             try:
-                result = env.simulator.step(action[number].numpy())
-                observation, reward, terminated, truncated, _ = result
+                observation, reward, terminated, truncated, _ = env.simulator.step(action)
                 is_over = bool(terminated or truncated)
                 start = env.simulator.reset()[0] if is_over else observation
             except UserError as error:
                 raise UserError(f"At step {self._frames + number + 1}: {error}") from error
             for rows, value in ((after, observation), (seen, start)):
-                for key, entry in tensors(value).items():
+                for key, entry in _entries(value).items():
                     rows[key][number] = entry
-            rewards.append([float(reward)])
-            dones.append([is_over])
-            terminations.append([bool(terminated)])
+            rewards[number], dones[number], terminations[number] = reward, is_over, terminated
             self.episodes.add(float(reward), is_over, number)
-        outcome = {
-            "reward": torch.tensor(rewards),
-            "done": torch.tensor(dones),
-            "terminated": torch.tensor(terminations),
-        }
-        data = {**self._labels, **self._seen, "action": action, "next": {**after, **outcome}}
-        transitions = kept(TensorDict(data, [len(self._envs)]))
+        outcome = {"reward": rewards, "done": dones, "terminated": terminations}
+        following = _as_tensors(after | outcome)
+        data = {**self._labels, **_as_tensors(self._seen), "action": actions, "next": following}
+        transitions = kept(TensorDict(data, [count]))
         self._perception.learn(transitions)
         self._buffer.extend(transitions)
         self._seen = seen
-        self._frames += len(self._envs)
+        self._frames += count
 
     def _act(self) -> Tensor:
         """The actions of a round: those of the initial random frames first."""
@@ -119,7 +115,7 @@ class VectorCollector:
         spec = self._envs[0].action_spec
         actions = [spec.rand().unsqueeze(0) for _ in range(random)]
         if random < count:
-            seen = TensorDict(self._seen, [count])[random:]
+            seen = TensorDict(_as_tensors(self._seen), [count])[random:]
             with set_exploration_type(ExplorationType.RANDOM):
                 actions.append(self._policy(seen).get("action").cpu())
         return torch.cat(actions)
@@ -128,7 +124,7 @@ class VectorCollector:
         """The state of every environment, and the position in the round."""
         return {
             "environments": [environment_state(env) for env in self._envs],
-            "seen": self._seen,
+            "seen": _as_tensors(self._seen),
             "frames": self._frames,
             "steps": self._steps,
             "episodes": self.episodes.state_dict(),
@@ -138,6 +134,14 @@ class VectorCollector:
         """Resumes within the episodes and within the round."""
         for env, saved in zip(self._envs, state["environments"], strict=True):
             load_environment_state(env, saved)
-        self._seen = dict(state["seen"])
+        self._seen = {key: value.numpy() for key, value in state["seen"].items()}
         self._frames, self._steps = state["frames"], state["steps"]
         self.episodes.load_state_dict(state["episodes"])
+
+
+def _entries(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return observation if isinstance(observation, dict) else {"observation": observation}
+
+
+def _as_tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {key: torch.from_numpy(value) for key, value in arrays.items()}
