@@ -25,6 +25,7 @@ from torchrl import torchrl_logger
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.fast import make_backend
+from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.training import networks
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import Averages, TrainingSession
@@ -140,15 +141,15 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
     env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
     spec = env.action_spec_unbatched
-    critics = networks.make_critics(env, HIDDEN, 2)
+    critics = networks.make_critics(env, NetworkSpec(hidden=HIDDEN), 2)
     rate = LEARNING_RATE[algorithm]
     if algorithm == "td3":
-        actor = networks.deterministic_actor(env, HIDDEN)
+        actor = networks.deterministic_actor(env, NetworkSpec(hidden=HIDDEN))
         noise = AdditiveGaussianModule(spec, sigma_init=1, sigma_end=1, std=0.1)
         policy = TensorDictSequential(actor, noise)
         loss = TD3Loss(actor, critics, action_spec=spec, loss_function="l2")
     else:
-        policy = actor = networks.gaussian_actor(env, HIDDEN)
+        policy = actor = networks.gaussian_actor(env, NetworkSpec(hidden=HIDDEN))
         loss = SACLoss(actor, critics, action_spec=spec, loss_function="l2")
     loss.make_value_estimator(gamma=0.99)
     targets = SoftUpdate(loss, eps=0.995)

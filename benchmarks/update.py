@@ -22,12 +22,13 @@ from torchrl.objectives import LossModule, SACLoss, TD3Loss
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from torchrl_vmfer.fast import backward
+from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
 from vmfer_recipes.training.options import EnvConfig
 
 BATCH = 256
-HIDDEN = [256, 256]
+NETWORKS = NetworkSpec(hidden=[256, 256])
 PEER = "TorchRL"
 # By name: whether it is TorchRL's own class, and the options of ours.
 LOSSES = {
@@ -49,11 +50,11 @@ def make_updates(
 ) -> dict[str, Callable[[], None]]:
     torch.manual_seed(0)
     env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
-    actor = (deterministic_actor if algorithm == "td3" else gaussian_actor)(env, HIDDEN)
+    actor = (deterministic_actor if algorithm == "td3" else gaussian_actor)(env, NETWORKS)
     stock, ours = {"td3": (TD3Loss, VMFTD3Loss), "sac": (SACLoss, VMFSACLoss)}[algorithm]
     loss: LossModule = (stock if options is None else ours)(
         actor,
-        make_critics(env, HIDDEN, critics),
+        make_critics(env, NETWORKS, critics),
         num_qvalue_nets=critics,
         action_spec=env.action_spec,
         loss_function="l2",

@@ -1,4 +1,4 @@
-"""Evaluates the policy of a finished run.
+"""Evaluates a saved policy of a run, finished or not.
 
 python recipes/evaluate.py runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0 episodes=20 video=true
 """
@@ -12,20 +12,19 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule
+from torch import Tensor
 
+from torchrl_vmfer import Policy
 from vmfer_recipes.training.command_line import read_folder_and_options
 from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import evaluate
 from vmfer_recipes.training.keys import Config, key, validate
 from vmfer_recipes.training.launch import program, quiet_torchrl
-from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor
+from vmfer_recipes.training.networks import load_policy_of_run
 from vmfer_recipes.training.options import EnvConfig
-from vmfer_recipes.training.perception import make_perception
 from vmfer_recipes.training.video import record_video
-
-_ACTORS = {"td3": deterministic_actor, "sac": gaussian_actor}
 
 
 @dataclass
@@ -34,6 +33,11 @@ class EvaluationConfig(Config):
 
     episodes: int = key(10, "episodes to play", low=1)
     seed: int = key(2_000_000, "seed of the first episode; later episodes count up", low=0)
+    policy: str = key(
+        "last",
+        "policy.pt, or the newest checkpoint of an unfinished run (last); policy_best.pt (best)",
+        choices=("last", "best"),
+    )
     video: bool = key(False, "record the first episode as video.mp4 in the run directory")
 
 
@@ -44,16 +48,18 @@ def main() -> None:
     run_dir, options = read_folder_and_options(
         "python recipes/evaluate.py <run_dir>", sys.argv[1:], EvaluationConfig
     )
-    for name in ("config.yaml", "policy.pt"):
-        if not (run_dir / name).exists():
-            raise UserError(
-                f"{run_dir} has no {name}: give the directory of a finished run, such as "
-                "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
-            )
-    cfg, env_cfg = _load_config(run_dir / "config.yaml")
+    config = run_dir / "config.yaml"
+    if not config.exists():
+        raise UserError(
+            f"{run_dir} has no config.yaml: give the directory of a run, such as "
+            "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
+        )
+    cfg, env_cfg = _load_config(config)
     goals = cfg.replay.kind == "her"
+    saved = load_policy_of_run(run_dir, options.policy)
     env = make_environment(env_cfg, options.seed, goals)
-    policy = _load_policy(run_dir / "policy.pt", env, cfg)
+    policy = _for_recipes(saved, env, goals)
+    print(f"Evaluating {saved.source}, step {saved.step}, on {env_cfg.name}.", flush=True)
     result = evaluate(policy, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
@@ -66,12 +72,10 @@ def main() -> None:
 
 
 def _load_config(file: Path) -> tuple[Any, EnvConfig]:
-    """The configuration of a run, for the CPU, and that of its environment."""
+    """The configuration of a run, and that of its environment."""
     try:
         cfg: Any = OmegaConf.load(file)
-        cfg.device = "cpu"
-        # Read now, so that a missing key is reported here.
-        _ = _ACTORS[cfg.algorithm], list(cfg.hidden), cfg.replay.kind
+        _ = cfg.replay.kind  # read now, so that a missing key is reported here
         env_cfg = EnvConfig(**OmegaConf.to_object(cfg.env))  # type: ignore[arg-type]
         validate(env_cfg, "env.")
     except Exception as error:
@@ -81,17 +85,25 @@ def _load_config(file: Path) -> tuple[Any, EnvConfig]:
     return cfg, env_cfg
 
 
-def _load_policy(file: Path, env: Environment, cfg: Any) -> TensorDictModuleBase:
-    """The policy that a run has saved."""
-    actor = _ACTORS[cfg.algorithm](env, list(cfg.hidden))
-    policy = make_perception(env, cfg).before(actor)
-    try:
-        policy.load_state_dict(torch.load(file, weights_only=True, map_location="cpu"))
-    except Exception as error:
-        raise UserError(
-            f"{file} cannot be read ({first_line(error)}): train the run again."
-        ) from error
-    return policy
+def _for_recipes(saved: Policy, env: Environment, goals: bool) -> TensorDictModule:
+    """The policy for an environment of the recipes, whose actions lie in [-1, 1]."""
+    keys = ["observation", "desired_goal"] if goals else ["observation"]
+    sizes = {
+        "observations": (sum(env.observation_spec[key].shape[-1] for key in keys),),
+        "actions": tuple(env.action_spec.shape),
+    }
+    needed = {"observations": (saved.observation_size,), "actions": (saved.action_size,)}
+    for name, size in sizes.items():
+        if size != needed[name]:
+            raise UserError(
+                f"{saved.source} needs {name} of size {needed[name][0]}, but those of the "
+                f"environment in config.yaml have size {size[0]}: restore the files of the run."
+            )
+
+    def act(*parts: Tensor) -> Tensor:
+        return saved.unit_action(torch.cat(parts, -1))
+
+    return TensorDictModule(act, keys, ["action"])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from vmfer_recipes.training.networks import (
     exploring,
     gaussian_actor,
     make_critics,
+    network_spec,
 )
 from vmfer_recipes.training.options import SACConfig
 from vmfer_recipes.training.perception import Perception, make_perception
@@ -127,17 +128,18 @@ def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
     env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)
-    actor = gaussian_actor(env, cfg.hidden)
+    networks = network_spec(cfg)
+    actor = gaussian_actor(env, networks)
     loss = VMFSACLoss(
         actor,
-        make_critics(env, cfg.hidden, cfg.num_critics),
+        make_critics(env, networks, cfg.num_critics),
         num_qvalue_nets=cfg.num_critics,
         action_spec=env.action_spec,
         alpha_init=cfg.alpha_init,
         target_entropy=cfg.target_entropy,
         entropy_gradient=cfg.entropy_gradient,
         measure=is_vmf,
-        fast=backend.is_fast and not cfg.compile,
+        fast=backend.is_fast and networks.is_plain and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)

@@ -24,6 +24,7 @@ from vmfer_recipes.training.networks import (
     deterministic_actor,
     exploring,
     make_critics,
+    network_spec,
 )
 from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.perception import Perception, make_perception
@@ -125,10 +126,11 @@ def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
     env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)
-    actor = deterministic_actor(env, cfg.hidden)
+    networks = network_spec(cfg)
+    actor = deterministic_actor(env, networks)
     loss = VMFTD3Loss(
         actor,
-        make_critics(env, cfg.hidden, cfg.num_critics),
+        make_critics(env, networks, cfg.num_critics),
         num_qvalue_nets=cfg.num_critics,
         action_spec=env.action_spec,
         policy_noise=cfg.target_noise,
@@ -136,7 +138,7 @@ def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
         measure=is_vmf or cfg.actor_noise > 0,
-        fast=backend.is_fast and not cfg.compile,
+        fast=backend.is_fast and networks.is_plain and not cfg.compile,
         loss_function="l2",
     ).to(cfg.device)
     loss.make_value_estimator(gamma=cfg.gamma)

@@ -2,6 +2,8 @@
 
 from torchrl_vmfer import directional
 from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
+from torchrl_vmfer.policies import Policy
+from torchrl_vmfer.policy_files import load_policy, save_policy
 from torchrl_vmfer.replay import (
     ActorCriticReplayBuffer,
     CandidatePool,
@@ -14,10 +16,13 @@ __all__ = [
     "ActorCriticReplayBuffer",
     "CandidatePool",
     "HindsightReplayBuffer",
+    "Policy",
     "RankPrioritizedSampler",
     "VMFSACLoss",
     "VMFSampler",
     "VMFTD3Loss",
     "VMFUncertainty",
     "directional",
+    "load_policy",
+    "save_policy",
 ]

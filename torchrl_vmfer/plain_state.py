@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,14 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor, nn
 
-__all__ = ["load_file", "plain", "save_file", "tensordict_from_plain", "tensordict_to_plain"]
+__all__ = [
+    "load_checked",
+    "load_file",
+    "plain",
+    "save_file",
+    "tensordict_from_plain",
+    "tensordict_to_plain",
+]
 
 # Types that PyTorch loads without executing code, besides tensors and containers.
 _PLAIN = (
@@ -140,3 +148,19 @@ def load_file(file: Path) -> Any:
         raise RuntimeError(
             f"The state in {file} cannot be read ({reason}). Load an older checkpoint."
         ) from error
+
+
+def load_checked(file: Path, **kwargs: Any) -> Any:
+    """Loads plain data onto the CPU after verifying their checksums.
+
+    PyTorch writes checksums but does not verify them.
+
+    Args:
+        file: a file written by ``torch.save``.
+        **kwargs: passed to ``torch.load``.
+    """
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"the checksum of {damaged} is wrong")
+    return torch.load(file, weights_only=True, map_location="cpu", **kwargs)

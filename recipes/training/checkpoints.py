@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import io
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchrl_vmfer.plain_state import plain
+from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 
@@ -115,12 +114,7 @@ class Checkpoints:
         files = self._files()
         for file in files:
             try:
-                # PyTorch writes checksums but does not verify them.
-                with zipfile.ZipFile(file) as archive:
-                    damaged = archive.testzip()
-                if damaged is not None:
-                    raise ValueError(f"the checksum of {damaged} is wrong")
-                state = torch.load(file, weights_only=True, map_location="cpu")
+                state = load_checked(file)
                 if not (isinstance(state, dict) and "step" in state):
                     raise ValueError("it holds no step")
                 return state

@@ -34,7 +34,12 @@ class Environment(GymWrapper):
 
     Attributes:
         simulator: the Gymnasium environment. Code that needs no TensorDict steps it directly.
+        own_observation_space: the observations before they are converted for the recipes.
+        own_action_space: the actions of the environment itself, with its bounds and data type.
     """
+
+    own_observation_space: Any
+    own_action_space: Any
 
     def __init__(self, simulator: gym.Env, **kwargs: Any) -> None:
         super().__init__(simulator, **kwargs)
@@ -65,11 +70,13 @@ def make_environment(
         for path in cfg.wrappers:
             simulator = _wrapped(simulator, path)
         _check_actions(simulator.action_space, cfg.name)
+        own_spaces = simulator.observation_space, simulator.action_space
         if simulator.action_space.dtype == np.float32:
             simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
         else:
             simulator = Float32Actions(simulator)
         env = Environment(_observed(simulator, cfg.name, goals))
+    env.own_observation_space, env.own_action_space = own_spaces
     env.set_seed(seed)
     return env
 

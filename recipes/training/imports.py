@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.errors import UserError
 
-__all__ = ["import_class", "import_module"]
+__all__ = ["import_class", "import_module", "importing"]
 
 _Base = TypeVar("_Base")
 
@@ -20,20 +21,13 @@ def import_class(path: str, base: type[_Base], key: str) -> type[_Base]:
 
     Args:
         path: the module and the name of the class, separated by a dot.
-        base: the class that it must be derived from. Nothing else is ever called, so that a
-            configuration cannot name an arbitrary function to execute.
+        base: the class that it must be derived from. Nothing else is ever called.
         key: the configuration key that names it, for error messages.
     """
-    module, _, name = path.rpartition(".")
-    if not module:
-        raise UserError(f"{key}={path} must name a module and a class, as my_package.MyClass does.")
-    found: Any = getattr(import_module(module, f"{key}={path}"), name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        what = "has no such name" if found is None else f"defines it as {found!r}"
-        raise UserError(
-            f"{key}={path} must be a class derived from {base.__name__}, but {module} {what}."
-        )
-    return found
+    from torchrl_vmfer import imports  # imported here, so that --help stays fast
+
+    with importing():
+        return imports.import_class(path, base, f"{key}={path}")
 
 
 def import_module(name: str, setting: str) -> ModuleType:
@@ -43,13 +37,18 @@ def import_module(name: str, setting: str) -> ModuleType:
         name: the name of the module.
         setting: the setting that names it, for error messages.
     """
+    from torchrl_vmfer import imports
+
+    with importing():
+        return imports.import_module(name, setting)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """A context in which modules of the current directory are found and errors take one line."""
     if os.getcwd() not in sys.path:  # a script is started with its own directory only
         sys.path.append(os.getcwd())
     try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise UserError(
-            f"{setting}: the module {name} cannot be imported ({type(error).__name__}: "
-            f"{first_line(error)}). Install it, or run the command from the directory that "
-            "contains it."
-        ) from error
+        yield
+    except ImportError as error:
+        raise UserError(str(error)) from error

@@ -1,38 +1,50 @@
-"""Actors and critics.
-
-All are plain ReLU networks, as in the paper's table of hyperparameters.
-"""
+"""Actors and critics, and the policies that a run saves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import torch
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, exploration_type
-from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
-from torchrl.modules.distributions.utils import safetanh_noeps
+from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import LossModule
 
+from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.fast import Backend
+from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble, drawn_action
+from torchrl_vmfer.plain_state import save_file
+from torchrl_vmfer.policy_files import PolicyError
+from vmfer_recipes.training.environments import Environment
+from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.imports import importing
+from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.perception import PerceivingPolicy
 
 __all__ = [
     "compiled",
     "deterministic_actor",
     "exploring",
     "gaussian_actor",
+    "load_policy_of_run",
     "make_critics",
+    "network_spec",
+    "policy_data",
+    "write_policy",
 ]
 
 
-class _LocAndScale(nn.Module):
-    """Splits a network's output into mean and standard deviation, within SAC's usual bounds."""
-
-    def forward(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        loc, log_scale = output.chunk(2, dim=-1)
-        return loc, log_scale.clamp(-20, 2).exp()
+def network_spec(cfg: Config) -> NetworkSpec:
+    """The networks that a configuration selects."""
+    return NetworkSpec(
+        cfg.network, dict(cfg.network_kwargs), list(cfg.hidden), cfg.activation, cfg.layer_norm
+    )
 
 
 def _sizes(env: EnvBase) -> tuple[int, int]:
@@ -41,21 +53,17 @@ def _sizes(env: EnvBase) -> tuple[int, int]:
     return sum(spec[key].shape[-1] for key in seen), env.action_spec.shape[-1]
 
 
-def _mlp(inputs: int, outputs: int, hidden: Sequence[int]) -> MLP:
-    return MLP(inputs, outputs, num_cells=list(hidden), activation_class=nn.ReLU)
-
-
-def deterministic_actor(env: EnvBase, hidden: Sequence[int]) -> TensorDictModule:
+def deterministic_actor(env: EnvBase, spec: NetworkSpec) -> TensorDictModule:
     """TD3's policy π(s)."""
-    observation, action = _sizes(env)
-    network = nn.Sequential(_mlp(observation, action, hidden), nn.Tanh())
+    with _one_line():
+        network = actor_network("deterministic", spec, *_sizes(env))
     return TensorDictModule(network, ["observation"], ["action"])
 
 
-def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
+def gaussian_actor(env: EnvBase, spec: NetworkSpec) -> ProbabilisticActor:
     """SAC's policy π(·|s): a Gaussian squashed to the action bounds."""
-    observation, action = _sizes(env)
-    network = nn.Sequential(_mlp(observation, 2 * action, hidden), _LocAndScale())
+    with _one_line():
+        network = actor_network("gaussian", spec, *_sizes(env))
     return ProbabilisticActor(
         TensorDictModule(network, ["observation"], ["loc", "scale"]),
         in_keys=["loc", "scale"],
@@ -64,6 +72,20 @@ def gaussian_actor(env: EnvBase, hidden: Sequence[int]) -> ProbabilisticActor:
         distribution_kwargs={"low": -1.0, "high": 1.0},
         return_log_prob=True,
     )
+
+
+def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
+    return actor.module[0].module if isinstance(actor, ProbabilisticActor) else actor.module
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """A context in which errors of the user's own network take one line."""
+    with importing():
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(str(error)) from error
 
 
 class _AddNoise(nn.Module):
@@ -87,10 +109,7 @@ class _DrawAction(nn.Module):
         self.network = network
 
     def forward(self, observation: Tensor) -> Tensor:
-        loc, scale = self.network(observation)
-        if exploration_type() is ExplorationType.RANDOM:
-            loc = loc + torch.randn_like(loc) * scale
-        return safetanh_noeps(loc)
+        return drawn_action(*self.network(observation))
 
 
 def exploring(
@@ -103,24 +122,107 @@ def exploring(
         actor: an actor made by this module; its parameters are shared.
         noise: the standard deviation of the noise on the actions of a deterministic actor.
     """
-    if noise is None:
-        module: nn.Module = _DrawAction(backend.network(actor.module[0].module))
-    else:
-        module = _AddNoise(backend.network(actor.module), noise)
+    network = backend.network(_network_of(actor))
+    module: nn.Module = _DrawAction(network) if noise is None else _AddNoise(network, noise)
     return TensorDictModule(module, ["observation"], ["action"])
 
 
 def make_critics(
-    env: EnvBase, hidden: Sequence[int], count: int
+    env: EnvBase, spec: NetworkSpec, count: int
 ) -> list[ValueOperator] | ValueOperator:
     """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic."""
     size = sum(_sizes(env))
-    critics = [
-        ValueOperator(_mlp(size, 1, hidden), in_keys=["observation", "action"])
-        for _ in range(count)
-    ]
+    with _one_line():
+        networks = [spec.make(size, 1) for _ in range(count)]
+        if not spec.is_mlp:
+            check_ensemble(networks[0], size, f"network={spec.network}")
+    critics = [ValueOperator(network, in_keys=["observation", "action"]) for network in networks]
     # For a list with one critic, TorchRL makes parameters that cannot be optimized.
     return critics if count > 1 else critics[0]
+
+
+def policy_data(
+    policy: TensorDictModuleBase, env: Environment, cfg: Config, step: int | None = None
+) -> dict[str, Any]:
+    """A policy as plain data, which ``torchrl_vmfer.load_policy`` reads.
+
+    Args:
+        policy: an actor of this module, with or without the preprocessing of a perception.
+        env: an environment of the run.
+        cfg: the configuration of the run.
+        step: the environment steps so far.
+    """
+    perception = policy.perception if isinstance(policy, PerceivingPolicy) else None
+    actor = policy.actor if isinstance(policy, PerceivingPolicy) else policy
+    is_gaussian = isinstance(actor, ProbabilisticActor)
+    space = env.own_action_space
+    try:
+        network = _network_of(actor)
+        # The constructor of the user's own network must not change the random numbers of the run.
+        with torch.random.fork_rng(devices=[]):
+            saved = Policy(
+                "gaussian" if is_gaussian else "deterministic",
+                network_spec(cfg),
+                _inputs(env),
+                space.low,
+                space.high,
+                space.dtype.name,
+                normalization=None if perception is None else perception.normalization(),
+                weights=network.state_dict(),
+                environment=cfg.env.name,
+                step=step,
+            )
+    except (AttributeError, IndexError, RuntimeError) as error:
+        raise UserError(
+            f"The policy cannot be saved ({first_line(error)}): make it with deterministic_actor "
+            "or gaussian_actor of vmfer_recipes.training.networks."
+        ) from error
+    return saved.data()
+
+
+def write_policy(
+    policy: TensorDictModuleBase,
+    env: Environment,
+    cfg: Config,
+    path: Path,
+    step: int | None = None,
+) -> None:
+    """Writes a policy to a file, as :func:`policy_data` describes it."""
+    save_file(policy_data(policy, env, cfg, step), path)
+
+
+def load_policy_of_run(path: Path, which: str) -> Policy:
+    """Loads a policy of a run directory, with errors in one line."""
+    with importing():
+        try:
+            return load_policy(path, which)
+        except PolicyError as error:
+            raise UserError(str(error)) from error
+
+
+def _inputs(env: Environment) -> dict[str | tuple[str, ...], tuple[int, ...]]:
+    """The entries of an observation as the environment itself returns them, with their shapes.
+
+    They are in the order in which the networks receive them.
+    """
+    spec, space = env.observation_spec, env.own_observation_space
+    if "desired_goal" in spec.keys():  # noqa: SIM118
+        return {key: tuple(spec[key].shape) for key in ("observation", "desired_goal")}
+    parts = dict(_boxes(space))
+    if {"observation", "achieved_goal", "desired_goal"} <= {first for first, *_ in parts}:
+        parts = {key: shape for key, shape in parts.items() if key[0] != "achieved_goal"}
+    if sum(map(math.prod, parts.values())) != spec["observation"].shape[-1]:
+        return {"observation": tuple(spec["observation"].shape)}  # flattened by the user
+    return {key[0] if len(key) == 1 else key: shape for key, shape in parts.items()}
+
+
+def _boxes(space: Any, *prefix: str) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """The arrays in an observation space, in the order in which Gymnasium flattens them."""
+    if isinstance(space, gym.spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _boxes(part, *prefix, name)
+    elif isinstance(space, gym.spaces.Box):
+        yield prefix or ("observation",), space.shape
 
 
 def compiled(loss: LossModule, *names: str) -> None:

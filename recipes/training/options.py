@@ -262,9 +262,19 @@ class TrainingConfig(Config):
     actor_lr: float = key(
         1e-3, "learning rate of the actor (Adam)", low=0, aka=("lr", "learning_rate")
     )
-    hidden: list[int] = key(
-        [256, 256], "hidden units of actor and critics, per layer (ReLU)", low=1
+    network: str = key(
+        "mlp", "network of actor and critics: mlp, or your own nn.Module, as my_package.MyNetwork"
     )
+    network_kwargs: dict[str, Any] = key(
+        {}, "keyword arguments of your own network: network_kwargs.width=64"
+    )
+    hidden: list[int] = key([256, 256], "hidden units of network=mlp, per layer", low=1)
+    activation: str = key(
+        "relu",
+        "activation of network=mlp",
+        choices=("relu", "tanh", "elu", "gelu", "silu", "leaky_relu"),
+    )
+    layer_norm: bool = key(False, "layer normalization before each activation of network=mlp")
     eval_interval: int = key(
         5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
     )
@@ -314,9 +324,22 @@ class TrainingConfig(Config):
                 f"replay.buffer_size={self.replay.buffer_size} cannot hold one transition of each "
                 f"of num_envs={self.num_envs} environments: raise the first or lower the second."
             )
+        self._check_network()
         _check_device(self.device)
         if self.collector.kind != "single":
             self._check_workers()
+
+    def _check_network(self) -> None:
+        if self.network == "mlp" and self.network_kwargs:
+            raise UserError(
+                f"network_kwargs={self.network_kwargs} are for your own network: use hidden=, "
+                "activation= and layer_norm= for network=mlp."
+            )
+        if self.network != "mlp" and (self.activation != "relu" or self.layer_norm):
+            raise UserError(
+                f"activation= and layer_norm= have no effect on network={self.network}: pass "
+                "network_kwargs instead."
+            )
 
     def _check_workers(self) -> None:
         choice, is_ray = f"collector={self.collector.kind}", self.collector.kind == "ray"

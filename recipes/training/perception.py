@@ -10,11 +10,13 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
+from torchrl_vmfer.policies import Normalization
 from vmfer_recipes.training.options import Config
 
 __all__ = [
     "GoalPerception",
     "NormalizedPerception",
+    "PerceivingPolicy",
     "Perception",
     "RunningStatistics",
     "make_perception",
@@ -38,9 +40,13 @@ class Perception(TensorDictModuleBase):
     def learn(self, transition: TensorDictBase) -> None:
         """Updates the statistics with collected transitions."""
 
+    def normalization(self) -> Normalization | None:
+        """The current normalization of the inputs of the networks; ``None`` for none."""
+        return None
+
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on raw observations of the environment."""
-        return actor if self._device.type == "cpu" else _PerceivingPolicy(self, actor)
+        return actor if self._device.type == "cpu" else PerceivingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
@@ -70,9 +76,16 @@ class NormalizedPerception(Perception):
         """Updates the statistics with collected transitions."""
         self.observation.add(transition["observation"])
 
+    def normalization(self) -> Normalization:
+        """The current normalization of the inputs of the networks."""
+        parts = [part for part in self.children() if isinstance(part, RunningStatistics)]
+        mean = torch.cat([part.mean for part in parts])
+        deviation = torch.cat([part.deviation() for part in parts])
+        return Normalization(mean.float(), deviation.float(), self.clip)
+
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on raw observations of the environment."""
-        return _PerceivingPolicy(self, actor)
+        return PerceivingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
@@ -118,7 +131,7 @@ class GoalPerception(NormalizedPerception):
         return [self.goal.normalized(tensordict.get("desired_goal"))]
 
 
-class _PerceivingPolicy(TensorDictModuleBase):
+class PerceivingPolicy(TensorDictModuleBase):
     """Acts on the preprocessed observation and keeps the raw one in the TensorDict to store."""
 
     out_keys = ["action"]
@@ -164,9 +177,12 @@ class RunningStatistics(nn.Module):
 
     def normalized(self, vectors: Tensor) -> Tensor:
         """Normalizes vectors with the mean and the standard deviation of those seen so far."""
+        return (vectors - self.mean.to(vectors.dtype)) / self.deviation().to(vectors.dtype)
+
+    def deviation(self) -> Tensor:
+        """The standard deviation of the vectors seen so far, as used for normalization."""
         variance = self.squares / self.count.clamp(min=1)
-        deviation = variance.sqrt().clamp(min=self.least_deviation)
-        return (vectors - self.mean.to(vectors.dtype)) / deviation.to(vectors.dtype)
+        return variance.sqrt().clamp(min=self.least_deviation)
 
 
 def make_perception(env: EnvBase, cfg: Config) -> Perception:

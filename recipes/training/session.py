@@ -22,9 +22,9 @@ from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.evaluation import Evaluation, evaluate
-from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.interruption import Interruption
 from vmfer_recipes.training.logs import RunLog, check_logger
+from vmfer_recipes.training.networks import policy_data, write_policy
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.run_directory import RunDirectory
 
@@ -166,6 +166,7 @@ class Session(TrainingSession):
             # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }
+        self._policy = policy
         cfg, last = self.cfg, self.cfg.total_frames
         with self._directory.lock(), Interruption() as interruption, ExitStack() as ends:
             for part in components.values():
@@ -206,7 +207,7 @@ class Session(TrainingSession):
             start = self._restore(parts)
         if start == 0:
             # Checked now, not after hours of training that could not be resumed.
-            check_readable(_state(0, parts))
+            check_readable(self._state(0, parts))
         self._directory.write_config()
         return start
 
@@ -229,7 +230,15 @@ class Session(TrainingSession):
 
     def _save(self, step: int, parts: dict[str, Stateful], checkpoints: Checkpoints) -> bool:
         _check_finite(self.metrics.means(), step)
-        return checkpoints.save(step, _state(step, parts))
+        return checkpoints.save(step, self._state(step, parts))
+
+    def _state(self, step: int, parts: dict[str, Stateful]) -> dict[str, Any]:
+        return {
+            "step": step,
+            # For evaluate.py, which knows no algorithm.
+            "policy": policy_data(self._policy, self._environment, self.cfg, step),
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+        }
 
     def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
         is_saved = self._save(step, parts, self._checkpoints)
@@ -271,8 +280,9 @@ class Session(TrainingSession):
     def _finish(self, policy: TensorDictModuleBase, trained: Evaluation) -> None:
         path = self._directory.path
         with self._directory.writing():
-            with replacing(path / "policy.pt", "wb") as file:
-                torch.save(policy.state_dict(), file)
+            write_policy(
+                policy, self._environment, self.cfg, path / "policy.pt", self.cfg.total_frames
+            )
             picture = draw_learning_curve(path)
             (path / "finished").touch()
         at_random = self._play(None, self._environment)
@@ -319,10 +329,6 @@ def _progress_bar(start: int, total: int) -> tqdm:
     # Avoids flooding log files with updates of the bar.
     interval = 0.2 if sys.stderr.isatty() else 30
     return tqdm(total=total, initial=start, unit="step", mininterval=interval)
-
-
-def _state(step: int, parts: dict[str, Stateful]) -> dict[str, Any]:
-    return {"step": step, "parts": {name: part.state_dict() for name, part in parts.items()}}
 
 
 def _check_finite(means: dict[str, float], step: int) -> None:

@@ -105,14 +105,15 @@ def test_prioritised_replay_keeps_as_many_transitions(replay):
 def test_automatic_target_entropy_is_minus_the_number_of_actions():
     # `auto` is TorchRL's word; the paper's table says -dim(A). HalfCheetah has six actions.
     from torchrl_vmfer import VMFSACLoss
+    from torchrl_vmfer.networks import NetworkSpec
     from vmfer_recipes.training.environments import make_environment
     from vmfer_recipes.training.networks import gaussian_actor, make_critics
     from vmfer_recipes.training.options import EnvConfig
 
     env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
     loss = VMFSACLoss(
-        gaussian_actor(env, [8]),
-        make_critics(env, [8], 2),
+        gaussian_actor(env, NetworkSpec(hidden=[8])),
+        make_critics(env, NetworkSpec(hidden=[8]), 2),
         action_spec=env.action_spec,
         target_entropy=defaults("sac").target_entropy,
     )

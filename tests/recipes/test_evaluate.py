@@ -62,7 +62,9 @@ def test_the_same_seeds_give_the_last_evaluation_of_the_run(run_dir, play):
         f"Return {last['return_mean']:.1f} ± {last['return_std']:.1f} over 3 episodes of "
         f"{last['episode_length']:.0f} steps on average."
     )
-    assert play(run_dir, "episodes=3", "seed=1000003").strip() == expected
+    first, second = play(run_dir, "episodes=3", "seed=1000003").splitlines()
+    assert first == f"Evaluating {run_dir / 'policy.pt'}, step 70, on InvertedPendulum-v4."
+    assert second == expected
 
 
 def test_ten_episodes_are_played_unless_told_otherwise(td3_run, play):
@@ -79,9 +81,42 @@ def test_a_directory_that_holds_no_run_is_refused(refusal, tmp_path):
     assert "config.yaml" in line
 
 
-def test_an_unfinished_run_is_refused(refusal, copy):
+def test_a_run_without_policy_and_checkpoint_is_refused(refusal, copy):
     (copy / "policy.pt").unlink()
+    shutil.rmtree(copy / "checkpoint")
     assert "policy.pt" in refusal(copy)
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_an_unfinished_run_is_evaluated_at_its_last_checkpoint(
+    algorithm, crashed_run, straight_run, play, tmp_path
+):
+    run_dir = shutil.copytree(crashed_run(algorithm), tmp_path / "run")
+    assert not (run_dir / "policy.pt").exists()
+    newest = sorted((run_dir / "checkpoint").glob("step_*.pt"))[-1]
+    assert f"Evaluating {newest}, step 120, on ShortCheetah-v0." in play(run_dir, "episodes=1")
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert ", step 80, on" in play(run_dir, "episodes=1")
+
+
+def test_the_best_policy_is_evaluated_on_request(copy, play, refusal):
+    assert "policy_best.pt" in refusal(copy, "policy=best")
+    best = torch.load(copy / "policy.pt", weights_only=True) | {"step": 40}
+    torch.save(best, copy / "policy_best.pt")
+    assert "policy_best.pt, step 40," in play(copy, "policy=best", "episodes=1")
+    assert "policy.pt, step 70," in play(copy, "episodes=1")
+
+
+def test_a_run_of_another_algorithm_is_evaluated(copy, play):
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace("algorithm: td3", "algorithm: mine"))
+    assert "Return " in play(copy, "episodes=1")
+
+
+def test_a_policy_of_another_environment_is_refused(refusal, copy):
+    text = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(text.replace("InvertedPendulum-v4", "Hopper-v4"))
+    assert "observations of size 4" in refusal(copy)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 1500], ids=["empty", "start", "truncated"])

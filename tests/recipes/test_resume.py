@@ -158,7 +158,7 @@ def test_seeds_give_different_runs(train, tmp_path):
     policies = []
     for seed in (0, 1):
         run_dir = train("td3", tmp_path / f"{seed}", "total_frames=66", f"seed={seed}")
-        policies.append(torch.load(run_dir / "policy.pt", weights_only=True))
+        policies.append(torch.load(run_dir / "policy.pt", weights_only=True)["weights"])
     assert any(not torch.equal(policies[0][key], policies[1][key]) for key in policies[0])
 
 

@@ -18,7 +18,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer.fast.adam import Adam
 from torchrl_vmfer.fast.collector import DirectCollector
 from torchrl_vmfer.fast.known_gradients import backward
-from torchrl_vmfer.fast.plain_network import PlainNetwork
+from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 from torchrl_vmfer.fast.soft_update import FastSoftUpdate
 from torchrl_vmfer.fast.storage import RowStorage, RowWriter
 
@@ -58,6 +58,13 @@ class Backend:
         return self.optimizer(parameters, lr=lr)
 
 
+def _plain_if_possible(module: nn.Module) -> Callable[..., Any]:
+    try:
+        return PlainNetwork(module, TensorDict.from_module(module))
+    except NotPlainError:
+        return module
+
+
 _GENERAL = Backend(
     is_fast=False,
     soft_update=SoftUpdate,
@@ -76,7 +83,7 @@ _FAST = Backend(
     storage=RowStorage,
     writer=RowWriter,
     collector=DirectCollector,
-    network=lambda module: PlainNetwork(module, TensorDict.from_module(module)),
+    network=_plain_if_possible,
 )
 
 

@@ -1,0 +1,200 @@
+"""Networks of actors and critics, defined by plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, exploration_type
+from torchrl.modules import MLP
+
+from torchrl_vmfer.imports import import_class
+
+__all__ = [
+    "ACTIVATIONS",
+    "KINDS",
+    "LocAndScale",
+    "NetworkSpec",
+    "actor_network",
+    "check_ensemble",
+    "drawn_action",
+]
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "leaky_relu": nn.LeakyReLU,
+}
+KINDS = ("deterministic", "gaussian")
+"""The kinds of actors: TD3's and SAC's."""
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """Plain data that define a network.
+
+    Attributes:
+        network: ``"mlp"``, or the import path of a subclass of ``nn.Module``, which is constructed
+            as ``MyNetwork(in_features, out_features, **network_kwargs)`` and maps ``[..., in]`` to
+            ``[..., out]``.
+        network_kwargs: keyword arguments of the user's own network.
+        hidden: the hidden units of an MLP, per layer.
+        activation: a key of :data:`ACTIVATIONS`, for an MLP.
+        layer_norm: whether an MLP normalizes each hidden layer, before the activation.
+
+    Example:
+        >>> NetworkSpec(hidden=[8], activation="tanh").make(3, 2)
+        MLP(
+          (0): Linear(in_features=3, out_features=8, bias=True)
+          (1): Tanh()
+          (2): Linear(in_features=8, out_features=2, bias=True)
+        )
+    """
+
+    network: str = "mlp"
+    network_kwargs: dict[str, Any] = field(default_factory=dict)
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    activation: str = "relu"
+    layer_norm: bool = False
+
+    @property
+    def is_mlp(self) -> bool:
+        """Whether the network is the built-in one."""
+        return self.network == "mlp"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the network has a fast path (see :mod:`torchrl_vmfer.fast`)."""
+        return self.is_mlp and not self.layer_norm
+
+    def as_dict(self) -> dict[str, Any]:
+        """The specification as a dictionary."""
+        return asdict(self)
+
+    def make(self, inputs: int, outputs: int, device: str | None = None) -> nn.Module:
+        """Makes a network.
+
+        Args:
+            inputs: the number of inputs.
+            outputs: the number of outputs.
+            device: the device of an MLP.
+
+        Raises:
+            ImportError: if the user's own class cannot be imported.
+            ValueError: if it does not make a network with these inputs and outputs.
+        """
+        if not self.is_mlp:
+            return self._make_own(inputs, outputs)
+        return MLP(
+            inputs,
+            outputs,
+            num_cells=list(self.hidden),
+            activation_class=ACTIVATIONS[self.activation],
+            norm_class=nn.LayerNorm if self.layer_norm else None,
+            norm_kwargs=[{"normalized_shape": units} for units in self.hidden]
+            if self.layer_norm
+            else None,
+            device=device,
+        )
+
+    def _make_own(self, inputs: int, outputs: int) -> nn.Module:
+        setting = f"network={self.network}"
+        own: Callable[..., nn.Module] = import_class(self.network, nn.Module, setting)
+        given = "".join(f", {key}={value!r}" for key, value in self.network_kwargs.items())
+        try:
+            network = own(inputs, outputs, **self.network_kwargs)
+        except Exception as error:
+            raise ValueError(
+                f"{setting} cannot be constructed as {own.__name__}({inputs}, {outputs}{given}) "
+                f"({_reason(error)}): accept in_features, out_features and network_kwargs."
+            ) from error
+        # Single observations and batches of any shape are given to actors.
+        for shape in ((), (3,), (2, 3)):
+            points = torch.zeros(*shape, inputs)
+            try:
+                # Dropout must not change the random numbers of a run.
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    values = network(points)
+            except Exception as error:
+                raise ValueError(
+                    f"{setting} fails for an input of shape {list(points.shape)} "
+                    f"({_reason(error)}): map [..., {inputs}] to [..., {outputs}]."
+                ) from error
+            if not isinstance(values, Tensor) or values.shape != (*shape, outputs):
+                got = (
+                    f"the shape {list(values.shape)}"
+                    if isinstance(values, Tensor)
+                    else f"a {type(values).__name__}"
+                )
+                raise ValueError(
+                    f"{setting} maps an input of shape {list(points.shape)} to {got}, not to "
+                    f"{[*shape, outputs]}: return one output for each of the {outputs} "
+                    "out_features."
+                )
+        return network
+
+
+def check_ensemble(network: nn.Module, inputs: int, setting: str) -> None:
+    """Raises ``ValueError`` if TorchRL cannot evaluate several such networks with ``vmap``."""
+    try:
+        params, buffers = torch.func.stack_module_state([network, network])  # type: ignore[arg-type]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.vmap(
+                lambda *state: torch.func.functional_call(network, state, torch.zeros(3, inputs)),
+                randomness="different",
+            )(params, buffers)
+    except Exception as error:
+        raise ValueError(
+            f"{setting} cannot be evaluated as an ensemble of critics with torch.vmap "
+            f"({_reason(error)}): avoid in-place changes and control flow that depends on values."
+        ) from error
+
+
+class LocAndScale(nn.Module):
+    """Splits a network's output into mean and standard deviation, within SAC's usual bounds."""
+
+    def forward(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation."""
+        loc, log_scale = output.chunk(2, dim=-1)
+        return loc, log_scale.clamp(-20, 2).exp()
+
+
+def actor_network(
+    kind: str, spec: NetworkSpec, observation: int, action: int, device: str | None = None
+) -> nn.Sequential:
+    """The network of an actor with actions in [-1, 1].
+
+    Args:
+        kind: ``"deterministic"`` (TD3: returns the action) or ``"gaussian"`` (SAC: returns mean and
+            standard deviation of the pre-tanh action).
+        spec: defines the layers.
+        observation: the size of an observation.
+        action: the size of an action.
+        device: the device of an MLP.
+    """
+    if kind == "deterministic":
+        return nn.Sequential(spec.make(observation, action, device), nn.Tanh())
+    return nn.Sequential(spec.make(observation, 2 * action, device), LocAndScale())
+
+
+def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
+    """An action in (-1, 1) from a squashed Gaussian; its center if exploration is off.
+
+    Args:
+        loc: the mean of the pre-tanh action.
+        scale: its standard deviation.
+    """
+    if exploration_type() is ExplorationType.RANDOM:
+        loc = loc + torch.randn_like(loc) * scale
+    limit = 1.0 - torch.finfo(loc.dtype).resolution  # as in TorchRL's TanhNormal
+    return loc.tanh().clamp(-limit, limit)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

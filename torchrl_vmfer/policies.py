@@ -1,0 +1,275 @@
+"""Trained policies, which act in the user's environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_vmfer.networks import NetworkSpec, actor_network, drawn_action
+from torchrl_vmfer.plain_state import plain
+
+__all__ = ["POLICY_FORMAT", "Normalization", "Policy"]
+
+POLICY_FORMAT = {"format": "torchrl_vmfer.policy", "version": 1}
+"""The entries of the plain data of a policy that identify their format."""
+
+
+class Normalization(NamedTuple):
+    """The normalization of the inputs of a network, in the order of the inputs.
+
+    Attributes:
+        mean: the mean of each input.
+        deviation: the standard deviation of each input.
+        clip: normalized inputs are clipped to ± this value.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    clip: float
+
+
+class Policy(TensorDictModuleBase):
+    """A trained policy, from observations as the environment returns them to its own actions.
+
+    It normalizes observations as in training, and scales actions to the bounds and the data type
+    of the environment. Like any TorchRL policy, it explores if ``exploration_type()`` is
+    ``RANDOM``, provided that the actor is stochastic. :func:`load_policy` makes it from a file.
+
+    Args:
+        kind: ``"deterministic"`` (TD3) or ``"gaussian"`` (SAC).
+        network: defines the network of the actor.
+        inputs: the shape of each entry of an observation, by key, in the order in which the
+            network receives them.
+        low: the lower bounds of actions.
+        high: the upper bounds of actions.
+        dtype: the name of the data type of actions, such as ``"float32"``.
+        normalization: the normalization of the flattened inputs; ``None`` for none.
+        weights: the state of the network; ``None`` for random weights.
+        environment: the name of the environment that it was trained in.
+        step: the environment steps that it was trained for.
+
+    Attributes:
+        step: the environment steps that it was trained for; ``None`` if unknown.
+        environment: the name of the environment.
+        input_shapes: the shape of each entry of an observation, in the order of ``in_keys``.
+        source: the file that it was loaded from.
+
+    Example:
+        >>> network, inputs = NetworkSpec(hidden=[8]), {"observation": (3,)}
+        >>> policy = Policy("deterministic", network, inputs, low=[-2], high=[2])
+        >>> policy.act(np.zeros(3)).shape, policy.act(np.zeros((5, 3))).shape
+        ((1,), (5, 1))
+        >>> policy.in_keys, policy.out_keys
+        (['observation'], ['action'])
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        network: NetworkSpec,
+        inputs: Mapping[str | tuple[str, ...], Sequence[int]],
+        low: Sequence[float] | np.ndarray | Tensor,
+        high: Sequence[float] | np.ndarray | Tensor,
+        dtype: str = "float32",
+        *,
+        normalization: Normalization | None = None,
+        weights: Mapping[str, Tensor] | None = None,
+        environment: str = "",
+        step: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_keys = list(inputs)
+        self.out_keys = ["action"]
+        self.kind, self.network, self.environment, self.step = kind, network, environment, step
+        self.source: Path | None = None
+        self.input_shapes = [tuple(shape) for shape in inputs.values()]
+        self._action_dtype = dtype
+        self._torch_dtype = _torch_dtype(dtype)
+        # The bounds of most data types have no exact value in float32.
+        precision = torch.float32 if self._torch_dtype == torch.float32 else torch.float64
+        self.low: Tensor
+        self.high: Tensor
+        self.register_buffer("low", torch.as_tensor(low, dtype=precision).clone())
+        self.register_buffer("high", torch.as_tensor(high, dtype=precision).clone())
+        self.mean: Tensor | None
+        self.deviation: Tensor | None
+        given = normalization
+        self.register_buffer("mean", None if given is None else given.mean.float().clone())
+        self.register_buffer(
+            "deviation", None if given is None else given.deviation.float().clone()
+        )
+        self._clip = math.inf if given is None else float(given.clip)
+        # Loaded weights replace those of an MLP, which therefore need neither memory nor time.
+        is_replaced = weights is not None and network.is_mlp
+        self.actor = actor_network(
+            kind, network, self.observation_size, len(self.low), "meta" if is_replaced else None
+        )
+        if weights is not None:
+            copies = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
+            self.actor.load_state_dict(copies, assign=is_replaced)
+        self.requires_grad_(False)
+        self.eval()
+
+    @property
+    def observation_size(self) -> int:
+        """The number of inputs of the network: all entries of an observation together."""
+        return sum(math.prod(shape) for shape in self.input_shapes)
+
+    @property
+    def action_size(self) -> int:
+        """The length of an action."""
+        return len(self.low)
+
+    @property
+    def action_low(self) -> np.ndarray:
+        """The lower bounds of actions, in their data type."""
+        return self.low.cpu().numpy().astype(self._action_dtype)
+
+    @property
+    def action_high(self) -> np.ndarray:
+        """The upper bounds of actions, in their data type."""
+        return self.high.cpu().numpy().astype(self._action_dtype)
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """The normalization of the flattened inputs; ``None`` if there is none."""
+        if self.mean is None or self.deviation is None:
+            return None
+        return Normalization(self.mean, self.deviation, self._clip)
+
+    def unit_action(self, inputs: Tensor) -> Tensor:
+        """Maps flattened, concatenated observations ``[..., inputs]`` to actions in [-1, 1]."""
+        if self.mean is not None and self.deviation is not None:
+            inputs = ((inputs - self.mean) / self.deviation).clamp(-self._clip, self._clip)
+        output = self.actor(inputs)
+        return output if self.kind == "deterministic" else drawn_action(*output)
+
+    def action(self, *observations: Tensor) -> Tensor:
+        """Maps the entries of observations, in the order of ``in_keys``, to actions."""
+        parts = zip(self.in_keys, self.input_shapes, observations, strict=True)
+        flat = [_flattened(key, shape, part.float()) for key, shape, part in parts]
+        unit = self.unit_action(flat[0] if len(flat) == 1 else torch.cat(flat, -1))
+        fraction = (unit.to(self.low.dtype) + 1) / 2
+        scaled = torch.clamp(self.low + fraction * (self.high - self.low), self.low, self.high)
+        if not self._torch_dtype.is_floating_point:
+            scaled = scaled.round()
+        return scaled.to(self._torch_dtype)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Writes the action."""
+        return tensordict.set("action", self.action(*(tensordict.get(key) for key in self.in_keys)))
+
+    def act(self, observation: Any, deterministic: bool = True) -> np.ndarray:
+        """Returns actions for observations as Gymnasium environments return them.
+
+        Args:
+            observation: an array, or a dictionary of arrays; single or batched.
+            deterministic: whether to return the center of the distribution of a stochastic policy
+                instead of a sample.
+
+        Example:
+            >>> network, inputs = NetworkSpec(hidden=[8]), {"observation": (3,)}
+            >>> policy = Policy("gaussian", network, inputs, low=[0], high=[9], dtype="int8")
+            >>> policy.act(np.zeros(3)).dtype
+            dtype('int8')
+        """
+        parts = [torch.as_tensor(np.asarray(part)) for part in self._entries(observation)]
+        kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
+        with torch.no_grad(), set_exploration_type(kind):
+            action = self.action(*(part.to(self.low.device) for part in parts))
+        return action.cpu().numpy().astype(self._action_dtype, copy=False)
+
+    def _entries(self, observation: Any) -> Iterator[Any]:
+        if not isinstance(observation, Mapping):
+            if self.in_keys != ["observation"]:
+                raise TypeError(
+                    f"The policy needs an observation with the entries {self.in_keys}, got a "
+                    f"{type(observation).__name__}: pass a dictionary."
+                )
+            yield observation
+            return
+        for key in self.in_keys:
+            entry: Any = observation
+            for name in [key] if isinstance(key, str) else key:
+                if not (isinstance(entry, Mapping) and name in entry):
+                    raise KeyError(
+                        f"The observation has the entries {list(observation)}, but the policy "
+                        f"needs {key!r}."
+                    )
+                entry = entry[name]
+            yield entry
+
+    def data(self) -> dict[str, Any]:
+        """The policy as plain data, which :func:`load_policy` reads."""
+        given = self.normalization
+        return {
+            **POLICY_FORMAT,
+            "kind": self.kind,
+            "environment": self.environment,
+            "step": self.step,
+            "network": plain(self.network.as_dict(), "the network of the policy"),
+            "inputs": [
+                {"key": [key] if isinstance(key, str) else list(key), "shape": list(shape)}
+                for key, shape in zip(self.in_keys, self.input_shapes, strict=True)
+            ],
+            "action": {
+                "low": self.low.cpu().clone(),
+                "high": self.high.cpu().clone(),
+                "dtype": self._action_dtype,
+            },
+            "normalization": None
+            if given is None
+            else {
+                "mean": given.mean.cpu().clone(),
+                "deviation": given.deviation.cpu().clone(),
+                "clip": given.clip,
+            },
+            "weights": {
+                name: weight.detach().cpu().clone()
+                for name, weight in self.actor.state_dict().items()
+            },
+        }
+
+    def __repr__(self) -> str:
+        spec = self.network
+        layers = f"{list(spec.hidden)} {spec.activation}" if spec.is_mlp else spec.network
+        layers += ", layer_norm" if spec.is_mlp and spec.layer_norm else ""
+        inputs = ", ".join(
+            f"{key}{list(shape)}"
+            for key, shape in zip(self.in_keys, self.input_shapes, strict=True)
+        )
+        seen = "no normalization" if self.mean is None else f"normalized, clip {self._clip:g}"
+        of = f" of {self.environment}" if self.environment else ""
+        at = "" if self.step is None else f" at step {self.step:,}"
+        return (
+            f"Policy({self.kind}{of}{at}: {inputs} ({seen}) -> {layers} -> "
+            f"action[{self.action_size}] {self._action_dtype} in "
+            f"{self.action_low.tolist()} to {self.action_high.tolist()})"
+        )
+
+
+def _flattened(key: Any, shape: tuple[int, ...], entry: Tensor) -> Tensor:
+    if len(shape) > entry.ndim or entry.shape[entry.ndim - len(shape) :] != shape:
+        raise ValueError(
+            f"The entry {key!r} of the observation has the shape {list(entry.shape)}, but the "
+            f"policy needs {list(shape)}, or a batch of these."
+        )
+    if len(shape) == 1:
+        return entry
+    return entry.reshape(*entry.shape[: entry.ndim - len(shape)], math.prod(shape))
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    try:
+        return torch.from_numpy(np.zeros(0, name)).dtype
+    except TypeError as error:
+        raise ValueError(f"actions of data type {name!r} are not supported") from error

@@ -1,0 +1,147 @@
+"""Files of trained policies: plain data, which are loaded without executing code."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchrl_vmfer.networks import ACTIVATIONS, KINDS, NetworkSpec
+from torchrl_vmfer.plain_state import load_checked, save_file
+from torchrl_vmfer.policies import POLICY_FORMAT, Normalization, Policy
+
+__all__ = ["PolicyError", "load_policy", "save_policy"]
+
+_FILES = {"last": "policy.pt", "best": "policy_best.pt"}
+
+
+class PolicyError(RuntimeError):
+    """Raised for a file or a folder that holds no readable policy."""
+
+
+def save_policy(policy: Policy, path: str | Path) -> None:
+    """Saves a policy to a file of plain data. A failed save leaves an older file intact."""
+    save_file(policy.data(), Path(path))
+
+
+def load_policy(path: str | Path, which: str = "last") -> Policy:
+    """Loads a policy of a training run, without executing code from its files.
+
+    If the policy has a network of the user's own, its module is imported by name, and must be
+    installed or on Python's path.
+
+    Args:
+        path: a run directory, or a file such as ``policy.pt``. In the directory of an unfinished
+            run, the policy of the newest readable checkpoint is used.
+        which: the policy of a run directory: ``"last"``, or ``"best"`` for the one with the best
+            evaluation.
+
+    Raises:
+        PolicyError: if there is no readable policy.
+    """
+    path = Path(path)
+    if which not in _FILES:
+        raise ValueError(f"which must be 'last' or 'best', got {which!r}.")
+    if not path.is_dir():
+        return _load(path)
+    if (path / _FILES[which]).exists():
+        return _load(path / _FILES[which])
+    failures = []
+    if which == "last":
+        for checkpoint in sorted((path / "checkpoint").glob("step_*.pt"), reverse=True):
+            try:
+                return _load(checkpoint)
+            except PolicyError as error:
+                failures.append(str(error))
+    raise PolicyError(
+        failures[0]
+        if failures
+        else f"{path} has no {_FILES[which]}{' and no checkpoint' * (which == 'last')}: give the "
+        "directory of a training run, such as runs/td3/Hopper-v4/uniform-vmf_rank/seed0."
+    )
+
+
+def _load(file: Path) -> Policy:
+    if not file.exists():
+        raise PolicyError(f"{file} does not exist: give a run directory or its policy.pt.")
+    try:
+        # Memory-mapped: a checkpoint also holds the replay buffer.
+        data = load_checked(file, mmap=True)
+        if isinstance(data, dict) and "parts" in data:
+            data = data.get("policy")
+        policy = _from_data(data)
+    except ImportError as error:
+        raise PolicyError(f"{file}: {error}") from error
+    except Exception as error:
+        # PyTorch's own message recommends executing the pickle.
+        is_pickle = isinstance(error, pickle.UnpicklingError)
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = "it holds more than plain tensors and numbers" if is_pickle else reason
+        raise PolicyError(
+            f"{file} cannot be read ({reason}): give a run directory, or a policy.pt that a run "
+            "has written."
+        ) from error
+    policy.source = file
+    return policy
+
+
+def _from_data(data: Any) -> Policy:
+    """Makes a policy from plain data of any origin, or raises an error."""
+    if not isinstance(data, dict) or data.get("format") != POLICY_FORMAT["format"]:
+        raise ValueError("it holds no policy in the format of torchrl_vmfer")
+    if data.get("version") != POLICY_FORMAT["version"]:
+        raise ValueError(
+            f"its format has version {data.get('version')!r}, and this torchrl_vmfer reads version "
+            f"{POLICY_FORMAT['version']}"
+        )
+    spec = NetworkSpec(**_typed(data, "network", dict))
+    inputs = {}
+    for entry in _typed(data, "inputs", list):
+        names, shape = _typed(entry, "key", list), _typed(entry, "shape", list)
+        inputs[names[0] if len(names) == 1 else tuple(names)] = tuple(map(int, shape))
+    action = _typed(data, "action", dict)
+    low, high = _typed(action, "low", Tensor), _typed(action, "high", Tensor)
+    given = data.get("normalization")
+    normalization = None
+    if given is not None:
+        mean, deviation = _typed(given, "mean", Tensor), _typed(given, "deviation", Tensor)
+        normalization = Normalization(mean, deviation, _typed(given, "clip", float))
+    size = sum(math.prod(shape) for shape in inputs.values())
+    is_valid = {
+        "kind": data.get("kind") in KINDS,
+        "network": isinstance(spec.network, str)
+        and isinstance(spec.network_kwargs, dict)
+        and isinstance(spec.hidden, list)
+        and all(type(units) is int and units > 0 for units in spec.hidden)
+        and spec.activation in ACTIVATIONS
+        and isinstance(spec.layer_norm, bool),
+        "inputs": bool(inputs) and size > 0,
+        "action": low.ndim == 1 and low.shape == high.shape and bool((low <= high).all()),
+        "normalization": normalization is None
+        or (normalization.mean.shape == normalization.deviation.shape == (size,)),
+    }
+    for entry, holds in is_valid.items():
+        if not holds:
+            raise ValueError(f"its entry {entry!r} has a wrong value")
+    return Policy(
+        data["kind"],
+        spec,
+        inputs,
+        low,
+        high,
+        _typed(action, "dtype", str),
+        normalization=normalization,
+        weights=_typed(data, "weights", dict),
+        environment=_typed(data, "environment", str),
+        step=data.get("step"),
+    )
+
+
+def _typed(data: Any, key: str, kind: type) -> Any:
+    value = data.get(key) if isinstance(data, dict) else None
+    if not isinstance(value, kind):
+        raise ValueError(f"its entry {key!r} has a wrong value")
+    return value
