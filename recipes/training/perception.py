@@ -143,6 +143,7 @@ class PerceivingPolicy(TensorDictModuleBase):
         self.actor = actor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Writes the action."""
         seen = self.perception(tensordict.select(*self.in_keys))
         return tensordict.set("action", self.actor(seen).get("action"))
 

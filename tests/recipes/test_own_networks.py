@@ -1,0 +1,150 @@
+"""Networks by import path, from a folder outside the repository, and the options of the MLP."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from torchrl_vmfer import load_policy
+from torchrl_vmfer.fast import make_backend
+from torchrl_vmfer.networks import NetworkSpec
+from vmfer_recipes import sac, td3
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import to_config
+
+MODULE = """
+from torch import nn, stack, zeros
+
+class Gated(nn.Module):
+    def __init__(self, in_features, out_features, width=8):
+        super().__init__()
+        self.inner, self.gate = nn.Linear(in_features, width), nn.Linear(in_features, width)
+        self.norm, self.outer = nn.LayerNorm(width), nn.Linear(width, out_features)
+
+    def forward(self, inputs):
+        return self.outer(self.norm(self.inner(inputs) * self.gate(inputs).sigmoid()))
+
+class Transposed(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs).mean(-1)
+
+class Tuple(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs), None
+
+class Batched(nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs.reshape(len(inputs), -1)[:, :self.in_features])
+
+class Branching(nn.Linear):
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        return outputs if outputs.sum() > 0 else -outputs
+
+class NoArguments(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+def function(in_features, out_features):
+    raise RuntimeError("called")
+"""
+OWN = ("network=my_networks.Gated", "network_kwargs.width=8")
+
+
+def own(*overrides):
+    """Overrides as the command line passes them on: an entry of a dictionary may be new."""
+    return [f"++{each}" if each.startswith("network_kwargs.") else each for each in overrides]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def module_of_the_user(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "my_networks.py").write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+@pytest.mark.parametrize("recipe", [td3, sac], ids=["td3", "sac"])
+def test_actor_and_critics_are_the_users_own(recipe, configuration, tmp_path):
+    name = recipe.__name__.rpartition(".")[2]
+    cfg = to_config(configuration(name, tmp_path, *own(*OWN), "num_critics=3"))
+    agent = recipe.make_agent(cfg, make_backend(fast=True))
+    critics = agent.loss.qvalue_network_params["module"]
+    assert critics["inner", "weight"].shape == (3, 8, 5)
+    kinds = [type(module).__name__ for module in agent.policy.modules()]
+    assert "Gated" in kinds
+    assert "MLP" not in kinds
+
+
+@pytest.mark.parametrize(
+    "overrides", [OWN, ("layer_norm=true", "activation=gelu"), ("activation=silu",)]
+)
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_the_fast_path_gives_the_same_policy(algorithm, train, tmp_path, overrides):
+    weights = []
+    for fast in ("true", "false"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*general path")  # it is no surprise here
+            run_dir = train(
+                algorithm, tmp_path / fast, *own(*overrides), f"fast={fast}", "total_frames=80"
+            )
+        weights.append(load_policy(run_dir).actor.state_dict())
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_a_run_with_an_own_network_resumes_to_the_bit(
+    algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
+):
+    run_dir = shutil.copytree(crashed_run(algorithm, *own(*OWN)), tmp_path / "run")
+    assert_same_run(finish(algorithm, run_dir, *own(*OWN)), straight_run(algorithm, *own(*OWN)))
+
+
+def test_the_policy_of_an_own_network_needs_its_module(straight_run, monkeypatch):
+    policy = load_policy(straight_run("td3", *own(*OWN)))
+    assert policy.act(np.zeros(17)).shape == (6,)
+    assert "my_networks.Gated" in repr(policy)
+    monkeypatch.setitem(__import__("sys").modules, "my_networks", None)
+    with pytest.raises(RuntimeError, match="the module my_networks cannot be imported"):
+        load_policy(straight_run("td3", *own(*OWN)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["network=Gated"], "must name a module and a class"),
+        (["network=my_networks.Gatde"], "my_networks has no such name"),
+        (["network=nowhere.Gated"], "the module nowhere cannot be imported"),
+        (["network=my_networks.function"], "derived from Module, but my_networks defines it as"),
+        (["network=my_networks.NoArguments"], "cannot be constructed"),
+        (["network=my_networks.Gated", "network_kwargs.depth=3"], "depth"),
+        (["network=my_networks.Transposed"], r"maps an input of shape \[4\] to the shape \[\]"),
+        (["network=my_networks.Tuple"], "to a tuple"),
+        (["network=my_networks.Batched"], r"fails for an input of shape \[4\]"),
+        (["network=my_networks.Branching"], "torch.vmap"),
+        (["network=my_networks.Gated", "layer_norm=true"], "no effect on network=my_networks"),
+        (["network_kwargs.width=3"], "for your own network"),
+        (["activation=sine"], "activation must be relu"),
+    ],
+)
+def test_a_wrong_network_is_refused_in_one_line(train, tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message) as error:
+        train("td3", tmp_path / "run", *own(*overrides))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "gelu", "silu", "leaky_relu"])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_the_mlp_has_the_layers_that_it_is_asked_for(activation, layer_norm):
+    spec = NetworkSpec(hidden=[5, 7], activation=activation, layer_norm=layer_norm)
+    names = [type(layer).__name__.lower() for layer in spec.make(3, 2)]
+    block = ["linear", *(["layernorm"] * layer_norm), activation.replace("_", "")]
+    assert names == [*block, *block, "linear"]
+    assert spec.make(3, 2)(torch.zeros(4, 3)).shape == (4, 2)
