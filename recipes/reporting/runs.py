@@ -24,6 +24,7 @@ _INCIDENTAL = {
     "num_eval_episodes",
     "log_interval",
     "checkpoint_interval",
+    "keep_checkpoint",
     "keep_checkpoints_at",
     "threads",
     "device",

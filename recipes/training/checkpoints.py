@@ -78,6 +78,21 @@ class Checkpoints:
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("step_*.pt"), reverse=True)
 
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, read from its name, or ``None`` without any."""
+        files = self._files()
+        return int(files[0].stem.removeprefix("step_")) if files else None
+
+    def reduce(self, to: int) -> Path | None:
+        """Deletes the oldest until so many are left. Returns the newest of these."""
+        files = self._files()
+        for old in files[to:]:
+            old.unlink()
+        if to == 0 and self._folder.exists() and not any(self._folder.iterdir()):
+            self._folder.rmdir()
+        return files[0] if files[:to] else None
+
     def save(self, step: int, state: dict[str, Any]) -> bool:
         """Saves a state, then deletes the oldest. Returns whether saving succeeded.
 
@@ -99,8 +114,7 @@ class Checkpoints:
             )
             return False
         if self._keep is not None:
-            for old in self._files()[self._keep :]:
-                old.unlink()
+            self.reduce(to=self._keep)
         return True
 
     def load(self) -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ __all__ = ["RunLog", "Table", "agreement", "check_logger", "make_logger"]
 
 
 class Table:
-    """A CSV file whose state is its number of rows. Loading a state removes later rows.
+    """A CSV file whose state is its size. Loading a state removes later rows and columns.
 
     Args:
         path: the file.
@@ -61,12 +61,13 @@ class Table:
             writer.writeheader()
             writer.writerows(rows)
 
-    def state_dict(self) -> dict[str, int]:
-        """The current number of rows."""
-        return {"rows": len(self._read())}
+    def state_dict(self) -> dict[str, Any]:
+        """The current number of rows, and the columns."""
+        rows = self._read()
+        return {"rows": len(rows), "columns": list(rows[0]) if rows else []}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Truncates the file to the saved number of rows."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Truncates the file to the saved rows and columns."""
         rows = self._read()
         if len(rows) < state["rows"]:
             raise UserError(
@@ -74,7 +75,10 @@ class Table:
                 f"{state['rows']}): it was changed by hand. Choose another run_dir."
             )
         if state["rows"]:
-            self._rewrite(rows[: state["rows"]], list(rows[0]))
+            columns = state["columns"]
+            self._rewrite(
+                [{name: row[name] for name in columns} for row in rows[: state["rows"]]], columns
+            )
         else:
             self.clear()
 

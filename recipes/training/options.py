@@ -228,7 +228,7 @@ class TrainingConfig(Config):
     seed: int = key(0, "seed of environment, networks, exploration and sampling", low=0)
     total_frames: int = key(
         1_000_000,
-        "environment steps of the whole run",
+        "environment steps of the whole run; a larger value continues a finished run",
         low=1,
         aka=("steps", "total_timesteps", "num_steps"),
     )
@@ -282,6 +282,9 @@ class TrainingConfig(Config):
     log_interval: int = key(1000, "steps between rows of train.csv", low=1)
     checkpoint_interval: int = key(
         50_000, "steps between checkpoints, from which an interrupted run resumes", low=1
+    )
+    keep_checkpoint: bool = key(
+        True, "keep the last checkpoint, so that a larger total_frames continues a finished run"
     )
     keep_checkpoints_at: list[int] = key(
         [], "steps whose checkpoints are kept permanently, in checkpoint/kept", low=1

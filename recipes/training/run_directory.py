@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
+from vmfer_recipes.training.checkpoints import Checkpoints
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.keys import flat
@@ -18,7 +20,7 @@ from vmfer_recipes.training.options import Config
 __all__ = ["RunDirectory"]
 
 # Keys that do not affect the results of a run.
-_INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoints_at")
+_INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at")
 
 
 class RunDirectory:
@@ -36,26 +38,21 @@ class RunDirectory:
         self._config = cfg.as_dict()
 
     def check(self) -> None:
-        """Raises an error if the directory holds a run with another configuration."""
-        file = self.path / "config.yaml"
-        if not file.exists():
+        """Raises an error if the directory holds a run that this one cannot continue."""
+        before = self._saved_config()
+        if before is None:
             return
         if not self._config["resume"]:
             raise UserError(
                 f"{self.path} holds a run and resume=false: delete it or choose another run_dir."
             )
-        try:
-            before = flat(OmegaConf.to_container(OmegaConf.load(file)))
-        except Exception as error:
-            raise UserError(
-                f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "
-                "another run_dir."
-            ) from error
-        now = flat(self._config)
+        now, skipped = flat(self._config), {*_INCIDENTAL}
+        if isinstance(before.get("total_frames"), int):
+            skipped.add("total_frames")
         differing = [
             f"{key}={before.get(key)} there, {now.get(key)} here"
             for key in sorted(before.keys() | now.keys())
-            if key.split(".")[0] not in _INCIDENTAL and before.get(key) != now.get(key)
+            if key.split(".")[0] not in skipped and before.get(key) != now.get(key)
         ]
         if differing:
             raise UserError(
@@ -63,9 +60,60 @@ class RunDirectory:
                 "choose another run_dir or use the same values."
             )
 
+        self._check_length(before["total_frames"], now["total_frames"])
+
+    def _saved_config(self) -> dict[str, Any] | None:
+        """The configuration of the run in the directory, by dotted key; ``None`` without a run."""
+        file = self.path / "config.yaml"
+        if not file.exists():
+            return None
+        try:
+            return flat(OmegaConf.to_container(OmegaConf.load(file)))
+        except Exception as error:
+            raise UserError(
+                f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "
+                "another run_dir."
+            ) from error
+
+    def _check_length(self, before: int, now: int) -> None:
+        """Checks whether a run can end at another step than before."""
+        saved = Checkpoints(self.path / "checkpoint").newest_step
+        if self._has_end_mark:
+            if now < before:
+                raise UserError(
+                    f"{self.path} holds a finished run of {before} steps, more than "
+                    f"total_frames={now}: use at least {before}, or choose another run_dir."
+                )
+            if now > before and saved is None:
+                raise UserError(
+                    f"{self.path} holds a finished run of {before} steps without a checkpoint, so "
+                    f"it cannot be continued to total_frames={now}: choose another run_dir to "
+                    "train from step 0, with keep_checkpoint=true."
+                )
+        elif now < before and saved is not None and now < saved:
+            raise UserError(
+                f"{self.path} holds a run that is already at step {saved}, more than "
+                f"total_frames={now}: use at least {saved}, or choose another run_dir."
+            )
+
+    @property
+    def _has_end_mark(self) -> bool:
+        return (self.path / "finished").exists()
+
+    def reopen(self) -> None:
+        """Removes what a run writes at its end, so that it can be continued.
+
+        The mark comes first: a process that is killed here leaves an unfinished run.
+        """
+        for name in ("finished", "policy.pt", "learning_curve.png"):
+            (self.path / name).unlink(missing_ok=True)
+
     def is_finished(self) -> bool:
-        """Whether the run is already finished. If so, prints a message."""
-        if not (self.path / "finished").exists():
+        """Whether the run is finished and is not to be continued. If so, prints a message."""
+        if not self._has_end_mark:
+            return False
+        before = self._saved_config()
+        if before is not None and before["total_frames"] < self._config["total_frames"]:
             return False
         print(f"The run in {self.path} is finished. Nothing to do.")
         return True

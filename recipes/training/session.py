@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import random
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchrl.checkpoint import GlobalRNGState
 from tqdm import tqdm
 
 from torchrl_vmfer.fast import Backend, make_backend
+from vmfer_recipes.training.best_policy import BestPolicy
 from vmfer_recipes.training.checkpoints import Checkpoints, check_readable
 from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.environments import Environment, make_environment
@@ -24,6 +26,7 @@ from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.evaluation import Evaluation, evaluate
 from vmfer_recipes.training.interruption import Interruption
 from vmfer_recipes.training.logs import RunLog, check_logger
+from vmfer_recipes.training.metrics import Averages, Clock
 from vmfer_recipes.training.networks import policy_data, write_policy
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.run_directory import RunDirectory
@@ -42,39 +45,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any) -> Any:
         """Resumes from a saved state."""
-
-
-class Averages:
-    """Means of metrics since they were last read."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[torch.Tensor]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
-    def add(self, **metrics: torch.Tensor) -> None:
-        """Adds one value for each metric."""
-        for name, value in metrics.items():
-            self._values.setdefault(name, []).append(value.detach())
-
-    def means(self) -> dict[str, float]:
-        """The means, by name."""
-        return {name: values.double().mean().item() for name, values in self.state_dict().items()}
-
-    def pop(self) -> dict[str, float]:
-        """The means, by name. Then removes all values."""
-        means = self.means()
-        self._values.clear()
-        return means
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The values, by name."""
-        return {name: torch.stack(values) for name, values in self._values.items()}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restores saved values."""
-        self._values = {name: list(values) for name, values in state.items()}
 
 
 class TrainingSession(Protocol):
@@ -146,6 +116,8 @@ class Session(TrainingSession):
         self._log = log or RunLog(path, cfg)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
         self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
+        self._best = BestPolicy(path / "policy_best.pt")
+        self._latest: Evaluation | None = None
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
@@ -153,6 +125,10 @@ class Session(TrainingSession):
         Between steps, at the configured intervals, it evaluates the policy, writes metrics and
         saves checkpoints. The run directory is locked during the run. After SIGINT or SIGTERM, it
         completes the current step, saves a checkpoint and ends the program.
+
+        A run ends with an evaluation and a row of metrics. If its last step is not a multiple of
+        the intervals, a longer run would not have these: they are written after the last
+        checkpoint, which does not know them.
 
         Args:
             policy: the policy to evaluate, and to save at the end.
@@ -162,11 +138,9 @@ class Session(TrainingSession):
         parts: dict[str, Stateful] = {
             **components,
             "metrics": self.metrics,
-            **self._log.tables,
             # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }
-        self._policy = policy
         cfg, last = self.cfg, self.cfg.total_frames
         with self._directory.lock(), Interruption() as interruption, ExitStack() as ends:
             for part in components.values():
@@ -175,31 +149,33 @@ class Session(TrainingSession):
             if self._directory.is_finished():  # by the process that previously held the lock
                 return
             ends.callback(self._log.close)
-            start = self._begin(parts)
+            start = self._begin(policy, parts)
             bar = ends.enter_context(_progress_bar(start, last))
             if start == 0:
                 self._evaluate(0, policy, bar)
-            clock = _Clock(start)
+            clock, state = Clock(start), partial(self._state, policy, parts)
             for step in range(start + 1, last + 1):
                 yield step
                 bar.update()
-                if step % cfg.log_interval == 0 or step == last:
+                if step % cfg.log_interval == 0:
                     self._write_metrics(step, clock.speed(step), components)
-                if step % cfg.eval_interval == 0 or step == last:
+                if step % cfg.eval_interval == 0:
                     with clock.paused():
-                        result = self._evaluate(step, policy, bar)
+                        self._evaluate(step, policy, bar)
                 if step in cfg.keep_checkpoints_at:
-                    self._save(step, parts, self._kept)
-                if step == last:
-                    break
-                if interruption.signal:
-                    return self._stop(step, parts)
-                if step % cfg.checkpoint_interval == 0:
-                    self._save(step, parts, self._checkpoints)
+                    self._save(state(step), self._kept)
+                if interruption.signal and step < last:
+                    return self._stop(state(step))
+                if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
+                    self._save(state(step), self._checkpoints)
+            if last % cfg.log_interval:
+                self._write_metrics(last, clock.speed(last), components)
+            if last % cfg.eval_interval:
+                self._evaluate(last, policy, bar)
             bar.close()
-            self._finish(policy, result)
+            self._finish(policy)
 
-    def _begin(self, parts: dict[str, Stateful]) -> int:
+    def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
         self._directory.check()  # again: another process may have written one before the lock
         self._log.open()
@@ -207,7 +183,7 @@ class Session(TrainingSession):
             start = self._restore(parts)
         if start == 0:
             # Checked now, not after hours of training that could not be resumed.
-            check_readable(self._state(0, parts))
+            check_readable(self._state(policy, parts, 0))
         self._directory.write_config()
         return start
 
@@ -216,10 +192,14 @@ class Session(TrainingSession):
         path = self._directory.path
         if state is None:
             self._log.clear()
+            self._best.clear()
             return 0
         try:
             for name, part in parts.items():
                 part.load_state_dict(state["parts"][name])
+            self._directory.reopen()
+            for name, file in self._files.items():
+                file.load_state_dict(state["parts"][name])
         except (KeyError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"The checkpoint of step {state['step']} in {path} does not match this "
@@ -228,38 +208,48 @@ class Session(TrainingSession):
         print(f"Resuming {path} at step {state['step']}.", file=sys.stderr)
         return state["step"]
 
-    def _save(self, step: int, parts: dict[str, Stateful], checkpoints: Checkpoints) -> bool:
-        _check_finite(self.metrics.means(), step)
-        return checkpoints.save(step, self._state(step, parts))
+    @property
+    def _files(self) -> dict[str, Stateful]:
+        """The files that must match a checkpoint: loading a state undoes later changes."""
+        return {**self._log.tables, "best": self._best}
 
-    def _state(self, step: int, parts: dict[str, Stateful]) -> dict[str, Any]:
+    def _state(
+        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], step: int
+    ) -> dict[str, Any]:
+        states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
         return {
             "step": step,
-            # For evaluate.py, which knows no algorithm.
-            "policy": policy_data(self._policy, self._environment, self.cfg, step),
-            "parts": {name: part.state_dict() for name, part in parts.items()},
+            "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
+            "parts": states,
         }
 
-    def _stop(self, step: int, parts: dict[str, Stateful]) -> None:
-        is_saved = self._save(step, parts, self._checkpoints)
+    def _save(self, state: dict[str, Any], checkpoints: Checkpoints) -> bool:
+        _check_finite(self.metrics.means(), state["step"])
+        return checkpoints.save(state["step"], state)
+
+    def _stop(self, state: dict[str, Any]) -> None:
+        is_saved = self._save(state, self._checkpoints)
         print(
-            f"Stopped {self._directory.path} at step {step}. Run the same command to resume from "
-            f"{'there' if is_saved else 'the last checkpoint'}.",
+            f"Stopped {self._directory.path} at step {state['step']}. Run the same command to "
+            f"resume from {'there' if is_saved else 'the last checkpoint'}.",
             file=sys.stderr,
         )
 
-    def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> Evaluation:
+    def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> None:
         try:
             result = self._play(policy, self._environment)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
         with self._directory.writing():
             self._log.write_evaluation(step, result)
+            if not self._best.exceeds(result.return_mean):
+                data = policy_data(policy, self._environment, self.cfg, step)
+                self._best.replace(step, result.return_mean, data)
         shown = {"return": f"{result.return_mean:.1f}"}
         if result.success_rate is not None:
             shown["success"] = f"{result.success_rate:.2f}"
         bar.set_postfix(shown)
-        return result
+        self._latest = result
 
     def _play(self, policy: TensorDictModuleBase | None, env: Environment) -> Evaluation:
         seed = _EVALUATION_SEED + self.cfg.seed
@@ -277,14 +267,17 @@ class Session(TrainingSession):
                 metrics = {**means, "steps_per_second": speed, **episodes}
                 self._log.write_training(step, metrics)
 
-    def _finish(self, policy: TensorDictModuleBase, trained: Evaluation) -> None:
+    def _finish(self, policy: TensorDictModuleBase) -> None:
         path = self._directory.path
         with self._directory.writing():
-            write_policy(
-                policy, self._environment, self.cfg, path / "policy.pt", self.cfg.total_frames
-            )
+            last = self.cfg.total_frames
+            write_policy(policy, self._environment, self.cfg, path / "policy.pt", last)
             picture = draw_learning_curve(path)
             (path / "finished").touch()
+            # The older ones were for the case that the last could not be saved.
+            checkpoint = self._checkpoints.reduce(to=1 if self.cfg.keep_checkpoint else 0)
+        # A run that was killed just before its end was evaluated by another process.
+        trained = self._latest or self._play(policy, self._environment)
         at_random = self._play(None, self._environment)
         print(
             f"{_summary(trained)} over {self.cfg.num_eval_episodes} episodes; the random policy "
@@ -295,40 +288,23 @@ class Session(TrainingSession):
             "evaluations": path / "eval.csv",
             "training metrics": path / "train.csv",
             "policy": path / "policy.pt",
+            "best policy": path / "policy_best.pt",
+            "checkpoint": checkpoint,
         }.items():
             if file is not None:
-                print(f"  {label:<17} {file}")
-
-
-class _Clock:
-    """Measures the speed of training, without evaluations.
-
-    Args:
-        step: the step at which it starts.
-    """
-
-    def __init__(self, step: int) -> None:
-        self._step, self._start = step, time.perf_counter()
-
-    def speed(self, step: int) -> float:
-        """The steps per second since the last call."""
-        now = time.perf_counter()
-        speed = (step - self._step) / (now - self._start)
-        self._step, self._start = step, now
-        return speed
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context whose duration is not counted."""
-        pause = time.perf_counter()
-        yield
-        self._start += time.perf_counter() - pause
+                size = f" ({_size(file)}, to train longer)" if file == checkpoint else ""
+                print(f"  {label:<17} {file}{size}")
 
 
 def _progress_bar(start: int, total: int) -> tqdm:
     # Avoids flooding log files with updates of the bar.
     interval = 0.2 if sys.stderr.isatty() else 30
     return tqdm(total=total, initial=start, unit="step", mininterval=interval)
+
+
+def _size(file: Path) -> str:
+    size = file.stat().st_size
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
 
 
 def _check_finite(means: dict[str, float], step: int) -> None:

@@ -1,0 +1,214 @@
+"""Raising ``total_frames`` of a run gives the run that was asked for from the start."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from vmfer_recipes.training.best_policy import BestPolicy
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.logs import Table
+
+RUN = ("td3", "sampler=vmf_rank")
+# Neither a multiple of the intervals between evaluations (70) nor between rows of train.csv (50),
+# and in the middle of an episode of 50 steps.
+SHORT = "total_frames=95"
+
+
+@pytest.fixture(scope="session")
+def short_run(straight_run):
+    """``short_run(algorithm, *overrides)``: a finished run that ends early; copy it before use."""
+    return lambda algorithm, *overrides: straight_run(algorithm, *overrides, SHORT)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def steps(file: Path) -> list[int]:
+    return [int(line.partition(",")[0]) for line in file.read_text().splitlines()[1:]]
+
+
+def weights(file: Path) -> dict:
+    return dict(torch.load(file, weights_only=True))
+
+
+@pytest.fixture
+def assert_as_if_from_the_start(assert_same_run, assert_equal):
+    def check(straight: Path, continued: Path) -> None:
+        assert_same_run(straight, continued)
+        assert_equal(*(weights(run / "policy_best.pt") for run in (straight, continued)))
+        curves = [(run / "learning_curve.png").exists() for run in (straight, continued)]
+        assert curves == [True, True]
+        configs = [OmegaConf.load(run / "config.yaml") for run in (straight, continued)]
+        for config in configs:
+            del config["run_dir"]
+        assert configs[0] == configs[1]
+        names = [sorted(file.name for file in run.rglob("*")) for run in (straight, continued)]
+        assert names[0] == names[1]
+
+    return check
+
+
+@pytest.mark.parametrize(
+    "combination",
+    [
+        RUN,
+        pytest.param(("sac", "sampler=vmf_uncertainty", "replay=per_rank"), marks=pytest.mark.slow),
+        pytest.param(("sac", "sampler=uniform", "replay=per"), marks=pytest.mark.slow),
+        pytest.param(("td3", "sampler=uniform", "fast=false"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def test_finished_run_continues_as_if_asked_for_from_the_start(
+    combination, short_run, straight_run, finish, assert_as_if_from_the_start, tmp_path, capfd
+):
+    algorithm, *overrides = combination
+    run_dir = shutil.copytree(short_run(*combination), tmp_path / "run")
+    # Otherwise the test would not see whether the last rows are removed.
+    assert steps(run_dir / "eval.csv") == [0, 70, 95]
+    assert steps(run_dir / "train.csv") == [50, 95]
+    finish(algorithm, run_dir, *overrides)
+    assert "at step 95." in capfd.readouterr().err
+    assert_as_if_from_the_start(straight_run(*combination), run_dir)
+
+
+def test_run_killed_at_the_start_of_its_continuation_continues(
+    short_run, straight_run, finish, assert_as_if_from_the_start, tmp_path
+):
+    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
+    (run_dir / "finished").unlink()  # the first change to the directory
+    finish(RUN[0], run_dir, *RUN[1:])
+    assert_as_if_from_the_start(straight_run(*RUN), run_dir)
+
+
+def test_run_killed_after_its_last_checkpoint_ends_as_before(
+    short_run, finish, assert_as_if_from_the_start, tmp_path, capfd
+):
+    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
+    for name in ("finished", "policy.pt", "learning_curve.png"):
+        (run_dir / name).unlink()
+    finish(RUN[0], run_dir, *RUN[1:], SHORT)
+    assert "at step 95." in capfd.readouterr().err
+    assert_as_if_from_the_start(short_run(*RUN), run_dir)
+
+
+def test_continuation_that_crashes_is_unfinished_and_resumes(
+    short_run, straight_run, finish, at_step, assert_as_if_from_the_start, tmp_path
+):
+    class KilledError(Exception):
+        pass
+
+    def kill():
+        raise KilledError
+
+    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
+    with at_step(50, kill), pytest.raises(KilledError):  # at 145, after evaluation and checkpoint
+        finish(RUN[0], run_dir, *RUN[1:])
+    assert not (run_dir / "finished").exists()
+    assert not (run_dir / "policy.pt").exists()  # that of step 95
+    assert OmegaConf.load(run_dir / "config.yaml").total_frames == 161
+    with pytest.raises(UserError, match=r"already at step 120, more than total_frames=95"):
+        finish(RUN[0], run_dir, *RUN[1:], SHORT)
+    finish(RUN[0], run_dir, *RUN[1:])
+    assert_as_if_from_the_start(straight_run(*RUN), run_dir)
+
+
+def test_unfinished_run_can_end_earlier_than_planned(
+    crashed_run, straight_run, finish, assert_as_if_from_the_start, tmp_path, capfd
+):
+    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    with pytest.raises(UserError, match=r"already at step 120, more than total_frames=119: use at"):
+        finish(RUN[0], run_dir, *RUN[1:], "total_frames=119")
+    finish(RUN[0], run_dir, *RUN[1:], "total_frames=125")
+    assert "at step 120." in capfd.readouterr().err
+    assert_as_if_from_the_start(straight_run(*RUN, "total_frames=125"), run_dir)
+
+
+def test_finished_run_cannot_be_shortened(straight_run, finish):
+    run_dir = straight_run(*RUN)
+    before = content(run_dir)
+    with pytest.raises(UserError, match=r"run of 161 steps, more than total_frames=95: use at"):
+        finish(RUN[0], run_dir, *RUN[1:], SHORT)
+    assert content(run_dir) == before
+
+
+def test_run_that_kept_no_checkpoint_is_not_continued(train, tmp_path):
+    short = ("total_frames=66", "keep_checkpoint=false")
+    run_dir = train("td3", tmp_path / "run", *short)
+    assert not (run_dir / "checkpoint").exists()
+    before = content(run_dir)
+    with pytest.raises(UserError, match=r"without a checkpoint.*keep_checkpoint=true"):
+        train("td3", run_dir, "total_frames=70")
+    assert content(run_dir) == before
+    train("td3", run_dir, "total_frames=66")  # says that it is finished
+
+
+def test_only_other_lengths_are_allowed(short_run, finish):
+    run_dir = short_run(*RUN)
+    before = content(run_dir)
+    with pytest.raises(UserError, match=r"\(init_random_frames=30 there, 31 here\)"):
+        finish(RUN[0], run_dir, *RUN[1:], "init_random_frames=31")
+    assert content(run_dir) == before
+
+
+def test_end_of_a_run_names_its_checkpoint_with_the_size(train, tmp_path, capsys):
+    run_dir = train("td3", tmp_path / "run", "total_frames=66")
+    (file,) = (run_dir / "checkpoint").iterdir()
+    size = f"{file.stat().st_size / 1e6:.1f} MB"
+    assert f"{file} ({size}, to train longer)" in capsys.readouterr().out
+
+
+def test_checkpoint_holds_the_policy(short_run, checkpoint, assert_equal):
+    run_dir = short_run(*RUN)
+    assert_equal(dict(checkpoint(run_dir)["policy"]), weights(run_dir / "policy.pt"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
+def test_run_with_workers_continues(collector, train, tmp_path, capfd):
+    choice = f"collector={collector}"
+    train("td3", tmp_path, choice, "total_frames=150")
+    train("td3", tmp_path, choice, "total_frames=261")
+    assert "at step 150." in capfd.readouterr().err
+    assert steps(tmp_path / "eval.csv") == [0, 100, 200, 261]
+
+
+class TestBestPolicy:
+    def test_first_of_the_best_is_kept(self, tmp_path):
+        best = BestPolicy(tmp_path / "best.pt")
+        for step, value in enumerate((-2.0, 3.0, 1.0, 3.0)):
+            if not best.exceeds(value):
+                best.replace(step, value, {"weight": torch.tensor([value])})
+        assert best.state_dict()["step"] == 1
+        assert weights(tmp_path / "best.pt")["weight"].item() == 3
+
+    def test_later_training_does_not_change_it(self, tmp_path):
+        best, weight = BestPolicy(tmp_path / "best.pt"), torch.zeros(1)
+        best.replace(1, 0.5, {"weight": weight})
+        weight += 1
+        assert best.state_dict()["policy"]["weight"].item() == 0
+
+    def test_state_undoes_a_later_best(self, tmp_path):
+        best = BestPolicy(tmp_path / "best.pt")
+        best.replace(1, 0.5, {"weight": torch.zeros(1)})
+        saved = best.state_dict()
+        best.replace(2, 1.5, {"weight": torch.ones(1)})
+        best.load_state_dict(saved)
+        assert weights(tmp_path / "best.pt")["weight"].item() == 0
+        assert not best.exceeds(1.0)
+        best.clear()
+        assert not (tmp_path / "best.pt").exists()
+
+
+def test_table_forgets_the_columns_of_removed_rows(tmp_path):
+    table = Table(tmp_path / "train.csv")
+    table.write({"step": 1, "critic_loss": 0.5})
+    saved, before = table.state_dict(), (tmp_path / "train.csv").read_bytes()
+    table.write({"step": 2, "critic_loss": 0.5, "actor_loss": 1.0})
+    table.load_state_dict(saved)
+    assert (tmp_path / "train.csv").read_bytes() == before
