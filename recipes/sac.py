@@ -33,6 +33,7 @@ from vmfer_recipes.training.replay import (
     make_replay_buffer,
     prioritize,
     stores_factors,
+    stores_td_errors,
 )
 from vmfer_recipes.training.session import Session, TrainingSession
 
@@ -60,6 +61,7 @@ class Agent:
     buffer: ActorCriticReplayBuffer
     sample_actor: Callable[[], TensorDictBase] | None  # None: the actor uses the critics' batch
     stores_factors: bool
+    stores_td_errors: bool
     collector: AnyCollector
 
 
@@ -97,7 +99,7 @@ def update_critics(cfg: SACConfig, session: TrainingSession, agent: Agent) -> Te
     critic_loss, info = agent.loss.qvalue_v2_loss(batch)
     session.descend(agent.critic_optimizer, critic_loss)
     session.metrics.add(critic_loss=critic_loss)
-    if cfg.replay.kind in ("per", "per_rank"):
+    if agent.stores_td_errors:
         prioritize(agent.buffer, batch, info["td_error"])
     return batch
 
@@ -123,14 +125,22 @@ def update_actor(
         session.metrics.add(**agreement(info, agent.uncertainty, batch))
 
 
-def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
-    """Makes the components of SAC."""
+def make_agent(
+    cfg: SACConfig, backend: Backend, make_loss: Callable[..., VMFSACLoss] = VMFSACLoss
+) -> Agent:
+    """Makes the components of SAC.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the loss, or a function that makes it from the same arguments.
+    """
     env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)
     networks = network_spec(cfg)
     actor = gaussian_actor(env, networks)
-    loss = VMFSACLoss(
+    loss = make_loss(
         actor,
         make_critics(env, networks, cfg.num_critics),
         num_qvalue_nets=cfg.num_critics,
@@ -164,6 +174,7 @@ def make_agent(cfg: SACConfig, backend: Backend) -> Agent:
         buffer=buffer,
         sample_actor=make_actor_sampling(buffer, perception, uncertainty, cfg),
         stores_factors=is_vmf,
+        stores_td_errors=stores_td_errors(cfg.replay),
         collector=make_collector(env, explorer, perception, buffer, cfg, backend),
     )
 

@@ -33,6 +33,7 @@ from vmfer_recipes.training.replay import (
     make_replay_buffer,
     prioritize,
     stores_factors,
+    stores_td_errors,
 )
 from vmfer_recipes.training.session import Session, TrainingSession
 
@@ -59,6 +60,7 @@ class Agent:
     buffer: ActorCriticReplayBuffer
     sample_actor: Callable[[], TensorDictBase] | None  # None: the actor uses the critics' batch
     stores_factors: bool
+    stores_td_errors: bool
     collector: AnyCollector
 
 
@@ -97,7 +99,7 @@ def update_critics(cfg: TD3Config, session: TrainingSession, agent: Agent) -> Te
     critic_loss, info = agent.loss.value_loss(batch)
     session.descend(agent.critic_optimizer, critic_loss)
     session.metrics.add(critic_loss=critic_loss)
-    if cfg.replay.kind in ("per", "per_rank"):
+    if agent.stores_td_errors:
         td_error = info["td_error"].detach().amax(0).sqrt()
         prioritize(agent.buffer, batch, td_error)
     return batch
@@ -121,14 +123,22 @@ def update_actor(
         session.metrics.add(**agreement(info, agent.uncertainty, batch))
 
 
-def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
-    """Makes the components of TD3."""
+def make_agent(
+    cfg: TD3Config, backend: Backend, make_loss: Callable[..., VMFTD3Loss] = VMFTD3Loss
+) -> Agent:
+    """Makes the components of TD3.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the loss, or a function that makes it from the same arguments.
+    """
     env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
     perception = make_perception(env, cfg)
     is_vmf = stores_factors(cfg.sampler)
     networks = network_spec(cfg)
     actor = deterministic_actor(env, networks)
-    loss = VMFTD3Loss(
+    loss = make_loss(
         actor,
         make_critics(env, networks, cfg.num_critics),
         num_qvalue_nets=cfg.num_critics,
@@ -161,6 +171,7 @@ def make_agent(cfg: TD3Config, backend: Backend) -> Agent:
         buffer=buffer,
         sample_actor=make_actor_sampling(buffer, perception, uncertainty, cfg),
         stores_factors=is_vmf,
+        stores_td_errors=stores_td_errors(cfg.replay),
         collector=make_collector(env, explorer, perception, buffer, cfg, backend),
     )
 

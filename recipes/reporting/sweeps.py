@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.training import options  # noqa: F401  # registers the schemas of the choices
 from vmfer_recipes.training.command_line import CONFIGS, choices_of, no_choice
 from vmfer_recipes.training.errors import first_line
+from vmfer_recipes.training.own_parts import own_choice
 
 __all__ = ["planned_runs"]
 
@@ -83,6 +84,9 @@ def _with(config: DictConfig, values: dict[str, str]) -> DictConfig:
 
 @functools.cache
 def _choice(group: str, name: str) -> Any:
+    own = own_choice(group, name)
+    if own is not None:
+        return own.as_dict()
     if name not in choices_of(group):  # compose() would also follow a path out of the package
         raise no_choice(group, name, choices_of(group))
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):

@@ -25,6 +25,7 @@ from vmfer_recipes.training.keys import (
     to_config,
     wrong_value,
 )
+from vmfer_recipes.training.own_parts import register_choice
 
 __all__ = [
     "CONFIGS",
@@ -149,6 +150,8 @@ def _check_experiment(override: Override, argument: str) -> None:
 def _check_choice(group: str, override: Override, argument: str) -> None:
     if not all(isinstance(value, (str, QuotedString)) and value for value in _values(override)):
         raise no_choice(group, argument.partition("=")[2], choices_of(group))
+    for value in _values(override):
+        register_choice(group, value.text if isinstance(value, QuotedString) else value)
 
 
 def _values(override: Override) -> list[Any]:

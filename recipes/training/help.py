@@ -18,20 +18,21 @@ _LEFT = 34  # width of the left column
 _HARD_SPACE = "\u00a0"  # prevents a line break
 
 
-def help_text(name: str, config: type[Config]) -> str:
+def help_text(name: str, config: type[Config], program: str) -> str:
     """The usage, groups and keys of a recipe.
 
     Args:
-        name: the name of the recipe.
+        name: its configuration file.
         config: its configuration.
+        program: how it is called.
     """
-    return "\n".join(_lines(name, config))
+    return "\n".join(_lines(name, config, program))
 
 
-def _lines(name: str, config: type[Config]) -> Iterator[str]:
+def _lines(name: str, config: type[Config], program: str) -> Iterator[str]:
     chosen = groups(config)
     choice = " [group=choice ...]" if chosen else ""
-    yield f"Usage: python recipes/{name}.py{choice} [key=value ...] [-m]"
+    yield f"Usage: {program}{choice} [key=value ...] [-m]"
     yield ""
     yield from textwrap.wrap((config.__doc__ or "").strip().splitlines()[0], _WIDTH)
     if chosen:

@@ -27,6 +27,7 @@ from vmfer_recipes.training.interruption import (
 )
 from vmfer_recipes.training.keys import Config, to_config
 from vmfer_recipes.training.lock import LockedError
+from vmfer_recipes.training.own_parts import register_recipe, script_name
 
 __all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
 
@@ -36,8 +37,11 @@ _USER_ERRORS = (UserError, OmegaConfBaseException)
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
     """Turns a function of the configuration into a program; ``__wrapped__`` is the function.
 
+    The file of the function gives the recipe its name: a copy of ``td3.py`` with another name
+    writes other run directories.
+
     Args:
-        name: the configuration file, without its ending.
+        name: the configuration file whose choices it starts from, without its ending.
         config: the dataclass of its keys.
 
     Example:
@@ -48,7 +52,7 @@ def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]],
         >>> main.__wrapped__(TD3Config())
         2
     """
-    return functools.partial(Recipe, name, config)
+    return lambda run: Recipe(name, config, run, script_name(run, default=name))
 
 
 class Recipe:
@@ -58,23 +62,39 @@ class Recipe:
         name: the configuration file, without its ending.
         config: the dataclass of its keys.
         run: executes one run.
+        algorithm: the name of the recipe, if it is not that of the configuration file.
     """
 
-    def __init__(self, name: str, config: type[Config], run: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: type[Config],
+        run: Callable[[Any], None],
+        algorithm: str | None = None,
+    ) -> None:
         functools.update_wrapper(self, run)
-        self._name = name
+        self._file = name
+        self._program = f"python {algorithm}.py" if algorithm else ""
+        self._name = register_recipe(name, config, algorithm or name, CONFIGS)
+        if self._name == name:
+            self._program = f"python recipes/{name}.py"
         self._config = config
         self._run = run
         self._has_started = False
 
-    def __call__(self) -> None:
-        """Runs the program. User errors end it with a one-line message and exit code 2."""
+    def __call__(self, program_name: str | None = None) -> None:
+        """Runs the program. User errors end it with a one-line message and exit code 2.
+
+        Args:
+            program_name: how the program is called, for ``--help``.
+        """
+        self._program = program_name or self._program
         program(self._main)()
 
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self._config)
         if line.is_help:
-            print(help_text(self._name, self._config))
+            print(help_text(self._file, self._config, self._program))
             return
         sys.argv[1:] = line.arguments
         # Otherwise Hydra formats errors itself and exits with 1.

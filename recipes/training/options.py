@@ -92,6 +92,18 @@ class DirectSamplerConfig(_ModeConfig):
     )
 
 
+@schema("own", group="sampler")
+@dataclass
+class OwnSamplerConfig(SamplerConfig):
+    """A sampler of the user's own, named by its import path."""
+
+    kind: str = key("own", "a sampler of your own draws the batch", choices=("own",))
+    path: str = key(
+        MISSING, "import path of a TorchRL Sampler, set by sampler=my_package.MySampler"
+    )
+    kwargs: dict[str, Any] = key({}, "arguments of the sampler: sampler.kwargs.alpha=0.5")
+
+
 @dataclass
 class ReplayConfig(Config):
     """The replay buffer, and how the critics' batch is drawn."""
@@ -133,6 +145,16 @@ class HindsightReplayConfig(ReplayConfig):
         "future", "where new goals come from", choices=("future", "final", "episode")
     )
     clip: float = key(5.0, "bound of normalized observations and goals", low=1e-9)
+
+
+@schema("own", group="replay")
+@dataclass
+class OwnReplayConfig(ReplayConfig):
+    """A sampler of the user's own for the critics, named by its import path."""
+
+    kind: str = key("own", "a sampler of your own draws the batch", choices=("own",))
+    path: str = key(MISSING, "import path of a TorchRL Sampler, set by replay=my_package.MySampler")
+    kwargs: dict[str, Any] = key({}, "arguments of the sampler: replay.kwargs.alpha=0.5")
 
 
 @dataclass
@@ -304,8 +326,8 @@ class TrainingConfig(Config):
         "directory of all output",
     )
     env: EnvConfig = group("the task")
-    sampler: SamplerConfig = group("how the actor's batch is drawn")
-    replay: ReplayConfig = group("how the critics' batch is drawn")
+    sampler: SamplerConfig = group("how the actor's batch is drawn, also my_package.MySampler")
+    replay: ReplayConfig = group("how the critics' batch is drawn, also my_package.MySampler")
     collector: CollectorConfig = group("which processes step the environment")
     logger: LoggerConfig = group("where metrics go besides the CSV files")
 
@@ -386,7 +408,7 @@ class TrainingConfig(Config):
 class TD3Config(TrainingConfig):
     """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
 
-    algorithm: str = key("td3", "name of the recipe, part of the run directory", choices=("td3",))
+    algorithm: str = "td3"
     policy_delay: int = key(
         2, "environment steps per actor update, and critic updates per target update", low=1
     )
@@ -406,7 +428,7 @@ class TD3Config(TrainingConfig):
 class SACConfig(TrainingConfig):
     """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyperparameters)."""
 
-    algorithm: str = key("sac", "name of the recipe, part of the run directory", choices=("sac",))
+    algorithm: str = "sac"
     init_random_frames: int = 10_000
     critic_lr: float = 3e-4
     actor_lr: float = 3e-4

@@ -22,7 +22,8 @@ from torchrl_vmfer import (
     VMFUncertainty,
 )
 from torchrl_vmfer.fast import Backend
-from vmfer_recipes.training.errors import diverged
+from vmfer_recipes.training.errors import UserError, diverged, first_line
+from vmfer_recipes.training.imports import import_class
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.perception import Perception
 from vmfer_recipes.training.transitions import ENVIRONMENT
@@ -32,6 +33,7 @@ __all__ = [
     "make_replay_buffer",
     "prioritize",
     "stores_factors",
+    "stores_td_errors",
 ]
 
 
@@ -74,6 +76,8 @@ def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorC
 
 
 def _critic_sampler(cfg: Config) -> Sampler:
+    if cfg.kind == "own":
+        return _own_sampler(cfg, "replay")
     if cfg.kind == "per":
         return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
     if cfg.kind == "per_rank":
@@ -82,7 +86,9 @@ def _critic_sampler(cfg: Config) -> Sampler:
 
 
 def _actor_sampler(cfg: Config) -> Sampler:
-    if stores_factors(cfg):
+    if cfg.kind == "own":
+        return _own_sampler(cfg, "sampler")
+    if cfg.kind == "vmf":
         return VMFSampler(
             cfg.mode,
             initial_factor=cfg.initial_factor,
@@ -92,9 +98,33 @@ def _actor_sampler(cfg: Config) -> Sampler:
     return RandomSampler()
 
 
+def _own_sampler(cfg: Config, group: str) -> Sampler:
+    kind = import_class(cfg.path, Sampler, group)
+    try:
+        return kind(**cfg.kwargs)
+    except Exception as error:
+        raise UserError(
+            f"{group}={cfg.path} cannot be made with {group}.kwargs={cfg.kwargs} "
+            f"({type(error).__name__}: {first_line(error)})."
+        ) from error
+
+
 def stores_factors(cfg: Config) -> bool:
-    """Whether a ``sampler=`` uses stored factors."""
-    return cfg.kind == "vmf"
+    """Whether a ``sampler=`` uses stored factors; one of the user's own if it takes priorities."""
+    return cfg.kind == "vmf" or (cfg.kind == "own" and _takes_priorities(cfg, "sampler"))
+
+
+def stores_td_errors(cfg: Config) -> bool:
+    """Whether a ``replay=`` uses TD errors; one of the user's own if it takes priorities."""
+    if cfg.kind == "own":
+        return _takes_priorities(cfg, "replay")
+    return cfg.kind in ("per", "per_rank")
+
+
+def _takes_priorities(cfg: Config, group: str) -> bool:
+    """Whether the class defines ``update_priority``, which TorchRL's base class only warns of."""
+    kind = import_class(cfg.path, Sampler, group)
+    return kind.update_priority is not Sampler.update_priority
 
 
 def prioritize(buffer: ActorCriticReplayBuffer, batch: TensorDictBase, td_error: Tensor) -> None:

@@ -1,0 +1,74 @@
+"""Trains with a recipe of this package or of your own.
+
+python recipes/train.py td3 env=HalfCheetah-v4 sampler=vmf_rank
+python recipes/train.py my_package.my_algorithm env=HalfCheetah-v4
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.imports import import_module
+from vmfer_recipes.training.keys import recipe_schemas
+from vmfer_recipes.training.launch import Recipe, program
+from vmfer_recipes.training.options import TrainingConfig
+
+_PROGRAM = "python recipes/train.py"
+
+
+@program
+def main() -> None:
+    """Runs the recipe that the first argument names."""
+    if {*sys.argv[1:2]} & {"--help", "-h"}:
+        print(_help_text())
+        return
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if not name or "=" in name or name.startswith("-"):
+        raise UserError(
+            f"The algorithm comes first, such as `{_PROGRAM} td3 {name}`: use "
+            f"{', '.join(_algorithms())} or my_package.my_algorithm."
+        )
+    recipe = _load(name)
+    del sys.argv[1]
+    recipe(f"{_PROGRAM} {name}")
+
+
+def _help_text() -> str:
+    lines = [f"Usage: {_PROGRAM} <algorithm> [group=choice ...] [key=value ...] [-m]", ""]
+    lines += ["Algorithms:"]
+    for name, config in _algorithms().items():
+        lines.append(f"  {name:<24} {(config.__doc__ or '').splitlines()[0]}")
+    lines.append(f"  {'my_package.my_algorithm':<24} A module of your own with a @recipe `main`.")
+    return "\n".join([*lines, "", f"Its keys: {_PROGRAM} <algorithm> --help"])
+
+
+def _load(name: str) -> Recipe:
+    """The recipe of a module."""
+    if name.endswith(".py"):
+        raise UserError(
+            f"{name} is a file, not a module: write {name[:-3].replace('/', '.')}, or run it with "
+            f"`python {name}`."
+        )
+    module = f"vmfer_recipes.{name}" if name in _algorithms() else name
+    try:
+        found = getattr(import_module(module, name), "main", None)
+    except UserError as error:
+        known = ", ".join(_algorithms())
+        raise UserError(f"{error} Algorithms of this package: {known}.") from error
+    if not isinstance(found, Recipe):
+        raise UserError(
+            f"The module {name} has no recipe: define `main(cfg)` in it and decorate it with "
+            "@recipe, as vmfer_recipes/td3.py does."
+        )
+    return found
+
+
+def _algorithms() -> dict[str, type[TrainingConfig]]:
+    """The algorithms of this package."""
+    schemas = recipe_schemas().items()
+    return {name: config for name, config in schemas if issubclass(config, TrainingConfig)}
+
+
+if __name__ == "__main__":
+    main()
