@@ -356,7 +356,9 @@ def _types(hint: Any) -> tuple[type, ...]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
+    # Not compared with `dataclasses.MISSING`: a worker of a sweep has a copy of the class of a
+    # recipe, with a copy of that object.
+    if callable(field.default_factory):
         return field.default_factory()
     return field.default
 
