@@ -1,0 +1,258 @@
+"""Samplers and recipes from modules of the user, outside the repository."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vmfer_recipes import train as train_program
+from vmfer_recipes.reporting.progress import read_progress
+from vmfer_recipes.td3 import main as td3
+from vmfer_recipes.training.imports import import_module
+from vmfer_recipes.training.launch import Recipe
+
+SAMPLERS = '''
+import torch
+from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+
+
+class Mine(VMFSampler):
+    """Records the factors that it receives."""
+    received = []
+
+    def update_priority(self, index, priority, **kwargs):
+        self.received.append(torch.as_tensor(priority).clone())
+        return super().update_priority(index, priority, **kwargs)
+
+
+class MyReplay(RankPrioritizedSampler):
+    pass
+
+
+class NoSampler:
+    def __init__(self):
+        raise AssertionError("It must not be called.")
+'''
+ALGORITHM = '''
+from dataclasses import dataclass
+from vmfer_recipes.td3 import make_agent, train
+from vmfer_recipes.training.keys import key
+from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.options import TD3Config
+from vmfer_recipes.training.session import Session
+
+
+@dataclass
+class MyConfig(TD3Config):
+    """TD3 with a key of its own."""
+
+    scale: float = key(2.0, "factor of the noise", low=0)
+    init_random_frames: int = 60
+
+
+@recipe("td3", MyConfig)
+def main(cfg):
+    session = Session(cfg)
+    if not session.finished:
+        cfg.exploration_noise *= cfg.scale
+        train(cfg, session, make_agent(cfg, session.backend))
+'''
+SMALL = (
+    *("env=InvertedPendulum-v4", "hidden=[16,16]", "batch_size=32", "replay.buffer_size=5000"),
+    *("init_random_frames=60", "total_frames=161", "eval_interval=100", "num_eval_episodes=1"),
+    *("log_interval=50", "checkpoint_interval=65"),
+)
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch) -> Path:
+    """A directory of the user's with two modules, in which programs are started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "my_samplers.py").write_text(SAMPLERS)
+    (tmp_path / "my_algorithm.py").write_text(ALGORITHM)
+    yield tmp_path
+    for name in ("my_samplers", "my_algorithm"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def execute(outside, monkeypatch):
+    """``execute(program, *arguments)``: a command line, in this process."""
+
+    def run(program, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
+        program()
+
+    return run
+
+
+def policy(run_dir: Path) -> dict:
+    return dict(torch.load(run_dir / "policy.pt", weights_only=True))
+
+
+@pytest.mark.parametrize(
+    ("own", "built_in"),
+    [
+        (["sampler=my_samplers.Mine", "sampler.kwargs.mode=rank"], "sampler=vmf_rank"),
+        (
+            ["replay=my_samplers.MyReplay", "replay.kwargs={alpha: 0.7, beta: 0.5}"],
+            "replay=per_rank",
+        ),
+    ],
+    ids=["sampler", "replay"],
+)
+def test_own_sampler_that_equals_a_built_in_one_learns_the_same(
+    own, built_in, outside, execute, assert_equal
+):
+    """Also its priorities are the same: the factors and the TD errors."""
+    execute(td3, *SMALL, *own, "run_dir=own")
+    execute(td3, *SMALL, built_in, "run_dir=built_in")
+    assert Path("own/eval.csv").read_bytes() == Path("built_in/eval.csv").read_bytes()
+    assert_equal(policy(outside / "own"), policy(outside / "built_in"))
+
+
+def test_crashed_run_with_an_own_sampler_ends_like_an_uninterrupted_one(
+    outside, execute, at_step, assert_same_run
+):
+    class CrashError(Exception):
+        pass
+
+    def crash():
+        raise CrashError
+
+    arguments = (*SMALL, "sampler=my_samplers.Mine")
+    execute(td3, *arguments, "run_dir=straight")
+    with at_step(150, crash), pytest.raises(CrashError):
+        execute(td3, *arguments, "run_dir=crashed")
+    execute(td3, *arguments, "run_dir=crashed")
+    assert_same_run(outside / "straight", outside / "crashed")
+    received = torch.cat(sys.modules["my_samplers"].Mine.received)
+    assert received.min() >= 1
+    assert received.max() <= torch.e
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("sampler=no_such_module.Sampler", "the module no_such_module cannot be imported"),
+        ("sampler=my_samplers.Absent", "my_samplers has no such name"),
+        ("replay=my_samplers.NoSampler", "must be a class derived from Sampler"),
+        ("sampler=my_samplers.torch", "must be a class derived from Sampler"),
+        ("sampler=os.system", "must be a class derived from Sampler"),
+        (
+            "sampler=my_samplers.Mine sampler.kwargs.speed=3",
+            "cannot be made with sampler.kwargs={'speed': 3} (TypeError",
+        ),
+        ("env=my_samplers.Mine", "There is no env=my_samplers.Mine"),
+    ],
+)
+def test_what_is_no_sampler_is_one_line_and_writes_nothing(choice, told, execute, outside, capsys):
+    with pytest.raises(SystemExit) as end:
+        execute(td3, *SMALL, *choice.split())
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (outside / "runs").exists()
+
+
+def test_sweep_over_built_in_and_own_samplers_has_its_directories_and_status(
+    outside, execute, capsys
+):
+    short = ("total_frames=66", "init_random_frames=62", "-m")
+    execute(td3, *SMALL, *short, "sampler=uniform,my_samplers.Mine")
+    folder = outside / "runs" / "td3" / "InvertedPendulum-v4"
+    assert sorted(run.name for run in folder.iterdir()) == ["uniform-Mine", "uniform-uniform"]
+    shutil.rmtree(folder / "uniform-Mine")
+    runs, complaints = read_progress(outside / "runs", recent=300)
+    assert not complaints
+    assert {run.run_dir.parent.name: run.state for run in runs} == {
+        "uniform-Mine": "left",
+        "uniform-uniform": "done",
+    }
+
+
+class TestOwnAlgorithm:
+    def test_has_its_own_directory_keys_and_exact_continuation(
+        self, outside, execute, assert_same_run, capsys
+    ):
+        execute(train_program.main, "my_algorithm", *SMALL, "run_dir=straight", "scale=1.5")
+        straight = outside / "straight"
+        config = (straight / "config.yaml").read_text()
+        assert "algorithm: my_algorithm" in config
+        assert "scale: 1.5" in config
+        execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5", "total_frames=90")
+        (end,) = (outside / "runs").rglob("finished")
+        assert end.relative_to(outside).parts[:2] == ("runs", "my_algorithm")
+        execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5")
+        assert_same_run(straight, end.parent)
+
+    @pytest.mark.parametrize(
+        ("argument", "told"),
+        [
+            ("scale=-1", "scale must be a number from 0"),
+            ("scael=1", "Did you mean: scale"),
+            ("policy_delay=x", "policy_delay must be a whole number"),
+        ],
+    )
+    def test_validates_its_keys(self, argument, told, execute, capsys):
+        with pytest.raises(SystemExit) as end:
+            execute(train_program.main, "my_algorithm", *SMALL, argument)
+        assert end.value.code == 2
+        assert told in capsys.readouterr().err
+
+    def test_lists_its_keys(self, execute, capsys):
+        execute(train_program.main, "my_algorithm", "--help")
+        text = capsys.readouterr().out
+        assert text.startswith("Usage: python recipes/train.py my_algorithm [group=choice")
+        assert "TD3 with a key of its own." in text
+        assert "scale=2 " in text
+        assert "init_random_frames=60 " in text
+        assert "sampler=vmf_uncertainty" in text
+
+
+class TestTrain:
+    def test_runs_the_recipes_of_the_package_under_their_names(self, outside, execute):
+        execute(train_program.main, "td3", *SMALL, "total_frames=66")
+        assert [file.name for file in (outside / "runs").iterdir()] == ["td3"]
+
+    def test_lists_the_algorithms(self, execute, capsys):
+        execute(train_program.main, "--help")
+        text = capsys.readouterr().out
+        assert "  td3  " in text
+        assert "  sac  " in text
+
+    @pytest.mark.parametrize(
+        ("arguments", "told"),
+        [
+            ([], "The algorithm comes first"),
+            (["env=Hopper-v4", "td3"], "The algorithm comes first"),
+            (["my_samplers"], "The module my_samplers has no recipe"),
+            (["ppo"], "the module ppo cannot be imported"),
+            (["my_algorithm.py"], "write my_algorithm, or run it with"),
+        ],
+    )
+    def test_reports_what_is_no_algorithm_in_one_line(self, arguments, told, execute, capsys):
+        with pytest.raises(SystemExit) as end:
+            execute(train_program.main, *arguments)
+        assert end.value.code == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+
+
+def test_recipe_in_a_package_is_named_after_the_package(outside, execute, capsys):
+    (outside / "my_package").mkdir()
+    shutil.copy("my_algorithm.py", "my_package/__init__.py")
+    try:
+        package = import_module("my_package", "my_package")
+        assert isinstance(package.main, Recipe)
+        execute(package.main, "--cfg", "job")
+        assert "algorithm: my_package\n" in capsys.readouterr().out
+    finally:
+        sys.modules.pop("my_package", None)
