@@ -1,0 +1,120 @@
+"""The examples of own parts run as a user runs them: in a directory outside the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torchrl.modules import MLP, ValueOperator
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+SMALL = (
+    *("hidden=[16,16]", "batch_size=32", "replay.buffer_size=5000", "init_random_frames=60"),
+    *("total_frames=70", "eval_interval=60", "num_eval_episodes=1", "log_interval=50"),
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(command)``: a command of an example, in a copy of its directory, on small networks."""
+
+    def run_in_copy(command: str, *overrides: str) -> str:
+        words = [
+            str(ROOT / word[6:]) if word.startswith("../../") else word for word in command.split()
+        ]
+        result = subprocess.run(
+            [sys.executable, *words, *overrides],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert result.returncode == 0, result.stderr[-2000:]
+        return result.stdout
+
+    return run_in_copy
+
+
+def commands(module: Path) -> list[str]:
+    """The commands in the docstring of an example."""
+    docstring = module.read_text().split('"""')[1]
+    return re.findall(r"^    python (.+)$", docstring, re.MULTILINE)
+
+
+def finished(folder: Path) -> list[str]:
+    return sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("finished"))
+
+
+def test_own_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
+    module = EXAMPLES / "own_sampler" / "recent.py"
+    shutil.copy(module, tmp_path)
+    _, critics, sweep, _ = commands(module)
+    run(sweep.replace("vmf_rank", "recent.AgreementSampler").replace("0,1", "0"), *SMALL)
+    run(critics, *SMALL, "sampler=uniform")
+    assert finished(tmp_path / "runs" / "td3" / "InvertedPendulum-v4") == [
+        "RecentSampler-uniform/seed0",
+        "uniform-AgreementSampler/seed0",
+        "uniform-RecentSampler/seed0",
+    ]
+
+
+def test_own_algorithm_trains_continues_and_is_listed(tmp_path, run):
+    module = EXAMPLES / "own_algorithm" / "smooth_td3.py"
+    shutil.copy(module, tmp_path)
+    script, _, by_module, _ = commands(module)
+    run(script, *SMALL)
+    run(by_module, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
+    (run_dir,) = finished(tmp_path / "runs")
+    assert run_dir == "smooth_td3/InvertedPendulum-v4/uniform-vmf_uncertainty/seed0"
+    evaluations = (tmp_path / "runs" / run_dir / "eval.csv").read_text().splitlines()[1:]
+    assert [line.partition(",")[0] for line in evaluations] == ["0", "60", "80"]
+    assert f"{run_dir}  done" in run(f"../../recipes/status.py {tmp_path / 'runs'}")
+
+
+def test_copied_recipe_does_not_take_the_run_of_the_original_for_its_own(tmp_path, run):
+    original = tmp_path / "runs" / "td3" / "InvertedPendulum-v4" / "uniform-uniform" / "seed0"
+    original.mkdir(parents=True)
+    (original / "finished").touch()
+    shutil.copy(ROOT / "recipes" / "td3.py", tmp_path / "my_td3.py")
+    run("my_td3.py env=InvertedPendulum-v4 sampler=uniform", *SMALL)
+    assert finished(tmp_path / "runs")[0] == "my_td3/InvertedPendulum-v4/uniform-uniform/seed0"
+    assert [file.name for file in original.iterdir()] == ["finished"]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_loss_of_the_example_adds_the_cost_to_value_and_gradient(fast, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "own_algorithm")
+    from smooth_td3 import SmoothTD3Loss
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(MLP(3, 2, num_cells=[8]), torch.nn.Tanh())
+    actor = TensorDictModule(network, ["observation"], ["action"])
+    critics = [
+        ValueOperator(MLP(5, 1, num_cells=[8]), in_keys=["observation", "action"]) for _ in range(2)
+    ]
+    observation = torch.randn(6, 3)
+    results = []
+    for cost in (0.0, 5.0):
+        loss = SmoothTD3Loss(actor, critics, bounds=(-1.0, 1.0), fast=fast, action_cost=cost)
+        value, _ = loss.actor_loss(TensorDict({"observation": observation}, [6]))
+        weights = list(loss.actor_network_params.flatten_keys().values())
+        results.append((value, torch.autograd.grad(value, weights)))
+    expected = 5 * network(observation).square().mean()
+    torch.testing.assert_close(results[1][0] - results[0][0], expected)
+    by_hand = torch.autograd.grad(expected, list(network.parameters()))
+    differences = [
+        after - before for before, after in zip(results[0][1], results[1][1], strict=True)
+    ]
+    assert sorted(d.norm().item() for d in differences) == pytest.approx(
+        sorted(g.norm().item() for g in by_hand), rel=1e-4
+    )
