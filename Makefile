@@ -7,8 +7,7 @@ INSTALLED := .venv/installed
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
-	$(BIN)/python recipes/td3.py env=InvertedPendulum-v4 sampler=vmf_uncertainty run_dir=runs/demo \
-	    total_frames=5000 init_random_frames=500 eval_interval=500 log_interval=100
+	$(BIN)/python recipes/td3.py +experiment=demo
 
 test: $(INSTALLED) lint
 	$(BIN)/pytest -n 2 -m "not slow"

@@ -26,6 +26,7 @@ _INCIDENTAL = {
     "checkpoint_interval",
     "keep_checkpoint",
     "keep_checkpoints_at",
+    "solved_at",
     "threads",
     "device",
     "resume",

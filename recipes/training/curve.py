@@ -1,15 +1,23 @@
-"""The learning curve, plotted at the end of a run."""
+"""The learning curve, plotted at the end of a run from the files of its directory."""
 
 from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from vmfer_recipes.training.evaluation import Solved, solved_at
+from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["draw_learning_curve"]
+
+Columns = dict[str, np.ndarray]
 
 # Columns of train.csv that have quantiles, and their labels.
 _QUANTILES = {"resultant_length": "agreement R", "factor": "factor p"}
@@ -22,62 +30,168 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
     except ImportError:
         print("No learning curve was plotted: it requires matplotlib (`pip install matplotlib`).")
         return None
+    cfg = _config(run_dir / "config.yaml")
     evaluations = _columns(run_dir / "eval.csv")
+    at_random = _columns(run_dir / "random.csv")
     training = _columns(run_dir / "train.csv")
-    quantiles = [name for name in _QUANTILES if f"{name}_q50" in training]
-    has_success = any(value == value for value in evaluations["success_rate"])  # not NaN
-    heights = [2] + [1] * (has_success + len(quantiles))
-    figure = Figure(figsize=(8, 2 * sum(heights)), layout="constrained")
+    has_success = not np.isnan(evaluations["success_rate"]).all()
+    solved = solved_at(cfg, has_success)
+    signs_only = _are_signs(training, cfg.num_critics)
+    quantiles = [] if signs_only else [name for name in _QUANTILES if f"{name}_q50" in training]
+    heights = [1.8] + [1] * (has_success + signs_only + len(quantiles))
+    figure = Figure(figsize=(8, 1.8 * sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    _draw_returns(axes[0], evaluations)
-    axes[0].set_title(" / ".join(run_dir.parts[-4:]), parse_math=False)
+    rest = iter(axes[1:])
+    _draw_returns(axes[0], evaluations, at_random, solved)
+    axes[0].set_title(_title(cfg), parse_math=False)
     if has_success:
-        axes[1].plot(evaluations["step"], evaluations["success_rate"], color="tab:green")
-        axes[1].set_ylim(-0.05, 1.05)
-        axes[1].set_ylabel("success rate")
-    for axis, name in zip(axes[1 + has_success :], quantiles, strict=True):
-        _draw_quantiles(axis, training, name)
-        if name == quantiles[0]:
-            axis.legend(loc="best", frameon=False)
+        _draw_success(next(rest), evaluations, at_random, solved)
+    if signs_only:
+        _draw_mean_agreement(next(rest), training, cfg.num_critics)
+    for name in quantiles:
+        _draw_quantiles(next(rest), training, name)
     for axis in axes:
+        if cfg.init_random_frames:
+            axis.axvspan(
+                0, cfg.init_random_frames, color=GRAY, alpha=0.12, lw=0, label="random actions"
+            )
         axis.grid(alpha=0.3)
+        axis.margins(x=0.01)
+        axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("environment steps")
+    figure.align_ylabels(axes)
+    named: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=2, frameon=False)
     path = run_dir / "learning_curve.png"
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=110)
     return path
 
 
-def _draw_returns(axis: Axes, evaluations: dict[str, list[float]]) -> None:
-    mean, spread = evaluations["return_mean"], evaluations["return_std"]
-    axis.plot(evaluations["step"], mean, color="tab:blue", label="mean over episodes")
+def _config(file: Path) -> DictConfig:
+    """The configuration of a run; a key that it lacks is as if it were not set."""
+    known = {
+        "algorithm": "",
+        "seed": 0,
+        "num_critics": 2,
+        "init_random_frames": 0,
+        "solved_at": None,
+        "env": {"name": "", "kwargs": None, "wrappers": None},
+        "sampler": {"name": ""},
+        "replay": {"name": ""},
+    }
+    loaded = OmegaConf.load(file) if file.exists() else OmegaConf.create()
+    cfg = OmegaConf.merge(known, loaded)
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def _title(cfg: Any) -> str:
+    return (
+        f"{cfg.algorithm} on {cfg.env.name}, sampler={cfg.sampler.name}, "
+        f"replay={cfg.replay.name}, seed {cfg.seed}"
+    )
+
+
+def _draw_returns(
+    axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
+) -> None:
+    steps, mean = evaluations["step"], evaluations["return_mean"]
+    spread = evaluations["return_std"]
+    axis.plot(steps, mean, "o-", color=BLUE, markersize=4, label="evaluation: mean over episodes")
     axis.fill_between(
-        evaluations["step"],
-        [m - s for m, s in zip(mean, spread, strict=True)],
-        [m + s for m, s in zip(mean, spread, strict=True)],
-        color="tab:blue",
+        steps,
+        mean - spread,
+        mean + spread,
+        color=BLUE,
         alpha=0.2,
+        linewidth=0,
         label="± standard deviation over episodes",
     )
+    _draw_levels(axis, at_random.get("return_mean"), solved, of_success=False)
     axis.set_ylabel("evaluation return")
-    axis.legend(loc="best", frameon=False)
 
 
-def _draw_quantiles(axis: Axes, training: dict[str, list[float]], name: str) -> None:
-    axis.plot(training["step"], training[f"{name}_q50"], ".-", color="tab:orange", label="median")
+def _draw_success(
+    axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
+) -> None:
+    axis.plot(evaluations["step"], evaluations["success_rate"], "o-", color=BLUE, markersize=4)
+    _draw_levels(axis, at_random.get("success_rate"), solved, of_success=True)
+    axis.set_ylim(-0.05, 1.05)
+    axis.set_ylabel("success rate")
+
+
+def _draw_levels(
+    axis: Axes, at_random: np.ndarray | None, solved: Solved | None, of_success: bool
+) -> None:
+    """The random policy, and from where on the task counts as solved."""
+    if at_random is not None and len(at_random):
+        axis.axhline(float(at_random[-1]), color=GRAY, linestyle="--", label="random policy")
+    if solved is not None and solved.is_success_rate == of_success:
+        label = f"solved (at {solved.level:g})"
+        axis.axhline(solved.level, color=GREEN, linestyle="-.", label=label)
+
+
+def _are_signs(training: Columns, critics: int) -> bool:
+    """Whether the directions of the gradients are only signs, as with one-dimensional actions.
+
+    The resultant length of n signs is a multiple of 1/n; that of other directions hardly ever is.
+    """
+    names = [f"resultant_length_q{percent}" for percent in (10, 50, 90)]
+    values = np.concatenate([training.get(name, np.empty(0)) for name in names])
+    values = values[np.isfinite(values)] * critics
+    return len(values) > 0 and bool(np.allclose(values, np.round(values), atol=1e-4))
+
+
+def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
+    """One line: signs have no quantiles that tell anything."""
+    # Two signs agree (R = 1) or do not (R = 0), so that the mean is a fraction of the batch.
+    label = "fraction of the actor's batch on which both critics agree"
+    if critics > 2:
+        label = "mean of R over the actor's batch"
+    axis.plot(
+        training["step"],
+        training["resultant_length_mean"],
+        ".-",
+        color=VERMILION,
+        markersize=3,
+        linewidth=1,
+        label=f"{label} (1-D actions)",
+    )
+    axis.set_ylim(-0.05, 1.05)
+    axis.set_ylabel("agreement")
+
+
+def _draw_quantiles(axis: Axes, training: Columns, name: str) -> None:
+    axis.plot(
+        training["step"],
+        training[f"{name}_q50"],
+        ".-",
+        color=VERMILION,
+        markersize=3,
+        linewidth=1,
+        label="median over the actor's batch",
+    )
     axis.fill_between(
         training["step"],
         training[f"{name}_q10"],
         training[f"{name}_q90"],
-        color="tab:orange",
-        alpha=0.2,
+        color=ORANGE,
+        alpha=0.3,
+        linewidth=0,
         label="10 % to 90 % of the actor's batch",
     )
     axis.set_ylabel(_QUANTILES[name])
 
 
-def _columns(path: Path) -> dict[str, list[float]]:
+def _columns(path: Path) -> Columns:
+    """The columns of a table of numbers by name; none if there is no table."""
     if not path.exists():
         return {}
     with path.open() as file:
-        rows = list(csv.DictReader(file))
-    return {name: [float(row[name] or "nan") for row in rows] for name in rows[0]}
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        names = reader.fieldnames or ()
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}

@@ -14,7 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from vmfer_recipes.training.environments import Environment, tensors
 
-__all__ = ["Episode", "Evaluation", "evaluate", "play_episode"]
+__all__ = ["Episode", "Evaluation", "Solved", "evaluate", "play_episode", "solved_at", "summary"]
 
 
 class Episode(NamedTuple):
@@ -80,7 +80,11 @@ def _act(policy: TensorDictModuleBase, observation: Any) -> np.ndarray:
 
 
 def evaluate(
-    policy: TensorDictModuleBase | None, env: Environment, episodes: int, seed: int
+    policy: TensorDictModuleBase | None,
+    env: Environment,
+    episodes: int,
+    seed: int,
+    on_episode: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Plays whole episodes without exploration.
 
@@ -90,9 +94,17 @@ def evaluate(
         episodes: the number of episodes to play.
         seed: the seed of the first episode, incremented for each further episode. Every evaluation
             uses the same seeds, so that differences between evaluations come from the policy.
+        on_episode: called before each episode with its number, from 1, and ``episodes``, and with
+            0 after the last one.
     """
     env.simulator.action_space.seed(seed)
-    played = [play_episode(policy, env.simulator, seed + number) for number in range(episodes)]
+    played = []
+    for number in range(episodes):
+        if on_episode is not None:
+            on_episode(number + 1, episodes)
+        played.append(play_episode(policy, env.simulator, seed + number))
+    if on_episode is not None:
+        on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]
     return Evaluation(
         float(np.mean([episode.total for episode in played])),
@@ -100,3 +112,65 @@ def evaluate(
         float(np.mean([episode.length for episode in played])),
         float(np.mean(successes)) if successes else None,
     )
+
+
+class Solved(NamedTuple):
+    """From which return or success rate on a task counts as solved."""
+
+    level: float
+    is_success_rate: bool
+
+    def includes(self, result: Evaluation) -> bool:
+        """Whether the result of an evaluation is as good."""
+        score = result.success_rate if self.is_success_rate else result.return_mean
+        return score is not None and score >= self.level
+
+
+def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
+    """The level of ``solved_at``, or else the reward threshold that Gymnasium registers.
+
+    The threshold is that of the task as registered: it does not hold with other arguments or
+    wrappers.
+
+    Args:
+        cfg: the configuration of a run.
+        reports_success: whether the task reports success; its level is then a success rate.
+    """
+    if cfg.solved_at is not None:
+        return Solved(cfg.solved_at, reports_success)
+    env = cfg.env
+    is_changed = getattr(env, "kwargs", None) or getattr(env, "wrappers", None)
+    spec = gym.registry.get(env.name)
+    if is_changed or reports_success or spec is None or spec.reward_threshold is None:
+        return None
+    return Solved(float(spec.reward_threshold), False)
+
+
+def summary(
+    trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
+) -> str:
+    """The result of a run in one line.
+
+    Args:
+        trained: the last evaluation.
+        at_random: the evaluation of the random policy.
+        episodes: the number of episodes of each.
+        solved: the level at which the task counts as solved, if it is known.
+    """
+    line = (
+        f"{_shown(trained)} over {episodes} episodes; the random policy gets "
+        f"{_shown(at_random).removeprefix('Return ')}."
+    )
+    if solved is None:
+        return line
+    level = (
+        f"success rate {solved.level:g}" if solved.is_success_rate else f"return {solved.level:g}"
+    )
+    return f"{'Solved' if solved.includes(trained) else 'Not solved'} (at {level}): {line}"
+
+
+def _shown(result: Evaluation) -> str:
+    text = f"Return {result.return_mean:.1f} ± {result.return_std:.1f}"
+    if result.success_rate is not None:
+        text += f" (success rate {result.success_rate:.2f})"
+    return text

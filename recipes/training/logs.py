@@ -22,25 +22,29 @@ from vmfer_recipes.training.options import Config
 
 __all__ = ["RunLog", "Table", "agreement", "check_logger", "make_logger"]
 
+_EVALUATION = ("step", *Evaluation._fields)
+
 
 class Table:
     """A CSV file whose state is its size. Loading a state removes later rows and columns.
 
     Args:
         path: the file.
+        columns: the first columns; an empty table has these.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
         self._path = path
+        self._columns = list(columns)
 
     def clear(self) -> None:
-        """Deletes the file."""
-        self._path.unlink(missing_ok=True)
+        """Removes all rows."""
+        self._rewrite([], self._columns)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends a row. Missing values are left blank, and new names add a column."""
         rows = self._read()
-        columns = list(dict.fromkeys([*(rows[0] if rows else ()), *row]))
+        columns = list(dict.fromkeys([*(rows[0] if rows else self._columns), *row]))
         if rows and columns == list(rows[0]):
             with self._path.open("a") as file:
                 csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
@@ -93,7 +97,7 @@ class RunLog:
 
     def __init__(self, run_dir: Path, cfg: Config) -> None:
         self.tables = {
-            "evaluations": Table(run_dir / "eval.csv"),
+            "evaluations": Table(run_dir / "eval.csv", _EVALUATION),
             "training": Table(run_dir / "train.csv"),
         }
         self._run_dir = run_dir
@@ -115,6 +119,12 @@ class RunLog:
         self.tables["evaluations"].write({"step": step, **result._asdict()})
         known = {name: value for name, value in result._asdict().items() if value is not None}
         self._mirror("eval", known, step)
+
+    def write_random(self, result: Evaluation) -> None:
+        """Writes ``random.csv``: an evaluation of the random policy, with the same seeds."""
+        table = Table(self._run_dir / "random.csv", _EVALUATION)
+        table.clear()
+        table.write({"step": 0, **result._asdict()})
 
     def write_training(self, step: int, metrics: dict[str, float]) -> None:
         """Writes a row of ``train.csv``."""

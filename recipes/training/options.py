@@ -301,6 +301,11 @@ class TrainingConfig(Config):
         5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
     )
     num_eval_episodes: int = key(10, "episodes of an evaluation, without exploration", low=1)
+    solved_at: float | None = key(
+        None,
+        "return, or success rate of a task that reports success, at which the task counts as "
+        "solved, for curve and summary; null: Gymnasium's reward threshold, if there is one",
+    )
     log_interval: int = key(1000, "steps between rows of train.csv", low=1)
     checkpoint_interval: int = key(
         50_000, "steps between checkpoints, from which an interrupted run resumes", low=1

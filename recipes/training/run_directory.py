@@ -20,7 +20,7 @@ from vmfer_recipes.training.options import Config
 __all__ = ["RunDirectory"]
 
 # Keys that do not affect the results of a run.
-_INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at")
+_INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at")
 
 
 class RunDirectory:

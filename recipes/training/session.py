@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
-from tqdm import tqdm
 
 from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.training.best_policy import BestPolicy
 from vmfer_recipes.training.checkpoints import Checkpoints, check_readable
 from vmfer_recipes.training.curve import draw_learning_curve
-from vmfer_recipes.training.environments import Environment, make_environment
+from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, diverged, first_line
-from vmfer_recipes.training.evaluation import Evaluation, evaluate
+from vmfer_recipes.training.evaluation import Evaluation, evaluate, solved_at, summary
 from vmfer_recipes.training.interruption import Interruption
 from vmfer_recipes.training.logs import RunLog, check_logger
 from vmfer_recipes.training.metrics import Averages, Clock
 from vmfer_recipes.training.networks import policy_data, write_policy
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.progress import Progress, first_words
 from vmfer_recipes.training.run_directory import RunDirectory
 
 __all__ = ["Averages", "Session", "Stateful", "TrainingSession"]
@@ -150,18 +150,19 @@ class Session(TrainingSession):
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
-            bar = ends.enter_context(_progress_bar(start, last))
+            print(first_words(cfg, start), file=sys.stderr)
+            progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
             if start == 0:
-                self._evaluate(0, policy, bar)
+                self._evaluate(0, policy, progress)
             clock, state = Clock(start), partial(self._state, policy, parts)
             for step in range(start + 1, last + 1):
                 yield step
-                bar.update()
+                progress.advance(step)
                 if step % cfg.log_interval == 0:
                     self._write_metrics(step, clock.speed(step), components)
                 if step % cfg.eval_interval == 0:
                     with clock.paused():
-                        self._evaluate(step, policy, bar)
+                        self._evaluate(step, policy, progress)
                 if step in cfg.keep_checkpoints_at:
                     self._save(state(step), self._kept)
                 if interruption.signal and step < last:
@@ -171,9 +172,8 @@ class Session(TrainingSession):
             if last % cfg.log_interval:
                 self._write_metrics(last, clock.speed(last), components)
             if last % cfg.eval_interval:
-                self._evaluate(last, policy, bar)
-            bar.close()
-            self._finish(policy)
+                self._evaluate(last, policy, progress)
+            self._finish(policy, progress)
 
     def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
@@ -205,7 +205,6 @@ class Session(TrainingSession):
                 f"The checkpoint of step {state['step']} in {path} does not match this "
                 f"configuration or version ({first_line(error)}): choose another run_dir."
             ) from error
-        print(f"Resuming {path} at step {state['step']}.", file=sys.stderr)
         return state["step"]
 
     @property
@@ -235,9 +234,9 @@ class Session(TrainingSession):
             file=sys.stderr,
         )
 
-    def _evaluate(self, step: int, policy: TensorDictModuleBase, bar: tqdm) -> None:
+    def _evaluate(self, step: int, policy: TensorDictModuleBase, progress: Progress) -> None:
         try:
-            result = self._play(policy, self._environment)
+            result = self._play(policy, progress)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
         with self._directory.writing():
@@ -245,15 +244,12 @@ class Session(TrainingSession):
             if not self._best.exceeds(result.return_mean):
                 data = policy_data(policy, self._environment, self.cfg, step)
                 self._best.replace(step, result.return_mean, data)
-        shown = {"return": f"{result.return_mean:.1f}"}
-        if result.success_rate is not None:
-            shown["success"] = f"{result.success_rate:.2f}"
-        bar.set_postfix(shown)
+        progress.show(result)
         self._latest = result
 
-    def _play(self, policy: TensorDictModuleBase | None, env: Environment) -> Evaluation:
-        seed = _EVALUATION_SEED + self.cfg.seed
-        return evaluate(policy, env, self.cfg.num_eval_episodes, seed)
+    def _play(self, policy: TensorDictModuleBase | None, progress: Progress) -> Evaluation:
+        seed, episodes = _EVALUATION_SEED + self.cfg.seed, self.cfg.num_eval_episodes
+        return evaluate(policy, self._environment, episodes, seed, progress.evaluate)
 
     def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
         means = self.metrics.pop()
@@ -267,22 +263,22 @@ class Session(TrainingSession):
                 metrics = {**means, "steps_per_second": speed, **episodes}
                 self._log.write_training(step, metrics)
 
-    def _finish(self, policy: TensorDictModuleBase) -> None:
-        path = self._directory.path
+    def _finish(self, policy: TensorDictModuleBase, progress: Progress) -> None:
+        path, cfg = self._directory.path, self.cfg
+        # A run that was killed just before its end was evaluated by another process.
+        trained = self._latest or self._play(policy, progress)
+        at_random = self._play(None, progress)
+        progress.close()
         with self._directory.writing():
-            last = self.cfg.total_frames
-            write_policy(policy, self._environment, self.cfg, path / "policy.pt", last)
+            last = cfg.total_frames
+            write_policy(policy, self._environment, cfg, path / "policy.pt", last)
+            self._log.write_random(at_random)
             picture = draw_learning_curve(path)
             (path / "finished").touch()
             # The older ones were for the case that the last could not be saved.
-            checkpoint = self._checkpoints.reduce(to=1 if self.cfg.keep_checkpoint else 0)
-        # A run that was killed just before its end was evaluated by another process.
-        trained = self._latest or self._play(policy, self._environment)
-        at_random = self._play(None, self._environment)
-        print(
-            f"{_summary(trained)} over {self.cfg.num_eval_episodes} episodes; the random policy "
-            f"gets {_summary(at_random).removeprefix('Return ')}."
-        )
+            checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
+        solved = solved_at(cfg, trained.success_rate is not None)
+        print(summary(trained, at_random, cfg.num_eval_episodes, solved))
         for label, file in {
             "learning curve": picture,
             "evaluations": path / "eval.csv",
@@ -296,12 +292,6 @@ class Session(TrainingSession):
                 print(f"  {label:<17} {file}{size}")
 
 
-def _progress_bar(start: int, total: int) -> tqdm:
-    # Avoids flooding log files with updates of the bar.
-    interval = 0.2 if sys.stderr.isatty() else 30
-    return tqdm(total=total, initial=start, unit="step", mininterval=interval)
-
-
 def _size(file: Path) -> str:
     size = file.stat().st_size
     return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
@@ -311,10 +301,3 @@ def _check_finite(means: dict[str, float], step: int) -> None:
     for name, mean in means.items():
         if not math.isfinite(mean):
             raise diverged(f"{name} is {mean} at step {step}")
-
-
-def _summary(result: Evaluation) -> str:
-    text = f"Return {result.return_mean:.1f} ± {result.return_std:.1f}"
-    if result.success_rate is not None:
-        text += f" (success rate {result.success_rate:.2f})"
-    return text

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from tensordict.nn import TensorDictModuleBase
+from tqdm import tqdm
 
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
@@ -18,7 +22,7 @@ __all__ = ["record_video"]
 def record_video(
     policy: TensorDictModuleBase, cfg: EnvConfig, seed: int, path: Path, goals: bool = False
 ) -> Path:
-    """Records one episode as an mp4 file."""
+    """Records one episode as an mp4 file, with a bar over its frames."""
     # MuJoCo selects its renderer at the first import: use EGL without a display.
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -26,10 +30,24 @@ def record_video(
         import imageio.v3 as imageio
 
         simulator = make_environment(cfg, seed, goals, render_mode="rgb_array").simulator
-        frames: list = []
-        play_episode(policy, simulator, seed, lambda step: frames.append(simulator.render()))
-        fps = simulator.metadata.get("render_fps", 30)
-        imageio.imwrite(path, frames, fps=fps, plugin="pyav", codec="h264")
+        limit = simulator.spec.max_episode_steps if simulator.spec else None
+        with (
+            imageio.imopen(path, "w", plugin="pyav") as video,
+            tqdm(
+                desc="Recording",
+                total=limit and limit + 1,
+                unit="frame",
+                mininterval=0.2 if sys.stderr.isatty() else 30,
+            ) as bar,
+        ):
+            video.init_video_stream("h264", fps=simulator.metadata.get("render_fps", 30))
+
+            # Encoded one by one: a long episode does not fit into memory.
+            def add_frame(step: dict[str, Any]) -> None:
+                video.write_frame(np.asarray(simulator.render()))
+                bar.update()
+
+            play_episode(policy, simulator, seed, add_frame)
     except UserError:
         raise
     except Exception as error:

@@ -9,11 +9,8 @@ import time
 
 import pytest
 import torch
-from matplotlib.figure import Figure
-from matplotlib.image import imread
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.logs import Table
 from vmfer_recipes.training.session import Averages
@@ -85,22 +82,6 @@ def test_a_finished_run_has_all_its_files(vmf_run):
     assert not list(vmf_run.rglob("*.unfinished"))
 
 
-def test_the_picture_shows_the_vmf_statistics_below_the_return(vmf_run, monkeypatch):
-    assert (vmf_run / "learning_curve.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert imread(vmf_run / "learning_curve.png").std() > 0  # not a blank page
-    figures, savefig = [], Figure.savefig
-
-    def remember(figure, *args, **kwargs):
-        figures.append(figure)
-        savefig(figure, *args, **kwargs)
-
-    monkeypatch.setattr(Figure, "savefig", remember)
-    draw_learning_curve(vmf_run)
-    assert [len(figure.axes) for figure in figures] == [3]
-    evaluated = [float(row["return_mean"]) for row in rows(vmf_run / "eval.csv")]
-    assert figures[0].axes[0].lines[0].get_ydata().tolist() == pytest.approx(evaluated)
-
-
 def test_the_summary_names_the_files_the_return_and_the_random_policy(vmf_run, output):
     summary = output.getvalue()
     assert f"Return {float(rows(vmf_run / 'eval.csv')[-1]['return_mean']):.1f}" in summary
@@ -150,14 +131,14 @@ def test_a_table_is_cut_to_the_length_of_its_state(tmp_path):
     assert (tmp_path / "table.csv").read_bytes() == kept + b"2,0.125\n"
 
 
-def test_a_table_that_was_empty_starts_with_its_header_again(tmp_path):
-    table = Table(tmp_path / "table.csv")
+def test_an_empty_table_has_a_header(tmp_path):
+    table = Table(tmp_path / "table.csv", ("step", "loss"))
     empty = table.state_dict()
     table.write({"step": 1})
     table.load_state_dict(empty)
-    assert not (tmp_path / "table.csv").exists()
-    table.write({"step": 2})
-    assert (tmp_path / "table.csv").read_text() == "step\n2\n"
+    assert (tmp_path / "table.csv").read_text() == "step,loss\n"
+    table.write({"step": 2, "speed": 7})
+    assert (tmp_path / "table.csv").read_text() == "step,loss,speed\n2,,7\n"
 
 
 @pytest.mark.parametrize("content", [None, b"step"], ids=["missing", "shortened"])

@@ -1,0 +1,160 @@
+"""The learning curve shows what the tables of a run hold."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from omegaconf import OmegaConf
+
+from vmfer_recipes.training.curve import draw_learning_curve
+
+EVALUATION = "step,return_mean,return_std,episode_length,success_rate\n"
+
+
+@pytest.fixture
+def draw(monkeypatch):
+    """``draw(run_dir)``: the figure of its learning curve."""
+    figures, savefig = [], Figure.savefig
+
+    def remember(figure, *args, **kwargs):
+        figures.append(figure)
+        savefig(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+
+    def run(run_dir):
+        assert draw_learning_curve(run_dir) == run_dir / "learning_curve.png"
+        return figures[-1]
+
+    return run
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    """Writes the files of a run by hand, with two critics and known agreement."""
+
+    def write(*, env="Reacher-v4", success=False, lengths=(0.3, 0.5, 0.71), **keys):
+        config = {"algorithm": "td3", "seed": 3, "num_critics": 2, "init_random_frames": 40}
+        names = {"env": {"name": env}, "sampler": {"name": "vmf_rank"}, "replay": {"name": "her"}}
+        OmegaConf.save({**config, **names, **keys}, tmp_path / "config.yaml")
+        rates = ("0.0", "0.5", "1.0") if success else ("", "", "")
+        rows = [f"{50 * i},{10.0 * i},2.0,50.0,{rate}\n" for i, rate in enumerate(rates)]
+        (tmp_path / "eval.csv").write_text(EVALUATION + "".join(rows))
+        (tmp_path / "random.csv").write_text(f"{EVALUATION}0,-7.5,2.0,50.0,{rates[0]}\n")
+        header = "step,resultant_length_mean,factor_mean"
+        for name in ("resultant_length", "factor"):
+            header += "".join(f",{name}_q{percent}" for percent in (10, 50, 90))
+        low, middle, high = lengths
+        quantiles = [*lengths, *(math.exp(length**2) for length in lengths)]
+        train = [
+            ",".join(map(str, (step, (low + middle + high) / 3, 1.5, *quantiles)))
+            for step in (60, 80, 100)
+        ]
+        (tmp_path / "train.csv").write_text("\n".join([header, *train]) + "\n")
+        return tmp_path
+
+    return write
+
+
+def _levels(axes):
+    """The horizontal lines by name."""
+    return {
+        line.get_label(): line.get_ydata()[0]
+        for line in axes.lines
+        if list(line.get_xdata()) == [0, 1]  # of the width of the axes
+    }
+
+
+def _legend(figure):
+    (legend,) = figure.legends
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_every_evaluation_has_a_marker(draw, write_run):
+    curve = draw(write_run()).axes[0].lines[0]
+    assert curve.get_marker() == "o"
+    assert list(curve.get_xdata()) == [0, 50, 100]
+    assert list(curve.get_ydata()) == [0, 10, 20]
+
+
+def test_the_random_policy_and_gymnasiums_threshold_are_lines(draw, write_run):
+    # Gymnasium registers Reacher-v4 with a reward threshold of -3.75.
+    levels = _levels(draw(write_run()).axes[0])
+    assert levels == {"random policy": -7.5, "solved (at -3.75)": -3.75}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"solved_at": 15.0}, {"random policy": -7.5, "solved (at 15)": 15.0}),
+        ({"env": "Ant-v5", "solved_at": None}, {"random policy": -7.5, "solved (at 6000)": 6000}),
+        ({"env": "my_package:Point-v0"}, {"random policy": -7.5}),
+    ],
+    ids=["own-level", "registered", "unknown"],
+)
+def test_the_level_of_a_solved_task_is_configured_or_registered(draw, write_run, keys, expected):
+    assert _levels(draw(write_run(**keys)).axes[0]) == expected
+
+
+def test_the_level_of_a_task_with_success_is_a_success_rate(draw, write_run):
+    figure = draw(write_run(success=True, solved_at=0.95))
+    assert _levels(figure.axes[0]) == {"random policy": -7.5}
+    assert _levels(figure.axes[1]) == {"random policy": 0.0, "solved (at 0.95)": 0.95}
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "evaluation return",
+        "success rate",
+        "agreement R",
+        "factor p",
+    ]
+
+
+def test_the_random_phase_is_shaded_from_0_to_its_end(draw, write_run):
+    for axes in draw(write_run()).axes:
+        (shade,) = [patch for patch in axes.patches if patch.get_label() == "random actions"]
+        assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0, 40)
+
+
+def test_a_run_without_a_random_phase_has_no_shade(draw, write_run):
+    assert "random actions" not in _legend(draw(write_run(init_random_frames=0)))
+
+
+def test_each_part_is_named_once_below_the_axes(draw, write_run):
+    names = _legend(draw(write_run()))
+    assert len(names) == len(set(names)) == 7
+
+
+@pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.0, 0.0, 1.0)])
+def test_directions_that_are_signs_make_one_line_instead_of_bands(draw, write_run, lengths):
+    figure = draw(write_run(lengths=lengths))
+    assert [axes.get_ylabel() for axes in figure.axes] == ["evaluation return", "agreement"]
+    line = figure.axes[1].lines[0]
+    assert "1-D actions" in line.get_label()
+    assert list(line.get_ydata()) == pytest.approx([sum(lengths) / 3] * 3)
+    assert len(figure.axes[1].collections) == 0  # no band
+
+
+def test_a_table_without_rows_leaves_its_panel_out(draw, write_run):
+    run_dir = write_run()
+    (run_dir / "train.csv").write_text("step\n")
+    assert len(draw(run_dir).axes) == 1
+
+
+def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
+    run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
+    assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page
+    figure = draw(run_dir)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["evaluation return", "agreement"]
+    with (run_dir / "random.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert _levels(figure.axes[0])["random policy"] == float(row["return_mean"])
+
+
+def test_a_run_of_higher_dimensional_actions_has_bands(draw, train, tmp_path):
+    run_dir = train(
+        "sac", tmp_path / "run", "env.name=ShortCheetah-v0", "total_frames=130", "log_interval=20"
+    )
+    assert [axes.get_ylabel() for axes in draw(run_dir).axes[1:]] == ["agreement R", "factor p"]
