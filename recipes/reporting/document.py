@@ -92,17 +92,21 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values; ``formats`` says how numbers of a column are shown."""
+    """Rows of values; ``formats`` says how numbers of a column are shown.
+
+    A table that may have no rows names its columns in ``header``.
+    """
 
     name: str
     caption: str
     rows: Sequence[dict[str, Value]]
     formats: dict[str, str]
+    header: Sequence[str] = ()
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        return list(self.rows[0]) if self.rows else []
+        return list(self.rows[0] if self.rows else self.header)
 
     def shown(self, column: str, value: Value) -> str:
         """A value as a string."""

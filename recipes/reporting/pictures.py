@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -13,27 +14,38 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vmfer_recipes.reporting.methods import BASELINE, Method, Task
-from vmfer_recipes.reporting.results import Cell, Study, order
+from vmfer_recipes.reporting.results import Cell, Comparison, Study, order
 from vmfer_recipes.reporting.statistics import Estimate
+from vmfer_recipes.training.palette import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILION,
+)
 
 __all__ = ["curve_figures", "improvement_figures"]
 
 # A name with dollar signs is not a formula.
 matplotlib.rcParams["text.parse_math"] = False
 
-# Okabe and Ito's palette, which color-blind readers can tell apart.
 _COLORS = {
-    "uniform": "#4d4d4d",
-    "fresh": "#56b4e9",
-    "vmf_uncertainty": "#d55e00",
-    "vmf_rank": "#0072b2",
-    "vmf_ema": "#009e73",
-    "vmf_pool": "#cc79a7",
-    "vmf_direct": "#e69f00",
+    "uniform": GRAY,
+    "fresh": SKY,
+    "vmf_uncertainty": VERMILION,
+    "vmf_rank": BLUE,
+    "vmf_ema": GREEN,
+    "vmf_pool": PINK,
+    "vmf_direct": ORANGE,
 }
 _OTHER_COLOR = "#8b5a2b"
 _STROKES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 _MARKERS = "osD^v"
+# With three seeds of two methods, p is 0.1 even if all differ in the same direction, and the
+# interquartile mean is the mean.
+_ENOUGH_SEEDS = 4
 _STATISTICS = {"mean": "mean", "iqm": "interquartile mean"}
 _METRICS = {"return": "evaluation return", "success_rate": "success rate"}
 
@@ -72,8 +84,7 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
     for family in sorted({cell.method.family for cell in study.cells_of(task)}):
         cells = study.cells_of(task, family)
         metrics = [name for name in _METRICS if any(name in cell.curves for cell in cells)]
-        # Below four seeds the interquartile mean is the mean.
-        few = max(len(cell.runs) for cell in cells) < 4
+        few = all(_has_few_seeds(cell) for cell in cells)
         statistics = ["mean"] if few else ["mean", "iqm"]
         height = 4.1 * len(metrics) + 0.5 + 0.1 * len(cells)
         figure = Figure(figsize=(7.5 if few else 11, height), layout="constrained")
@@ -94,11 +105,17 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
             f"{name} on {study.task_labels[task]}: {drawn} over seeds; the shade is the 95 % "
             "stratified-bootstrap interval at each step."
         )
+        if any(_has_few_seeds(cell) for cell in cells):
+            text += f" Hollow markers: fewer than {_ENOUGH_SEEDS} seeds, too few to compare."
         yield family, figure, text
 
 
+def _has_few_seeds(cell: Cell) -> bool:
+    return len(cell.runs) < _ENOUGH_SEEDS
+
+
 def _seeds(cell: Cell) -> str:
-    count = "1 seed" if len(cell.runs) == 1 else f"{len(cell.runs)} seeds"
+    count = f"n = {len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
     return count if cell.complete else f"{count}, unfinished"
 
 
@@ -113,7 +130,10 @@ def _draw_curve(
         color=color,
         linestyle=_STROKES[number % len(_STROKES)],
         linewidth=1.9,
-        marker="o" if len(steps) == 1 else None,
+        marker="o",
+        markersize=4.5,
+        markerfacecolor="white" if _has_few_seeds(cell) else color,
+        markevery=max(1, len(steps) // 10),
         label=label,
     )
     if len(cell.runs) > 1:
@@ -137,27 +157,33 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
     styles = _styles(study)
     for family in sorted({comparison.cell.method.family for comparison in study.comparisons}):
         rows = _rows(study, family)
-        places = list(dict.fromkeys(place for place, *_ in rows))
-        methods = sorted({method for _, method, *_ in rows}, key=order)
+        places = list(dict.fromkeys(row.place for row in rows))
+        methods = sorted({row.method for row in rows}, key=order)
         # A line for each row, and half a line between places.
-        heights = [row + 0.5 * places.index(rows[row][0]) for row in range(len(rows))]
+        heights = [row + 0.5 * places.index(rows[row].place) for row in range(len(rows))]
         height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
         figure = Figure(figsize=(11, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        for y, (_, method, improvement, probability, paper) in zip(heights, rows, strict=True):
-            color, number = styles[method]
+        for y, row in zip(heights, rows, strict=True):
+            color, number = styles[row.method]
             look = {"color": color, "marker": _MARKERS[number % len(_MARKERS)]}
-            if improvement is not None:
-                _draw_estimate(left, improvement, y, look)
-            _draw_estimate(right, probability, y, look)
-            if paper is not None:
-                left.plot(paper, y, marker="*", markersize=13, color=color, mfc="white")
-        left.axvline(100, color="#4d4d4d", linewidth=1)
-        right.axvline(0.5, color="#4d4d4d", linewidth=1)
+            look["markerfacecolor"] = "white" if row.too_few else color
+            if row.improvement is not None:
+                _draw_estimate(left, row.improvement, y, look)
+            _draw_estimate(right, row.probability, y, look)
+            right.text(1.06, y, row.seeds, va="center", fontsize=9.5, color=GRAY)
+            if row.paper is not None:
+                left.plot(row.paper, y, marker="*", markersize=13, color=color, mfc="white")
+        right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
+        left.axvline(100, color=GRAY, linewidth=1)
+        right.axvline(0.5, color=GRAY, linewidth=1)
         left.set_xlabel("final score, % of the baseline's", fontsize=12)
         right.set_xlabel("probability of improvement", fontsize=12)
         right.set_xlim(-0.03, 1.03)
-        spans = [[y for y, row in zip(heights, rows, strict=True) if row[0] == p] for p in places]
+        spans = [
+            [y for y, row in zip(heights, rows, strict=True) if row.place == place]
+            for place in places
+        ]
         left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], places)
         left.set_ylim(heights[-1] + 0.75, -0.75)
         for axes in (left, right):
@@ -168,10 +194,12 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
                 axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
         for name, (color, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
             left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=color, label=name)
-        single = any(math.isnan(probability.low) for *_, probability, _ in rows)
-        starred = any(paper is not None for *_, paper in rows)
+        single = any(math.isnan(row.probability.low) for row in rows)
+        starred = any(row.paper is not None for row in rows)
         if starred:
-            left.plot([], [], "*", color="#4d4d4d", mfc="white", markersize=13, label="the paper")
+            left.plot([], [], "*", color=GRAY, mfc="white", markersize=13, label="the paper")
+        if any(row.too_few for row in rows):
+            left.plot([], [], "o", color=GRAY, mfc="white", label="hollow: too few seeds")
         _add_legend(figure, left)
         name = methods[0].family_label
         figure.suptitle(f"{name}: compared with sampler={BASELINE}", fontsize=14)
@@ -184,29 +212,48 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         yield family, figure, text
 
 
-_Row = tuple[str, Method, Estimate | None, Estimate, float | None]
+class _Row(NamedTuple):
+    place: str
+    method: Method
+    improvement: Estimate | None
+    probability: Estimate
+    seeds: str
+    too_few: bool
+    paper: float | None = None
 
 
 def _rows(study: Study, family: str) -> list[_Row]:
     """Task by task, and the averages below; what belongs to one place stands together."""
-    rows: list[_Row] = [
-        (
-            _wrap(study.task_labels[c.cell.task]),
-            c.cell.method,
-            c.improvement,
-            c.probability,
-            None,
-        )
-        for c in study.comparisons
-        if c.cell.method.family == family
-    ]
+    rows = []
+    for c in study.comparisons:
+        if c.cell.method.family == family:
+            place, seeds = _wrap(study.task_labels[c.cell.task]), _count_seeds([c])
+            rows.append(_Row(place, c.cell.method, c.improvement, c.probability, seeds, c.too_few))
     for average in study.averages:
         # The mean over one task has nothing to say that its own row does not, but for the paper.
         if average.method.family == family and len(average.comparisons) > 1:
-            place, estimates = _wrap(average.place), (average.improvement, average.probability)
-            rows.append((place, average.method, *estimates, average.paper))
-    places = list(dict.fromkeys(place for place, *_ in rows))
-    return sorted(rows, key=lambda row: (places.index(row[0]), order(row[1])))
+            rows.append(
+                _Row(
+                    _wrap(average.place),
+                    average.method,
+                    average.improvement,
+                    average.probability,
+                    _count_seeds(average.comparisons),
+                    average.too_few,
+                    average.paper,
+                )
+            )
+    places = list(dict.fromkeys(row.place for row in rows))
+    return sorted(rows, key=lambda row: (places.index(row.place), order(row.method)))
+
+
+def _count_seeds(comparisons: Sequence[Comparison]) -> str:
+    """The seeds of the method and of the baseline, on every task."""
+    counts = []
+    for numbers in zip(*(comparison.seeds for comparison in comparisons), strict=True):
+        low, high = min(numbers), max(numbers)
+        counts.append(f"{low}" if low == high else f"{low}–{high}")
+    return " : ".join(counts)
 
 
 def _wrap(label: str) -> str:

@@ -113,10 +113,14 @@ class Average:
         return f"mean of {count} tasks, {task.version}, {task.total_frames:,} steps"
 
     @property
+    def too_few(self) -> bool:
+        """Whether no outcome with these numbers of seeds could tell the methods apart."""
+        return best_possible_p(*(comparison.seeds for comparison in self.comparisons)) > 0.05
+
+    @property
     def verdict(self) -> str:
         """What the interval of the probability of improvement says."""
-        seeds = [comparison.seeds for comparison in self.comparisons]
-        return _verdict(self.probability, best_possible_p(*seeds) > 0.05)
+        return _verdict(self.probability, self.too_few)
 
 
 def _verdict(probability: Estimate, too_few: bool) -> str:

@@ -59,6 +59,7 @@ def final_table(study: Study, name: str) -> Table:
         f"Over seeds: mean and interquartile mean (IQM), {_INTERVAL}.",
         rows,
         dict.fromkeys(_NUMBERS, pattern),
+        header=("task", "method", "seeds", *_NUMBERS),
     )
 
 
@@ -155,6 +156,13 @@ def speed_table(study: Study) -> Table:
             "time, % of baseline": "{:.0f}",
             "paper, % of baseline": "{:.0f}",
         },
+        header=(
+            "task",
+            "method",
+            "steps per second",
+            "time, % of baseline",
+            "paper, % of baseline",
+        ),
     )
 
 
@@ -201,4 +209,4 @@ def left_out_table(study: Study) -> Table:
     rows: list[dict[str, Value]] = [
         {"run": item.path, "reason": item.reason} for item in study.left_out
     ]
-    return Table("left_out", "Runs that no number is of.", rows, {})
+    return Table("left_out", "Runs that no number is of.", rows, {}, header=("run", "reason"))

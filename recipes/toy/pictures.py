@@ -7,22 +7,25 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from vmfer_recipes.toy.environment import ACTION_BOUND, OPTIMAL_ACTION
 from vmfer_recipes.toy.record import Record, Snapshot, mean_interval
 from vmfer_recipes.toy.resampling import WAYS
 from vmfer_recipes.toy.simple_example import Example, square_grid
+from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 
 __all__ = ["draw_angles", "draw_example", "draw_rewards", "draw_trajectories"]
 
-_CRITICS = ("tab:red", "tab:blue")
-_COLORS = {"uniform": "tab:orange", "uncertainty": "tab:purple", "oracle": "tab:green"}
+_CRITICS = (ORANGE, SKY)
+_COLORS = {"uniform": GRAY, "uncertainty": VERMILION, "oracle": BLUE}
 _DEGREES = Normalize(0, 180)
 
 
 def draw_example(example: Example, path: Path) -> Path:
     """Surfaces of both critics, their gradients over contours, and the angle between these."""
-    figure = Figure(figsize=(15, 5), layout="constrained")
+    figure = Figure(figsize=(15, 5.2), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
     x, y = (coordinate.numpy() for coordinate in example.actions.unbind(-1))
     surfaces = figure.add_subplot(1, 3, 1, projection="3d")
     for index, (values, color) in enumerate(zip(example.values, _CRITICS, strict=True)):
@@ -139,14 +142,20 @@ def draw_trajectories(record: Record, path: Path) -> Path:
         axes.plot(
             *OPTIMAL_ACTION,
             "*",
-            color="limegreen",
+            color=GREEN,
             markersize=15,
             markeredgecolor="black",
             label="best action $a^*$",
         )
         for index, way in enumerate(WAYS):
             trajectory = record.actions[: snapshot.update + 1, index, 0]
-            axes.plot(*trajectory.T, color=_COLORS[way], linewidth=2, label=way.capitalize())
+            axes.plot(
+                *trajectory.T,
+                color=_COLORS[way],
+                linewidth=2,
+                label=way.capitalize(),
+                path_effects=[withStroke(linewidth=3.5, foreground="white")],  # on dark ground too
+            )
             axes.plot(*trajectory[-1], "o", color=_COLORS[way], markeredgecolor="white")
         axes.set_title(f"after {snapshot.update} updates")
         axes.set_xlabel("$a_1$")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -83,8 +84,10 @@ class Progress:
                 total=self._total,
                 initial=self._step,
                 bar_format=_BAR,
-                dynamic_ncols=True,
                 file=self._stream,
+                # tqdm draws nothing on a terminal that does not know its size.
+                ncols=_width(),
+                nrows=24,
             )
         self._thread.start()
         return self
@@ -132,7 +135,8 @@ class Progress:
                 speed = learned / seconds
                 if step < self._total:
                     facts.append(f"{tqdm.format_interval((self._total - step) / speed)} left")
-                facts.append(f"{speed:.{0 if speed >= 10 else 1}f} steps/s")
+                if not self._evaluating:
+                    facts.append(f"{speed:.{0 if speed >= 10 else 1}f} steps/s")
         if self._evaluating:
             facts.append(self._evaluating)
         return facts + self._results
@@ -145,9 +149,13 @@ class Progress:
 
     def _draw(self) -> None:
         if self._bar is not None:
-            self._bar.n = self._step
+            self._bar.n, self._bar.ncols = self._step, _width()
             self._bar.set_postfix_str(", ".join(self.facts()))  # also draws
             return
         passed = tqdm.format_interval(self._clock() - self._began)
         place = f"step {self._step} of {self._total}"
         print(", ".join([place, f"{passed} passed", *self.facts()]), file=self._stream, flush=True)
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns - 1
