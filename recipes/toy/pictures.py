@@ -25,7 +25,7 @@ _DEGREES = Normalize(0, 180)
 def draw_example(example: Example, path: Path) -> Path:
     """Surfaces of both critics, their gradients over contours, and the angle between these."""
     figure = Figure(figsize=(15, 5.2), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
+    figure.get_layout_engine().set(rect=(0, 0, 1, 0.97))  # type: ignore[union-attr, call-arg]
     x, y = (coordinate.numpy() for coordinate in example.actions.unbind(-1))
     surfaces = figure.add_subplot(1, 3, 1, projection="3d")
     for index, (values, color) in enumerate(zip(example.values, _CRITICS, strict=True)):

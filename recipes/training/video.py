@@ -26,13 +26,14 @@ def record_video(
     # MuJoCo selects its renderer at the first import: use EGL without a display.
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")
+    unfinished = path.with_stem(f"{path.stem}.unfinished")  # the ending tells the format
     try:
         import imageio.v3 as imageio
 
         simulator = make_environment(cfg, seed, goals, render_mode="rgb_array").simulator
         limit = simulator.spec.max_episode_steps if simulator.spec else None
         with (
-            imageio.imopen(path, "w", plugin="pyav") as video,
+            imageio.imopen(unfinished, "w", plugin="pyav") as video,
             tqdm(
                 desc="Recording",
                 total=limit and limit + 1,
@@ -48,6 +49,7 @@ def record_video(
                 bar.update()
 
             play_episode(policy, simulator, seed, add_frame)
+        unfinished.replace(path)
     except UserError:
         raise
     except Exception as error:
@@ -56,4 +58,6 @@ def record_video(
             "needs a GL backend and an encoder: `apt-get install libegl1 libosmesa6`, then "
             "MUJOCO_GL=egl or MUJOCO_GL=osmesa, and `pip install imageio av`."
         ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
     return path
