@@ -157,8 +157,9 @@ def summary(
         episodes: the number of episodes of each.
         solved: the level at which the task counts as solved, if it is known.
     """
+    played = "1 episode" if episodes == 1 else f"{episodes} episodes"
     line = (
-        f"{_shown(trained)} over {episodes} episodes; the random policy gets "
+        f"{_shown(trained)} over {played}; the random policy gets "
         f"{_shown(at_random).removeprefix('Return ')}."
     )
     if solved is None:
