@@ -184,6 +184,9 @@ class Session(TrainingSession):
         if start == 0:
             # Checked now, not after hours of training that could not be resumed.
             check_readable(self._state(policy, parts, 0))
+            with self._directory.writing():
+                self._log.clear()
+                self._best.clear()
         self._directory.write_config()
         return start
 
@@ -191,8 +194,6 @@ class Session(TrainingSession):
         state = self._checkpoints.load()
         path = self._directory.path
         if state is None:
-            self._log.clear()
-            self._best.clear()
             return 0
         try:
             for name, part in parts.items():
