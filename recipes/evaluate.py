@@ -8,28 +8,26 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from omegaconf import OmegaConf
-from tensordict.nn import TensorDictModule
-from torch import Tensor
 
-from torchrl_vmfer import Policy
 from vmfer_recipes.training.command_line import read_folder_and_options
-from vmfer_recipes.training.environments import Environment, make_environment
-from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.evaluation import evaluate
+from vmfer_recipes.training.errors import UserError, counted, first_line
 from vmfer_recipes.training.keys import Config, key, validate
 from vmfer_recipes.training.launch import program, quiet_torchrl
-from vmfer_recipes.training.networks import load_policy_of_run
 from vmfer_recipes.training.options import EnvConfig
-from vmfer_recipes.training.video import record_video
+
+if TYPE_CHECKING:
+    from tensordict.nn import TensorDictModule
+
+    from torchrl_vmfer import Policy
+    from vmfer_recipes.training.environments import Environment
 
 
 @dataclass
 class EvaluationConfig(Config):
-    """The options of the evaluation."""
+    """Plays episodes with the policy of a run and prints their return."""
 
     episodes: int = key(10, "episodes to play", low=1)
     seed: int = key(2_000_000, "seed of the first episode; later episodes count up", low=0)
@@ -44,7 +42,6 @@ class EvaluationConfig(Config):
 @program
 def main() -> None:
     """Prints the return of a saved policy."""
-    quiet_torchrl()
     run_dir, options = read_folder_and_options(
         "python recipes/evaluate.py <run_dir>", sys.argv[1:], EvaluationConfig
     )
@@ -55,6 +52,13 @@ def main() -> None:
             "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
         )
     cfg, env_cfg = _load_config(config)
+    # Imported here, so that --help and mistakes are answered at once.
+    from vmfer_recipes.training.environments import make_environment
+    from vmfer_recipes.training.evaluation import evaluate
+    from vmfer_recipes.training.networks import load_policy_of_run
+    from vmfer_recipes.training.video import record_video
+
+    quiet_torchrl()
     goals = cfg.replay.kind == "her"
     saved = load_policy_of_run(run_dir, options.policy)
     env = make_environment(env_cfg, options.seed, goals)
@@ -63,8 +67,9 @@ def main() -> None:
     result = evaluate(policy, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
-        f"Return {result.return_mean:.1f} ± {result.return_std:.1f} over {options.episodes} "
-        f"episodes of {result.episode_length:.0f} steps on average{success}."
+        f"Return {result.return_mean:.1f} ± {result.return_std:.1f} over "
+        f"{counted(options.episodes, 'episode')} of {result.episode_length:.0f} steps on "
+        f"average{success}."
     )
     if options.video:
         video = record_video(policy, env_cfg, options.seed, run_dir / "video.mp4", goals)
@@ -87,6 +92,9 @@ def _load_config(file: Path) -> tuple[Any, EnvConfig]:
 
 def _for_recipes(saved: Policy, env: Environment, goals: bool) -> TensorDictModule:
     """The policy for an environment of the recipes, whose actions lie in [-1, 1]."""
+    import torch
+    from tensordict.nn import TensorDictModule
+
     keys = ["observation", "desired_goal"] if goals else ["observation"]
     sizes = {
         "observations": (sum(env.observation_spec[key].shape[-1] for key in keys),),
@@ -100,7 +108,7 @@ def _for_recipes(saved: Policy, env: Environment, goals: bool) -> TensorDictModu
                 f"environment in config.yaml have size {size[0]}: restore the files of the run."
             )
 
-    def act(*parts: Tensor) -> Tensor:
+    def act(*parts: torch.Tensor) -> torch.Tensor:
         return saved.unit_action(torch.cat(parts, -1))
 
     return TensorDictModule(act, keys, ["action"])

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vmfer_recipes.training.command_line import read_folder_and_options
-from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.errors import UserError, counted, first_line
 from vmfer_recipes.training.keys import Config, key
 from vmfer_recipes.training.launch import program
 
 
 @dataclass
 class ReportConfig(Config):
-    """The options of the report."""
+    """Writes a report of all runs under a folder: tables, pictures and one HTML page."""
 
     out: str = key("report", "directory of the report")
 
@@ -32,9 +32,15 @@ def main() -> None:
         raise UserError(f"There is no folder {folder}: give one that holds runs.")
     out = Path(options.out)
     # Imported here, because they need packages that training does not.
-    from vmfer_recipes.reporting.page import write_report
-    from vmfer_recipes.reporting.runs import read_runs
-    from vmfer_recipes.reporting.study import make_study
+    try:
+        from vmfer_recipes.reporting.page import write_report
+        from vmfer_recipes.reporting.runs import read_runs
+        from vmfer_recipes.reporting.study import make_study
+    except ImportError as error:
+        raise UserError(
+            f"The report needs a package that cannot be imported ({first_line(error)}): "
+            "pip install '.[report]'."
+        ) from error
 
     runs, left_out = read_runs(folder)
     if not runs:
@@ -46,7 +52,8 @@ def main() -> None:
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error}): choose another out=.") from error
     used = sum(len(cell.runs) for cell in study.cells.values())
-    print(f"{used} runs on {len(study.tasks)} tasks; {len(study.left_out)} left out.")
+    tasks = counted(len(study.tasks), "task")
+    print(f"{counted(used, 'run')} on {tasks}; {len(study.left_out)} left out.")
     for file in files:
         print(f"  {file}")
 

@@ -5,6 +5,12 @@ python recipes/shooting.py seeds=20 updates=500 run_dir=runs/shooting
 
 from __future__ import annotations
 
+from vmfer_recipes.toy.options import ShootingConfig
+from vmfer_recipes.training.launch import check_command_line, recipe
+
+if __name__ == "__main__":
+    check_command_line("shooting", ShootingConfig)  # at once: the imports below take seconds
+
 from pathlib import Path
 
 import torch
@@ -13,12 +19,10 @@ from omegaconf import OmegaConf
 from vmfer_recipes.toy.agents import Actors, Critics, Shots
 from vmfer_recipes.toy.environment import ACTION_BOUND
 from vmfer_recipes.toy.networks import from_each
-from vmfer_recipes.toy.options import ShootingConfig
 from vmfer_recipes.toy.record import Record
 from vmfer_recipes.toy.resampling import Candidates, make_ways
 from vmfer_recipes.toy.simple_example import simple_example
 from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.launch import recipe
 
 
 @recipe("shooting", ShootingConfig)

@@ -22,7 +22,7 @@ _ORDER = ("running", "stopped", "left", "done")
 
 @dataclass
 class StatusConfig(Config):
-    """The options of the progress table."""
+    """Shows the progress of all runs under a folder."""
 
     recent: float = key(
         300, "a run counts as running if a file of it changed in so many seconds", low=1e-9

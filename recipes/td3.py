@@ -5,6 +5,12 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
+from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.training.options import TD3Config
+
+if __name__ == "__main__":
+    check_command_line("td3", TD3Config)  # at once: the imports below take seconds
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +23,6 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFTD3Loss, VMFUncertainty
 from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training.collection import AnyCollector, make_collector
 from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.launch import recipe
 from vmfer_recipes.training.logs import agreement
 from vmfer_recipes.training.networks import (
     compiled,
@@ -26,7 +31,6 @@ from vmfer_recipes.training.networks import (
     make_critics,
     network_spec,
 )
-from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.perception import Perception, make_perception
 from vmfer_recipes.training.replay import (
     make_actor_sampling,

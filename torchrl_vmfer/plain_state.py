@@ -74,8 +74,8 @@ def _python_scalar(value: np.generic, where: str) -> Any:
 
 def _not_plain(value: Any, where: str) -> TypeError:
     return TypeError(
-        f"{where} holds a {type(value).__name__}, which cannot be saved without pickle: store "
-        "tensors, numbers or strings only."
+        f"{where} holds an object of type {type(value).__name__}, which cannot be saved without "
+        "pickle: store tensors, numbers or strings only."
     )
 
 

@@ -81,7 +81,7 @@ class VMFUncertainty(TensorDictModuleBase):
         for name in ("actor_network", "qvalue_network"):
             if not hasattr(loss_module, name):
                 raise TypeError(
-                    f"VMFUncertainty needs a loss module with an `{name}`, and "
+                    f"VMFUncertainty needs a loss module with `{name}`, and "
                     f"{type(loss_module).__name__} has none. Pass a loss with an ensemble of "
                     "critics, such as TD3Loss or SACLoss."
                 )

@@ -140,7 +140,7 @@ class Checkpoints:
                 )
         if files:
             raise UserError(
-                f"None of the {len(files)} checkpoints in {self._folder} can be read: delete the "
+                f"No checkpoint in {self._folder} can be read: delete the "
                 "run directory to restart from step 0, or restore a backup."
             )
         return None

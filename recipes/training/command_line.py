@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -13,9 +13,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, Transformer
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException, ValidationError
+from yaml import YAMLError
 
-from vmfer_recipes.training.errors import UserError, first_line, near_names, nearest
+from vmfer_recipes.training.choices import CONFIGS, choices_of
+from vmfer_recipes.training.errors import UserError, did_you_mean, first_line, near_names
+from vmfer_recipes.training.help import folder_help_text
 from vmfer_recipes.training.keys import (
     Config,
     Key,
@@ -37,7 +40,6 @@ __all__ = [
     "read_folder_and_options",
 ]
 
-CONFIGS = Path(str(files("vmfer_recipes.configs")))
 # The extra of this package that installs each choice of `hydra/launcher=`.
 _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
 _Config = TypeVar("_Config", bound=Config)
@@ -52,17 +54,38 @@ class CommandLine:
         options: the other arguments, for Hydra.
         is_sweep: whether ``-m`` was given, for several runs.
         is_help: whether ``--help`` was given.
+        is_question: whether the program prints information, such as ``--help``, and ends.
+        has_own_config: whether the configuration does not come from this package.
+        config_dir: a directory with further configuration files, or ``None``.
+        groups: the groups of the recipe.
     """
 
     overrides: list[str]
     options: list[str]
-    is_sweep: bool
-    is_help: bool
+    is_sweep: bool = False
+    is_help: bool = False
+    is_question: bool = False
+    has_own_config: bool = False
+    config_dir: str | None = None
+    groups: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
         """All arguments, in the order that Hydra's parser accepts."""
         return [*self.overrides, *self.options]
+
+    def sample_jobs(self) -> Iterator[list[str]]:
+        """Overrides of the only run, or of enough runs of a sweep to see every choice once."""
+        own = [] if self.config_dir is None else [Path(self.config_dir).absolute()]
+        paths = [f"hydra.searchpath=['file://{path}']" for path in own]
+        values = [_single_values(each) for each in self.overrides]
+        first = [each[:1] for each in values]
+        yield [*itertools.chain(*first), *paths]
+        for position, choices in enumerate(values):
+            if self.overrides[position].partition("=")[0] in self.groups:
+                for choice in choices[1:]:
+                    others = [*first[:position], [choice], *first[position + 1 :]]
+                    yield [*itertools.chain(*others), *paths]
 
 
 def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine:
@@ -70,15 +93,29 @@ def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine
 
     Types and ranges of the values are checked later, in the composed configuration.
     """
-    options = _Parser().parse_intermixed_args(arguments)
-    if options.help:
-        return CommandLine([], [], is_sweep=False, is_help=True)
+    if {"--help", "-h"} & {*arguments}:
+        return CommandLine([], [], is_help=True, is_question=True)
+    keys = [*describe(config), *(Key(group, (str,), None, "") for group in groups(config))]
+    parser = _Parser()
+    check_form(arguments, keys, parser.flags)
+    options = parser.parse_intermixed_args(arguments)
     given = set(options.overrides)
     return CommandLine(
         overrides=[_checked(each, config, options.multirun) for each in options.overrides],
         options=[argument for argument in arguments if argument not in given],
         is_sweep=options.multirun,
-        is_help=False,
+        is_question=any(
+            (
+                options.hydra_help,
+                options.version,
+                options.cfg,
+                options.shell_completion,
+                {"--info", "-i"} & {*arguments},
+            )
+        ),
+        has_own_config=bool(options.config_path or options.config_name),
+        config_dir=options.config_dir,
+        groups=tuple(groups(config)),
     )
 
 
@@ -89,7 +126,6 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False)
         self.add_argument("overrides", nargs="*")
         self.add_argument("--multirun", "-m", action="store_true")
-        self.add_argument("--help", "-h", action="store_true")
         for flag in ("--run", "--resolve", "--hydra-help", "--version"):
             self.add_argument(flag, action="store_true")
         self.add_argument("--info", "-i", nargs="?")
@@ -102,6 +138,11 @@ class _Parser(argparse.ArgumentParser):
             "--shell-completion": "-sc",
         }.items():
             self.add_argument(option, short)
+
+    @property
+    def flags(self) -> set[str]:
+        """The names of the options."""
+        return {name for action in self._actions for name in action.option_strings}
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}: write key=value, or see --help.")
@@ -137,6 +178,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         return f"++{argument.lstrip('+')}"  # entries of a dictionary, which may be new
     if name not in known:
         raise unknown_key(name, config)
+    _check_numbers(known[name], override)
     return _with_integers(known[name], override, argument).lstrip("+")
 
 
@@ -160,6 +202,25 @@ def _values(override: Override) -> list[Any]:
             return []
         return list(override.sweep_iterator(transformer=Transformer.identity))
     return [override.value()]
+
+
+def _single_values(argument: str) -> list[str]:
+    """An override of a sweep as one override for each value; none for a range of real numbers."""
+    override = OverridesParser.create().parse_override(argument)
+    if not override.is_sweep_override():
+        return [argument]
+    return [f"{argument.partition('=')[0]}={_written(value)}" for value in _values(override)]
+
+
+def _check_numbers(key: Key, override: Override) -> None:
+    """Checks each number of a sweep. (Single values are checked in the composed configuration.)"""
+    if override.is_sweep_override() and {int, float} & {*key.types}:
+        for value in map(_as_integers, _values(override)):
+            is_number = type(value) in (int, float) or (
+                isinstance(value, str) and str not in key.types and "${" not in value
+            )
+            if is_number and not key.allows(value):
+                raise wrong_value(key.name, key, value)
 
 
 def _with_integers(key: Key, override: Override, argument: str) -> str:
@@ -199,20 +260,58 @@ def read_folder_and_options(
         arguments: the folder, and ``key=value`` for each option.
         config: the dataclass of the options.
     """
-    options = " ".join(f"[{key.name}={_written(key.default)}]" for key in describe(config))
-    usage = f"Usage: {usage} {options}"
+    keys = describe(config)
+    if {"--help", "-h"} & {*arguments}:
+        print(folder_help_text(usage, config))
+        raise SystemExit
+    check_form([each for each in arguments if not Path(each).is_dir()], keys, set())
     folders = [argument for argument in arguments if "=" not in argument] or arguments[:1]
     if len(folders) != 1:
-        raise UserError(usage)
-    given = OmegaConf.from_dotlist([each for each in arguments if each != folders[0]])
+        options = " ".join(f"[{key.name}={_written(key.default)}]" for key in keys)
+        number = "none" if not folders else " and ".join(folders)
+        raise UserError(f"One folder is needed, got {number}. Usage: {usage} {options}")
+    given = [each for each in arguments if each != folders[0]]
+    for name in (each.partition("=")[0] for each in given):
+        if name not in {key.name for key in keys}:
+            raise unknown_key(name, config)
     try:
-        merged: Any = OmegaConf.merge(OmegaConf.structured(config), given)
-    except ConfigKeyError as error:
-        raise UserError(f"There is no option {error.full_key}=. {usage}") from error
+        merged: Any = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(given))
     except ValidationError as error:
-        (expected,) = (key for key in describe(config) if key.name == error.full_key)
+        (expected,) = (key for key in keys if key.name == error.full_key)
         raise wrong_value(expected.name, expected, error.value) from error
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(
+            f"{' '.join(given)!r} cannot be parsed ({first_line(error)}): write key=value."
+        ) from error
     return Path(folders[0]), to_config(merged)
+
+
+def check_form(arguments: list[str], keys: Iterable[Key], flags: set[str]) -> None:
+    """Raises an error with the right form for ``--seed 3``, ``--seed=3``, ``seed 3`` and the like.
+
+    Args:
+        arguments: the command line.
+        keys: the keys of the program.
+        flags: the names of options with dashes that the program has.
+    """
+    known = {key.name: key for key in keys}
+    for position, argument in enumerate(arguments):
+        word, equals, value = argument.partition("=")
+        dashes = len(word) - len(word.lstrip("-"))
+        name = word.lstrip("-").replace("-", "_")
+        if word in flags or not (dashes or (name in known and not equals)):
+            continue
+        following = [each for each in arguments[position + 1 : position + 3] if each != "="]
+        if not value and following and "=" not in following[0] and following[0][:1] != "-":
+            value = following[0]
+        if name not in known:
+            meant = near_names(name, [*known, *(flag.lstrip("-") for flag in flags)])
+            hint = f" Did you mean: {', '.join(meant)}?" if meant else ""
+            raise UserError(f"There is no option {argument}.{hint} Write key=value, or see --help.")
+        if not value:
+            value = "true" if bool in known[name].types else "<value>"
+        form = f"{name}={value}"
+        raise UserError(f"Keys are written without dashes and spaces: write {form}.")
 
 
 def unknown_key(name: str, config: type[Config]) -> UserError:
@@ -232,15 +331,10 @@ def no_choice(group: str, choice: str, known: Iterable[str]) -> UserError:
     if group == "hydra/launcher" and choice in _LAUNCHERS:
         extra = _LAUNCHERS[choice]
         return UserError(f"{group}={choice} needs another package: pip install '.[{extra}]'.")
-    message = f"There is no {group}={choice}. Did you mean: {nearest(choice, known)}?"
+    message = f"There is no {group}={choice}. {did_you_mean(choice, known)}"
     if group == "env" and choice:
         message += f" Any other Gymnasium environment: env.name={choice}."
     return UserError(message)
-
-
-def choices_of(group: str) -> list[str]:
-    """The choices of a group that come with this package."""
-    return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
 
 
 def explain(error: HydraException, config: type[Config]) -> UserError:

@@ -6,9 +6,15 @@ import difflib
 import pickle
 from collections.abc import Iterable
 
-__all__ = ["UserError", "diverged", "first_line", "near_names", "nearest"]
-
-_FEW = 8  # the most names that an error message lists completely
+__all__ = [
+    "UserError",
+    "counted",
+    "did_you_mean",
+    "diverged",
+    "first_line",
+    "near_names",
+    "nearest",
+]
 
 
 class UserError(Exception):
@@ -23,10 +29,35 @@ def diverged(sign: str) -> UserError:
     )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names most similar to ``name``, for an error message; a few others if none is."""
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural if needed.
+
+    Example:
+        >>> counted(1, "task"), counted(2000, "step")
+        ('1 task', '2,000 steps')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence with the known names most similar to ``name``, or with a few if none is similar.
+
+    Example:
+        >>> did_you_mean("sede", ["seed", "tau"])
+        'Did you mean: seed?'
+        >>> did_you_mean("color", ["a", "b", "c", "d"])
+        'Known are a, b, c, ...; --help lists all.'
+    """
     known = sorted(known)
-    shown = near_names(name, known) or (known if len(known) <= _FEW else [*known[:3], "..."])
+    if near_names(name, known):
+        return f"Did you mean: {nearest(name, known)}?"
+    return f"Known are {nearest(name, known)}; --help lists all."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Up to three known names most similar to ``name``; the first three if none is similar."""
+    known = sorted(known)
+    shown = near_names(name, known) or [*known[:3], *(["..."] if len(known) > 3 else [])]
     return ", ".join(shown)
 
 

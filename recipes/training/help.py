@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.command_line import CONFIGS, choices_of
+from vmfer_recipes.training.choices import CONFIGS, choices_of
 from vmfer_recipes.training.keys import MISSING, Config, Key, describe, groups
 
-__all__ = ["help_text"]
+__all__ = ["folder_help_text", "help_text"]
 
 _WIDTH = 100
 _LEFT = 34  # width of the left column
@@ -27,6 +27,20 @@ def help_text(name: str, config: type[Config], program: str) -> str:
         program: how it is called.
     """
     return "\n".join(_lines(name, config, program))
+
+
+def folder_help_text(usage: str, config: type[Config]) -> str:
+    """The usage and keys of a program that reads a folder.
+
+    Args:
+        usage: how the program is called, up to the folder.
+        config: the dataclass of its options; the first line of its docstring says what it does.
+    """
+    lines = [f"Usage: {usage} [key=value ...]", ""]
+    lines += [*textwrap.wrap((config.__doc__ or "").strip().splitlines()[0], _WIDTH)]
+    lines += ["", "Keys, with defaults:"]
+    lines += [line for key in describe(config) for line in _key(key)]
+    return "\n".join(lines)
 
 
 def _lines(name: str, config: type[Config], program: str) -> Iterator[str]:

@@ -6,18 +6,20 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import hydra
+from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vmfer_recipes.training.command_line import CONFIGS, CommandLine, explain, read_command_line
+from vmfer_recipes.training.choices import CONFIGS
+from vmfer_recipes.training.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.help import help_text
 from vmfer_recipes.training.interruption import (
@@ -29,9 +31,21 @@ from vmfer_recipes.training.keys import Config, to_config
 from vmfer_recipes.training.lock import LockedError
 from vmfer_recipes.training.own_parts import register_recipe, script_name
 
-__all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
+__all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
 
 _USER_ERRORS = (UserError, OmegaConfBaseException)
+
+
+def check_command_line(name: str, config: type[Config]) -> None:
+    """Answers ``--help`` and reports mistakes of the command line, at once.
+
+    A recipe calls this before it imports torch and TorchRL, which takes seconds.
+
+    Args:
+        name: the configuration file, without its ending.
+        config: the dataclass of its keys.
+    """
+    Recipe(name, config, lambda cfg: None).check()
 
 
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
@@ -91,6 +105,28 @@ class Recipe:
         self._program = program_name or self._program
         program(self._main)()
 
+    def check(self) -> None:
+        """Ends the program if the command line is wrong, or asks only for information."""
+        program(self._check)()
+
+    def _check(self) -> None:
+        line = read_command_line(sys.argv[1:], self._config)
+        if line.is_question:
+            self._main()
+            sys.exit()
+        if line.has_own_config:  # Hydra finds it
+            return
+        with self._explaining(), initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            for overrides in line.sample_jobs():
+                cfg = compose(self._name, overrides, return_hydra_config=True)
+                with open_dict(cfg):
+                    # Values may refer to these, which Hydra sets when a job starts.
+                    cfg.hydra.job.update(id="0", num=0)
+                    cfg.hydra.runtime.output_dir = "."
+                    HydraConfig.instance().set_config(cfg)
+                    del cfg["hydra"]
+                to_config(cfg)
+
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self._config)
         if line.is_help:
@@ -101,10 +137,17 @@ class Recipe:
         os.environ["HYDRA_FULL_ERROR"] = "1"
         self._has_started = False
         try:
-            self._launch(line)
+            with self._explaining():
+                self._launch(line)
         except StoppedError:
             print("The sweep was stopped. The same command resumes it.", file=sys.stderr)
             sys.exit(130)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """A context in which Hydra's errors are reported as user errors."""
+        try:
+            yield
         except HydraException as error:
             raise explain(error, self._config) from error
         except (ValueError, OverflowError, RecursionError) as error:
@@ -154,8 +197,12 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
     def run() -> None:
         try:
             main()
+            sys.stdout.flush()
         except _USER_ERRORS as error:
             _fail(str(error))
+        except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(141)  # the exit code of shells for SIGPIPE
         except KeyboardInterrupt:
             sys.exit(130)  # the exit code of shells for SIGINT
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,15 +11,16 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.record.loggers import Logger, get_logger
+from torchrl.record.loggers import Logger
 
 from torchrl_vmfer import VMFUncertainty
-from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.errors import UserError, counted
 from vmfer_recipes.training.evaluation import Evaluation
 from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.loggers import make_logger
 from vmfer_recipes.training.options import Config
 
-__all__ = ["RunLog", "Table", "agreement", "check_logger", "make_logger"]
+__all__ = ["RunLog", "Table", "agreement"]
 
 _EVALUATION = ("step", *Evaluation._fields)
 
@@ -75,8 +75,9 @@ class Table:
         rows = self._read()
         if len(rows) < state["rows"]:
             raise UserError(
-                f"{self._path} is shorter than at the last checkpoint ({len(rows)} rows, not "
-                f"{state['rows']}): it was changed by hand. Choose another run_dir."
+                f"{self._path} is shorter than at the last checkpoint "
+                f"({counted(len(rows), 'row')}, not {state['rows']}): it was changed by "
+                "hand. Choose another run_dir."
             )
         if state["rows"]:
             columns = state["columns"]
@@ -106,8 +107,7 @@ class RunLog:
 
     def open(self) -> None:
         """Starts the logger."""
-        name = f"{self._cfg.algorithm}-{self._cfg.env.name}"
-        self._logger = make_logger(self._cfg.logger, self._run_dir, name)
+        self._logger = make_logger(self._cfg, self._run_dir)
 
     def clear(self) -> None:
         """Deletes the tables."""
@@ -139,7 +139,10 @@ class RunLog:
         """Closes the logger."""
         if self._logger is not None:
             experiment = self._logger.experiment
-            (experiment.finish if hasattr(experiment, "finish") else experiment.close)()
+            for name in ("finish", "close"):  # of W&B and TensorBoard; an own one may have none
+                if hasattr(experiment, name):
+                    getattr(experiment, name)()
+                    break
 
 
 def agreement(
@@ -163,22 +166,3 @@ def agreement(
         for percent in (10, 50, 90):
             statistics[f"{name}_q{percent}"] = values[(len(values) - 1) * percent // 100]
     return statistics
-
-
-def check_logger(cfg: Config) -> None:
-    """Raises an error if the package of the logger is not installed."""
-    try:
-        importlib.import_module(cfg.kind)  # each logger has the name of its package
-    except ImportError as error:
-        raise UserError(
-            f"logger={cfg.kind} needs a package that is not installed: "
-            f"`pip install {cfg.kind}`, or use logger=csv."
-        ) from error
-
-
-def make_logger(cfg: Config, run_dir: Path, name: str) -> Logger | None:
-    """The logger selected by ``logger=``, in addition to the CSV files of every run."""
-    if cfg.kind == "csv":
-        return None
-    options = {"project": cfg.project, "offline": cfg.offline} if cfg.kind == "wandb" else {}
-    return get_logger(cfg.kind, str(run_dir), name, wandb_kwargs=options)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.keys import MISSING, Config, group, key, schema, to_config
+from vmfer_recipes.training.loggers import check_logger
 
 __all__ = ["Config", "SACConfig", "TD3Config", "TrainingConfig", "to_config"]
 
@@ -242,6 +244,16 @@ class WandbLoggerConfig(LoggerConfig):
     offline: bool = key(False, "keep the data in run_dir, for a later `wandb sync`")
 
 
+@schema("own", group="logger")
+@dataclass
+class OwnLoggerConfig(LoggerConfig):
+    """A logger of the user's own module: ``logger=my_package.MyLogger``."""
+
+    kind: str = key("own", "a class derived from TorchRL's Logger", choices=("own",))
+    name: str = key(MISSING, "its name")
+    path: str = key(MISSING, "import path of the class, called with run name and directory")
+
+
 @dataclass
 class TrainingConfig(Config):
     """The keys shared by all training recipes. Recipes add their own in a subclass."""
@@ -356,6 +368,7 @@ class TrainingConfig(Config):
             )
         self._check_network()
         _check_device(self.device)
+        check_logger(self.logger)
         if self.collector.kind != "single":
             self._check_workers()
 
@@ -455,12 +468,18 @@ class SACConfig(TrainingConfig):
 
 
 def _check_device(name: str) -> None:
-    import torch  # imported here, so that --help stays fast
+    if name == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise UserError(
+            f"device must be cpu, cuda or cuda:<number>, got {name!r}: use device=cpu, which is "
+            "fast enough for these networks."
+        )
+    import torch  # imported here, so that --help and mistakes are answered at once
 
     try:
         torch.zeros(1, device=name).item()
     except Exception as error:
         raise UserError(
-            f"device={name} cannot be used ({first_line(error)}): use device=cpu, or cuda on a "
-            "machine that has it."
+            f"device={name} cannot be used ({first_line(error)}): use device=cpu."
         ) from error

@@ -24,7 +24,7 @@ from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.evaluation import Evaluation, evaluate, solved_at, summary
 from vmfer_recipes.training.interruption import Interruption
-from vmfer_recipes.training.logs import RunLog, check_logger
+from vmfer_recipes.training.logs import RunLog
 from vmfer_recipes.training.metrics import Averages, Clock
 from vmfer_recipes.training.networks import policy_data, write_policy
 from vmfer_recipes.training.options import Config
@@ -102,7 +102,6 @@ class Session(TrainingSession):
         self._directory = directory or RunDirectory(cfg)
         path = self._directory.path
         self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
-        check_logger(cfg.logger)
         self._directory.check()
         self.finished = self._directory.is_finished()
         if self.finished:

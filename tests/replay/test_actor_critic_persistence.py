@@ -202,7 +202,9 @@ def test_an_entry_that_only_pickle_could_save_is_named(tmp_path):
     data = rows(0, 3)
     data["secret"] = NonTensorStack(*(NonTensorData(object()) for _ in range(3)))
     buffer.extend(data)
-    with pytest.raises(TypeError, match=r"'secret'.* holds a object.*store tensors"):
+    with pytest.raises(
+        TypeError, match=r"'secret'.* holds an object of type object.*store tensors"
+    ):
         buffer.dumps(tmp_path)
 
 
