@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -345,13 +346,15 @@ def explain(error: HydraException, config: type[Config]) -> UserError:
         if group == "hydra/launcher":
             known |= {*_LAUNCHERS}
         return no_choice(group, choice, known)
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
-        name = str(cause.full_key).partition("[")[0]
-        if not isinstance(cause, ValidationError):
-            return unknown_key(name, config)
-        for key in describe(config):
-            if key.name == name:
-                return wrong_value(name, key, cause.value)
-        return UserError(f"{name} has a wrong value ({first_line(cause)}).")
-    return UserError(first_line(error))
+    cause = error.__cause__ or error.__context__
+    if not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
+        return UserError(first_line(error))
+    name = str(cause.full_key).partition("[")[0]
+    if not isinstance(cause, ValidationError):
+        explained = unknown_key(name, config)
+    elif name in (known := {key.name: key for key in describe(config)}):
+        explained = wrong_value(name, known[name], cause.value)
+    else:
+        explained = UserError(f"{name} has a wrong value ({first_line(cause)}).")
+    file = re.match(r"In '(.+?)': ", str(error))
+    return UserError(f"In {file[1]}.yaml: {explained}") if file else explained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import pickle
 from collections.abc import Iterable
 
@@ -14,6 +15,7 @@ __all__ = [
     "first_line",
     "near_names",
     "nearest",
+    "unwritable",
 ]
 
 
@@ -72,6 +74,23 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
             by_word.setdefault(word, []).append(candidate)
     words = difflib.get_close_matches(name.lower(), by_word, n=3, cutoff=0.6)
     return list(dict.fromkeys(found for word in words for found in by_word[word]))[:3]
+
+
+def unwritable(run_dir: object, error: Exception) -> UserError:
+    """The error for a run directory that cannot be written, with the cure that fits its cause."""
+    number = error.errno if isinstance(error, OSError) else errno.ENOSPC  # as PyTorch reports it
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        cure = (
+            "make room on the disk and run the same command to resume from the last checkpoint, or "
+            "choose another run_dir"
+        )
+    elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        cure = "get the permission to write there, or choose another run_dir"
+    else:
+        cure = "choose another run_dir"
+    return UserError(
+        f"The run directory {run_dir} cannot be written ({first_line(error)}): {cure}."
+    )
 
 
 def first_line(error: Exception) -> str:

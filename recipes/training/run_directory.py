@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.checkpoints import Checkpoints
-from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.errors import UserError, first_line, unwritable
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.keys import flat
 from vmfer_recipes.training.lock import lock
@@ -134,8 +134,4 @@ class RunDirectory:
         try:
             yield
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
-            raise UserError(
-                f"The run directory {self.path} cannot be written ({first_line(error)}): make "
-                "room on the disk and run the same command to resume from the last checkpoint, or "
-                "choose another run_dir."
-            ) from error
+            raise unwritable(self.path, error) from error

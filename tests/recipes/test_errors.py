@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import re
 import sys
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from vmfer_recipes import td3
+from vmfer_recipes.training.errors import unwritable
 from vmfer_recipes.training.launch import check_command_line
 from vmfer_recipes.training.options import TD3Config
 
@@ -20,6 +23,12 @@ class Unbounded(gym.Env):
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+def _run_script():
+    """What ``python recipes/td3.py`` executes."""
+    check_command_line("td3", TD3Config)
+    td3.main()
 
 
 @pytest.fixture
@@ -33,8 +42,7 @@ def refusal(command, tmp_path, monkeypatch, capsys):
         arguments = command("td3", run_dir or tmp_path / "run", "total_frames=70", *overrides)[1:]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as exit_:
-            check_command_line("td3", TD3Config)
-            td3.main()
+            _run_script()
         lines = capsys.readouterr().err.splitlines()
         assert exit_.value.code == 2
         assert len(lines) == 1, lines
@@ -85,7 +93,7 @@ def test_an_unknown_name_is_answered_with_a_short_list(refusal, override):
     line = refusal(override)
     names = re.search(r"(?:Did you mean: |Known are )(.*?)[?;]", line)
     assert names is None or len(set(names[1].split(", ")) - {"..."}) <= 3
-    assert len(line) < 150
+    assert len(line) < 180
 
 
 @pytest.mark.parametrize("words", [("--seed", "3"), ("seed", "3"), ("seed", "=", "3")])
@@ -111,7 +119,7 @@ def test_a_float_in_a_file_of_the_user_is_answered_with_the_integer(refusal, tmp
         "# @package _global_\nlog_interval: 1e6\n"
     )
     line = refusal("--config-dir", str(tmp_path / "own"), "+experiment=mine")
-    assert "log_interval" in line
+    assert "experiment/mine.yaml: log_interval must be a whole number" in line
     assert "Write 1000000." in line
 
 
@@ -253,7 +261,19 @@ def test_a_run_dir_that_cannot_be_made_is_refused(refusal, tmp_path):
     (tmp_path / "file").touch()
     line = refusal(run_dir=tmp_path / "file" / "run")
     assert str(tmp_path / "file" / "run") in line
-    assert "run_dir" in line
+    assert "choose another run_dir" in line
+    assert "make room" not in line
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [(errno.EACCES, "permission"), (errno.EROFS, "permission"), (errno.ENOSPC, "make room")],
+)
+def test_the_cure_for_a_failed_write_fits_its_cause(number, cure):
+    line = str(unwritable("runs/a", OSError(number, os.strerror(number))))
+    assert "runs/a" in line
+    assert cure in line
+    assert ("make room" in line) == (number == errno.ENOSPC)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import time
+import json
+import sys
 
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.logs import Table
+from vmfer_recipes.training.options import OwnLoggerConfig, to_config
 from vmfer_recipes.training.session import Averages
 
 SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")
@@ -101,23 +104,123 @@ def test_tensorboard_gets_what_the_tables_get(train, tmp_path):
         {int(row["step"]): float(row["return_mean"]) for row in rows(run_dir / "eval.csv")}
     )
     assert [event.step for event in log.Scalars("train/critic_loss")] == [80, 100, 120, 130]
+    assert {f"train/{name}" for name in rows(run_dir / "train.csv")[0]} - {"train/step"} <= set(
+        log.Tags()["scalars"]
+    )
+    assert events.parent.name == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0"
+    # For the page "HPARAMS", and as text.
+    assert "_hparams_/session_start_info" in log.Tags()["tensors"] + list(log.summary_metadata), (
+        log.Tags()
+    )
+    (text,) = log.Tensors("hyper-parameters/text_summary")
+    (table,) = text.tensor_proto.string_val
+    assert "| replay.buffer_size | 5000 |" in table.decode()
 
 
-def test_wandb_works_offline_and_keeps_its_data_in_the_run_directory(train, tmp_path, monkeypatch):
+@pytest.fixture
+def wandb_home(tmp_path, monkeypatch):
+    """No account, and nobody to ask for one."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     for name in ("CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
         monkeypatch.setenv(f"WANDB_{name}", str(tmp_path / "home"))
     monkeypatch.setenv("WANDB_SILENT", "true")
-    # No account, and nobody to ask for one.
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return wandb
+
+
+def _records(data):
+    """What Weights & Biases has written to a file: the run, and the rows of its history."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    store, run, history = DataStore(), None, []
+    store.open_for_scan(str(data))
+    while (content := store.scan_data()) is not None:
+        record = Record()
+        record.ParseFromString(content)
+        if record.HasField("run"):
+            run = record.run
+        if record.HasField("history"):
+            items = record.history.item
+            history.append(
+                {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+            )
+    return run, history
+
+
+def test_wandb_offline_gets_tables_hyper_parameters_and_group(train, wandb_home, tmp_path):
     run_dir = train("td3", tmp_path / "run", "logger=wandb", "logger.offline=true", *SHORT)
-    assert wandb.run is None  # closed by the recipe
+    assert wandb_home.run is None  # closed by the recipe
     (data,) = run_dir.rglob("offline-run-*/*.wandb")
-    deadline = time.monotonic() + 60  # wandb writes in a process of its own
-    while b"eval/return_mean" not in data.read_bytes():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    run, history = _records(data)
+    assert run.display_name == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0"
+    assert run.run_group == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty"
+    assert "vmf_uncertainty" in run.tags
+    settings = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert settings["replay.buffer_size"] == 5000
+    assert settings["seed"] == 0
+    for table in ("eval", "train"):
+        expected = rows(run_dir / f"{table}.csv")
+        for column in expected[0]:
+            if column == "step" or not expected[0][column]:
+                continue
+            logged = {
+                row[f"{table}/step"]: row[f"{table}/{column}"]
+                for row in history
+                if f"{table}/{column}" in row
+            }
+            assert logged == pytest.approx(
+                {int(row["step"]): float(row[column]) for row in expected}
+            ), column
+
+
+def test_a_resumed_run_continues_the_same_run_at_wandb(train, at_step, wandb_home, tmp_path):
+    arguments = ("logger=wandb", "logger.offline=true", *SHORT)
+
+    def crash():
+        raise ConnectionError
+
+    with at_step(90, crash), pytest.raises(ConnectionError):
+        train("td3", tmp_path / "run", *arguments)
+    train("td3", tmp_path / "run", *arguments)
+    runs = [_records(data)[0] for data in (tmp_path / "run").rglob("offline-run-*/*.wandb")]
+    assert len({run.run_id for run in runs}) == 1
+
+
+def test_wandb_without_a_login_is_refused_before_training(configuration, wandb_home, tmp_path):
+    with pytest.raises(UserError, match=r"`wandb login`.*logger\.offline=true or logger=csv"):
+        to_config(configuration("td3", tmp_path / "run", "logger=wandb"))
+
+
+def test_a_logger_of_the_user_gets_hyper_parameters_and_tables(train, tmp_path, monkeypatch):
+    (tmp_path / "my_logging.py").write_text(
+        "from torchrl.record.loggers import CSVLogger\n"
+        "class MyLogger(CSVLogger):\n"
+        "    received = []\n"
+        "    def __init__(self, name, log_dir):\n"
+        "        super().__init__(name, log_dir)\n"
+        "        self.received.append(name)\n"
+        "    def log_hparams(self, cfg):\n"
+        "        self.received.append(cfg['env.name'])\n"
+        "    def log_scalar(self, name, value, step=None):\n"
+        "        self.received.append((name, step))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    store = ConfigStore.instance()
+    path = "my_logging.MyLogger"
+    store.store("my_logger", OwnLoggerConfig(name="MyLogger", path=path), group="logger")
+    train("td3", tmp_path / "run", "logger=my_logger", *SHORT)
+    received = sys.modules["my_logging"].MyLogger.received
+    assert received[:2] == [
+        "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0",
+        "InvertedPendulum-v4",
+    ]
+    assert ("eval/return_mean", 0) in received
+    assert ("train/critic_loss", 130) in received
 
 
 def test_a_table_is_cut_to_the_length_of_its_state(tmp_path):

@@ -1,0 +1,103 @@
+"""Questions and mistakes are answered before torch, TorchRL and the simulators are imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CASES = [
+    ("td3", "--help", 0),
+    ("sac", "-h", 0),
+    ("shooting", "--help", 0),
+    ("evaluate", "--help", 0),
+    ("report", "--help", 0),
+    ("status", "--help", 0),
+    ("td3", "--cfg job", 0),
+    ("td3", "sede=3", 2),
+    ("td3", "--seed 3", 2),
+    ("td3", "sampler=nonsense", 2),
+    ("td3", "gamma=2", 2),
+    ("td3", "total_frames=many", 2),
+    ("td3", "total_frames=10", 2),
+    ("td3", "device=mps", 2),
+    ("td3", "-m seed=0,1 gamma=2", 2),
+    ("sac", "experiment=table1", 2),
+    ("shooting", "seeds=1", 2),
+    ("evaluate", "nowhere", 2),
+    ("evaluate", ". --video", 2),
+    ("report", "nowhere", 2),
+    ("status", "nowhere", 2),
+    ("my_td3", "--help", 0),
+    ("my_td3", "sede=3", 2),
+]
+# Runs every command as a script, in one process, and notes what it has imported by then.
+PROGRAM = """
+import contextlib, io, json, runpy, sys
+for script, arguments in json.loads(sys.argv[1]):
+    sys.argv[:] = [script, *arguments.split()]
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as exit_:
+            code = exit_.code or 0
+    heavy = [name for name in ("torch", "torchrl", "gymnasium", "mujoco") if name in sys.modules]
+    print(json.dumps([code, out.getvalue(), err.getvalue(), heavy]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    shutil.copy(ROOT / "recipes" / "td3.py", folder / "my_td3.py")
+    scripts = {name: ROOT / "recipes" / f"{name}.py" for name, _, _ in CASES}
+    scripts["my_td3"] = folder / "my_td3.py"
+    commands = [(str(scripts[name]), arguments) for name, arguments, _ in CASES]
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = map(json.loads, ran.stdout.splitlines())
+    return dict(zip([case[:2] for case in CASES], lines, strict=True))
+
+
+@pytest.mark.parametrize(("name", "arguments", "code"), CASES)
+def test_an_answer_comes_before_the_heavy_imports(answers, name, arguments, code):
+    ended_with, out, err, heavy = answers[name, arguments]
+    assert ended_with == code
+    assert heavy == []
+    if code == 2:
+        assert err.startswith("error: ")
+        assert len(err.splitlines()) == 1
+    else:
+        assert out
+
+
+@pytest.mark.parametrize("name", ["evaluate", "report", "status"])
+def test_help_of_a_program_says_what_it_does_and_lists_its_keys(answers, name):
+    _, out, _, _ = answers[name, "--help"]
+    assert out.startswith(f"Usage: python recipes/{name}.py <")
+    keys = {"evaluate": ["episodes=", "seed=", "video="], "report": ["out="], "status": ["recent="]}
+    assert [key for key in keys[name] if f"\n  {key}" not in out] == []
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error():
+    ended = subprocess.run(
+        f"{sys.executable} {ROOT}/recipes/td3.py --help | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.stdout.startswith("Usage: ")
+    assert ended.stderr == ""
