@@ -132,23 +132,33 @@ def wandb_home(tmp_path, monkeypatch):
     return wandb
 
 
+def _contents(data):
+    """The records of a file in LevelDB's log format, which Weights & Biases uses."""
+    content, position, record = data.read_bytes(), 7, b""
+    while position < len(content):
+        left = 2**15 - position % 2**15  # the size of a block
+        if left >= 7:
+            left = 7 + int.from_bytes(content[position + 4 : position + 6], "little")
+            record += content[position + 7 : position + left]
+            if content[position + 6] in (1, 4):  # complete, or the last part
+                yield record
+                record = b""
+        position += left
+
+
 def _records(data):
     """What Weights & Biases has written to a file: the run, and the rows of its history."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    store, run, history = DataStore(), None, []
-    store.open_for_scan(str(data))
-    while (content := store.scan_data()) is not None:
+    run, history = None, []
+    for content in _contents(data):
         record = Record()
         record.ParseFromString(content)
         if record.HasField("run"):
             run = record.run
         if record.HasField("history"):
-            items = record.history.item
-            history.append(
-                {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
-            )
+            items = {each.key or "/".join(each.nested_key): each for each in record.history.item}
+            history.append({name: json.loads(each.value_json) for name, each in items.items()})
     return run, history
 
 
