@@ -55,8 +55,9 @@ def main() -> None:
     print(_summary(runs, speeds))
     print(
         f"A run counts as running if one of its files changed in the last {_time(options.recent)} "
-        "(recent=seconds) and its process still exists. Runs that are left are read from the files "
-        "of sweeps (multirun.yaml). Time left excludes evaluations."
+        "(recent=seconds) and its process still exists. Runs that are left are read from the "
+        "records of sweeps (sweep_*.json): delete one to forget a sweep. Time left excludes "
+        "evaluations."
     )
 
 
@@ -95,10 +96,12 @@ def _summary(runs: list[Progress], speeds: dict[str, float]) -> str:
     text += f"; {done:,} of {total:,} steps ({done / total:.0%})"
     unknown = sum(not math.isfinite(second) for second in seconds)
     if unknown:
-        text += f"; the speed of {unknown} runs is not known yet"
+        which = "1 run is" if unknown == 1 else f"{unknown} runs is"
+        text += f"; the speed of {which} not known yet"
     if known or not unknown:
         text += f"; {_time(known)} of work left"
-        text += " in the others" if unknown else ""
+        if unknown:
+            text += " in the other" + ("" if len(runs) - unknown == 1 else "s")
         if count["running"] > 1:
             text += f", {_time(known / count['running'])} with {count['running']} at a time"
     return text + "."

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from vmfer_recipes.reporting.runs import read_columns, read_config
-from vmfer_recipes.reporting.sweeps import planned_runs
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.lock import holder_is_gone
+from vmfer_recipes.training.sweep_records import read_records
 
 __all__ = ["Progress", "read_progress"]
 
@@ -47,7 +47,7 @@ class Progress:
 
 
 def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str]]:
-    """The progress of the runs under a folder and of those planned by its sweeps, and complaints.
+    """The progress of the runs under a folder and of those of its sweeps, and complaints.
 
     Args:
         folder: where to look; runs below it are named relative to it.
@@ -55,23 +55,31 @@ def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str
     """
     found: dict[Path, Progress] = {}
     folder = folder.resolve()
-    planned, complaints = planned_runs(folder)
-    for file in sorted(folder.rglob("config.yaml")):
+    planned, complaints = read_records(folder)
+    plans = {plan.run_dir.resolve(): plan for plan in planned}
+    begun = {file.parent for file in folder.rglob("config.yaml")}
+    begun |= {place for place in plans if (place / "config.yaml").exists()}
+    for place in sorted(begun):
         try:
-            found[file.parent] = _progress(file.parent, recent)
+            found[place] = _progress(place, recent)
         except Exception as error:
-            complaints.append(f"{file.parent} is left out: {first_line(error)}.")
-    for run_dir, cfg in planned.items():
-        if run_dir.resolve() not in found:
-            try:
-                left = Progress(run_dir, cfg.algorithm, "left", 0, 0, int(cfg.total_frames))
-                found[run_dir.resolve()] = left
-            except Exception as error:
-                complaints.append(f"{run_dir} is left out: {first_line(error)}.")
+            complaints.append(f"{place} is left out: {first_line(error)}.")
+    for place, plan in plans.items():
+        if place not in begun:
+            found[place] = Progress(place, plan.algorithm, "left", 0, 0, plan.total_frames)
+        elif place in found:
+            found[place] = _extended(found[place], plan.total_frames)
     return [
         replace(run, run_dir=place.relative_to(folder) if folder in place.parents else place)
         for place, run in found.items()
     ], complaints
+
+
+def _extended(run: Progress, total: int) -> Progress:
+    """A run of which a sweep asks more steps than it was started with."""
+    if run.state != "done" or total <= run.total:
+        return run
+    return replace(run, state="stopped", start=run.step, total=total)
 
 
 def _progress(run_dir: Path, recent: float) -> Progress:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from vmfer_recipes.reporting import scores
 from vmfer_recipes.reporting.methods import (
     BASELINE,
     Method,
@@ -27,10 +28,7 @@ from vmfer_recipes.reporting.statistics import (
     probability_of_improvement,
 )
 
-__all__ = ["FINAL_SHARE", "make_study"]
-
-# The last tenth of the training: one evaluation of ten episodes is a noisy thing.
-FINAL_SHARE = 0.1
+__all__ = ["make_study"]
 
 
 def make_study(runs: Sequence[Run], left_out: Sequence[LeftOut]) -> Study:
@@ -78,8 +76,10 @@ def _make_cell(task: Task, method: Method, runs: list[Run], study: Study) -> Cel
     for name, of in values.items():
         curves[name] = _curve(used, of)
         if finished:
-            final[name] = np.array([_final(run, of(run)) for run in used])
-            area[name] = np.array([_area(run, of(run)) for run in used])
+            final[name] = np.array(
+                [scores.final(run.steps, of(run), run.total_frames) for run in used]
+            )
+            area[name] = np.array([scores.area(run.steps, of(run)) for run in used])
     return Cell(task, method, used, bool(finished), curves, final, area)
 
 
@@ -92,18 +92,6 @@ def _curve(runs: list[Run], of: Callable[[Run], np.ndarray]) -> Curve:
     steps = np.union1d(coarsest.steps[within], [end])
     scores = np.stack([np.interp(steps, run.steps, of(run)) for run in runs])
     return {"step": steps, **column_estimates(scores)}
-
-
-def _final(run: Run, values: np.ndarray) -> float:
-    return float(values[run.steps >= (1 - FINAL_SHARE) * run.total_frames].mean())
-
-
-def _area(run: Run, values: np.ndarray) -> float:
-    """The area under the curve per step: the mean return over the training."""
-    span = run.steps[-1] - run.steps[0]
-    if span == 0:
-        return float(values[0])
-    return float((np.diff(run.steps) * (values[1:] + values[:-1]) / 2).sum() / span)
 
 
 def _compare(cell: Cell, complete: list[Cell], study: Study) -> None:

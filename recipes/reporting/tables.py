@@ -6,8 +6,8 @@ import math
 
 from vmfer_recipes.reporting.document import Table, Value
 from vmfer_recipes.reporting.results import Cell, Study
+from vmfer_recipes.reporting.scores import FINAL_SHARE
 from vmfer_recipes.reporting.statistics import Estimate
-from vmfer_recipes.reporting.study import FINAL_SHARE
 
 __all__ = [
     "average_table",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString, Transformer
+from hydra.core.override_parser.types import Glob, Override, QuotedString, Transformer
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
@@ -199,8 +199,8 @@ def _check_choice(group: str, override: Override, argument: str) -> None:
 
 def _values(override: Override) -> list[Any]:
     if override.is_sweep_override():
-        if not override.is_discrete_sweep():
-            return []
+        if not override.is_discrete_sweep() or isinstance(override.value(), Glob):
+            return []  # Hydra knows the choices that a pattern matches
         return list(override.sweep_iterator(transformer=Transformer.identity))
     return [override.value()]
 

@@ -160,6 +160,10 @@ class Recipe:
 
     def _launch(self, line: CommandLine) -> None:
         main = hydra.main(config_path=str(CONFIGS), config_name=self._name, version_base="1.3")
+        if line.is_sweep:
+            from vmfer_recipes.training.sweeps import register_sweepers
+
+            register_sweepers()
         has_workers = line.is_sweep and "hydra/launcher=joblib" in line.overrides
         with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():
             main(self._job)()

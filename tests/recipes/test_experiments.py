@@ -15,7 +15,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from vmfer_recipes.reporting.sweeps import planned_runs
+from vmfer_recipes.training.sweep_records import read_records
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
@@ -158,8 +158,8 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path, count, options):
         assert after[run_dir] == when
         assert (run_dir / "eval.csv").read_bytes() == contents[run_dir]
         assert (run_dir / "eval.csv").stat().st_mtime_ns <= when
-    planned, complaints = planned_runs(tmp_path)
-    assert {tmp_path / run_dir for run_dir in planned} == after.keys()
+    planned, complaints = read_records(tmp_path)
+    assert {run.run_dir for run in planned} == after.keys()
     assert not complaints
     if count == 2:  # what workers of joblib print is not seen here
         assert out.count("is finished. Nothing to do.") == len(before)

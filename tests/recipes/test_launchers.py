@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vmfer_recipes.reporting.sweeps import planned_runs
+from vmfer_recipes.training.sweep_records import read_records
 
 SHORT = ("total_frames=70", "eval_interval=1000", "hidden=[8,8]", "batch_size=8")
 LAUNCHERS = {
@@ -40,8 +40,9 @@ def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
         train("td3", run_dir, *SHORT, f"seed={seed}")
     (unfinished / "finished").unlink()
     before = _times(finished), _times(unfinished / "checkpoint")
+    (tmp_path / "runs/seed3").write_text("a file where a directory should be")
 
-    overrides = (*SHORT, "seed=0,1,-1,2", f"hydra/launcher={launcher}")
+    overrides = (*SHORT, "seed=0,1,3,2", f"hydra/launcher={launcher}")
     single = command("td3", Path("runs/seed${seed}"), *overrides)
     sweep = subprocess.run(
         [*single, "-m"], cwd=tmp_path, capture_output=True, text=True, timeout=300
@@ -49,14 +50,14 @@ def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
     assert sweep.returncode == 2, sweep.stderr
     last = sweep.stderr.splitlines()[-1]
     assert last.startswith("error:"), last
-    assert "seed=-1" in last
-    assert "failed (seed must be a whole number" in last
+    assert "seed=3" in last
+    assert "failed (The run directory runs/seed3 cannot be written" in last
     assert "Traceback" not in sweep.stderr
     assert (_times(finished), _times(unfinished / "checkpoint")) == before
     assert (unfinished / "finished").exists()
     assert (new / "finished").exists()
-    planned, complaints = planned_runs(tmp_path)
-    assert {run_dir.name for run_dir in planned} == {"seed0", "seed1", "seed-1", "seed2"}
+    planned, complaints = read_records(tmp_path)
+    assert {run.run_dir.name for run in planned} == {"seed0", "seed1", "seed2", "seed3"}
     assert not complaints
 
 

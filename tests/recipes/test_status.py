@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from vmfer_recipes.reporting.progress import read_progress
-from vmfer_recipes.reporting.sweeps import planned_runs
+from vmfer_recipes.training.sweep_records import PlannedRun, write_record
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,15 +40,18 @@ def _write_run(run_dir: Path, *, step: int, checkpoint: int = 0, age: float = 0,
         os.utime(file, (time.time() - age,) * 2)
 
 
-def _note_sweep(folder: Path, **hydra) -> None:
-    """What Hydra notes of a sweep, as far as it matters."""
-    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
-        config = compose("td3", ["total_frames=1000", "init_random_frames=10"])
-    # The files were moved since: the place where they lie counts, not where they once were.
-    hydra |= {"sweep": {"dir": "runs/sweeps"}, "runtime": {"cwd": "/elsewhere"}}
-    note = {"hydra": hydra, **OmegaConf.to_container(config)}
-    folder.mkdir(parents=True)
-    OmegaConf.save(OmegaConf.create(note), folder / "multirun.yaml")
+def _record_sweep(start: Path, *run_dirs: str, total: int = 1000) -> Path:
+    """The record of a sweep that was started in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(start)
+        runs = [PlannedRun(Path(run_dir), "td3", total) for run_dir in run_dirs]
+        return start / write_record(runs, Path("runs/sweeps"), "python recipes/td3.py -m ...")
+
+
+def _states(folder: Path) -> dict[str, str]:
+    progress, complaints = read_progress(folder, recent=300)
+    assert not complaints
+    return {run.run_dir.as_posix(): run.state for run in progress}
 
 
 @pytest.fixture
@@ -91,66 +93,66 @@ def test_a_run_whose_process_has_ended_is_stopped(runs):
     }
 
 
-def test_the_grid_of_a_sweep_is_what_hydra_would_run(tmp_path):
-    _note_sweep(
-        tmp_path / "runs" / "sweeps",
-        sweeper={
-            "params": {"seed": "0,1,2", "sampler": "uniform,vmf_rank", "env": "Ant-v4,Hopper-v4"}
-        },
-        overrides={"task": ["+experiment=something", "seed=range(5,7)", "replay=per_rank"]},
-    )
-    planned, complaints = planned_runs(tmp_path)
-    expected = {
-        tmp_path / f"runs/td3/{env}/per_rank-{sampler}/seed{seed}"
-        for env in ("Ant-v4", "Hopper-v4")
-        for sampler in ("uniform", "vmf_rank")
-        for seed in (5, 6)
-    }
-    assert planned.keys() == expected
-    assert {cfg.total_frames for cfg in planned.values()} == {1000}
-    assert not complaints
+def test_a_sweep_started_since_does_not_hide_the_runs_left_by_another(tmp_path):
+    _record_sweep(tmp_path, "runs/a/0", "runs/a/1")
+    _record_sweep(tmp_path, "runs/b/0", "runs/b/1")
+    _write_run(tmp_path / "runs/a/0", step=1000, done=True)
+    left = dict.fromkeys(("a/1", "b/0", "b/1"), "left")
+    assert _states(tmp_path / "runs") == {"a/0": "done", **left}
+    # Of a folder further down, only its own.
+    assert _states(tmp_path / "runs/a") == {"0": "done", "1": "left"}
 
 
-def test_the_run_dir_of_a_sweep_may_refer_to_defaults_of_its_choices(tmp_path):
-    _note_sweep(
-        tmp_path / "runs" / "sweeps",
-        sweeper={"params": {"sampler": "vmf_direct"}},
-        overrides={"task": ["run_dir=runs/${sampler.num_candidates}"]},
-    )
-    planned, complaints = planned_runs(tmp_path)
-    assert planned.keys() == {tmp_path / "runs/2560"}
-    assert not complaints
+def test_the_same_sweep_has_one_record(tmp_path):
+    first = _record_sweep(tmp_path, "runs/0", "runs/1")
+    assert _record_sweep(tmp_path, "runs/1", "runs/0") == first
+    assert _record_sweep(tmp_path, "runs/0", "runs/1", "runs/2") != first
 
 
-def test_a_choice_outside_the_package_is_not_read(tmp_path):
-    (tmp_path / "evil.yaml").write_text("name: evil")
-    _note_sweep(
-        tmp_path / "runs" / "sweeps",
-        sweeper={"params": {}},
-        overrides={"task": [f"sampler={'../' * 20}{tmp_path}/evil"]},
-    )
-    planned, complaints = planned_runs(tmp_path)
-    assert not planned
-    assert len(complaints) == 1
+@pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
+def test_runs_outside_the_folder_of_the_record(tmp_path, is_absolute):
+    start, out = tmp_path / "start", tmp_path / "out"
+    start.mkdir()
+    place = str(out) if is_absolute else "../out"
+    _record_sweep(start, f"{place}/0", f"{place}/1")
+    _write_run(out / "0", step=1000, done=True)
+    assert _states(out) == {"0": "done", "1": "left"}
+    assert _states(start / "runs") == {f"{out}/0": "done", f"{out}/1": "left"}
 
 
-def test_damaged_notes_and_configs_are_named(runs):
+def test_records_and_runs_can_be_moved_together(tmp_path):
+    (tmp_path / "here").mkdir()
+    _record_sweep(tmp_path / "here", "runs/0", "runs/1")
+    _write_run(tmp_path / "here/runs/0", step=1000, done=True)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert _states(tmp_path / "there/runs") == {"0": "done", "1": "left"}
+
+
+def test_a_finished_run_that_is_to_be_trained_longer_has_steps_left(tmp_path):
+    _record_sweep(tmp_path, "runs/0", total=1000)
+    _write_run(tmp_path / "runs/0", step=1000, done=True)
+    _record_sweep(tmp_path, "runs/0", total=3000)
+    ((run,), _) = read_progress(tmp_path, recent=300)
+    assert (run.state, run.step, run.total, run.remaining) == ("stopped", 1000, 3000, 2000)
+
+
+def test_damaged_records_and_configs_are_named(runs):
     (runs / "a" / "config.yaml").write_text("a: [")
-    (runs / "multirun.yaml").write_text("nothing: 1")
+    (runs / "sweep_1.json").write_text('{"nothing": 1}')
     progress, complaints = read_progress(runs, recent=300)
     assert len(progress) == 3
     assert len(complaints) == 2
 
 
 def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
-    _note_sweep(runs / "runs/sweeps", sweeper={"params": {"seed": "0,1"}}, overrides={"task": []})
-    _write_run(runs / "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty/seed0", step=1000, done=True)
+    _record_sweep(runs, "runs/td3/seed0", "runs/td3/seed1")
+    _write_run(runs / "runs/td3/seed0", step=1000, done=True)
     program = importlib.import_module("vmfer_recipes.status")
     # From anywhere: a run that has begun is not told again as one that is left.
     monkeypatch.setattr(sys, "argv", ["status.py", str(runs)])
     program.main()
     shown = capsys.readouterr().out
-    assert "\nruns/td3/HalfCheetah-v4/uniform-vmf_uncertainty/seed1  left" in shown
+    assert "\nruns/td3/seed1  left" in shown
     monkeypatch.chdir(runs)
     assert "2 done, 1 running, 2 stopped, 1 left" in shown
     # 300 + 500 + 1000 + 1000 steps at 50 per second.
@@ -163,3 +165,17 @@ def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
             program.main()
         assert exit_.value.code == 2
         assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_one_run_is_in_the_singular(tmp_path, monkeypatch, capsys):
+    _record_sweep(tmp_path, "runs/0")
+    monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
+    importlib.import_module("vmfer_recipes.status").main()
+    assert "the speed of 1 run is not known yet" in capsys.readouterr().out
+
+
+def test_the_program_imports_neither_torch_nor_gymnasium():
+    code = "import sys, vmfer_recipes.status; print({'torch', 'gymnasium'} & sys.modules.keys())"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

@@ -149,15 +149,17 @@ def test_a_configuration_is_not_executed(
 
 
 @pytest.mark.parametrize(
-    "note",
+    "record",
     [
         *YAML_BOMBS,
-        "{{overrides: {{task: ['run_dir={}', 'total_frames=many']}}, sweeper: {{params: null}}}}",
+        '{"time": 0, "runs": [{"run_dir": "x", "algorithm": "td3", "total_frames": "many"}]}',
+        '{"time": 0, "runs": [{"run_dir": ["x"], "algorithm": "td3", "total_frames": 1}]}',
+        '{"time": 0, "runs": [{"run_dir": "x", "algorithm": "td3", "total_frames": -1}]}',
     ],
 )
-def test_the_note_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, capsys, note):
+def test_the_record_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, capsys, record):
     run_dir = write_run()
-    (run_dir / "multirun.yaml").write_text(f"algorithm: td3\nhydra: {note.format(marker)}\n")
+    (run_dir / "sweep_1.json").write_text(record.replace("{}", str(marker)))
     code, output, errors = run_program(status, monkeypatch, capsys, run_dir)
     assert code == 0
     assert "1 done" in output

@@ -1,0 +1,23 @@
+"""A learning curve as one number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["FINAL_SHARE", "area", "final"]
+
+# The last tenth of the training: one evaluation of ten episodes is a noisy thing.
+FINAL_SHARE = 0.1
+
+
+def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
+    """The mean of the evaluations in the last tenth of the training."""
+    return float(values[steps >= (1 - FINAL_SHARE) * total_frames].mean())
+
+
+def area(steps: np.ndarray, values: np.ndarray) -> float:
+    """The area under the curve per step: the mean over the training."""
+    span = steps[-1] - steps[0]
+    if span == 0:
+        return float(values[0])
+    return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)

@@ -1,0 +1,161 @@
+"""Sweeps: each run has a directory of its own, and mistakes appear before the first one starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmfer_recipes.toy.options import ShootingConfig
+from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.options import TD3Config
+from vmfer_recipes.training.sweep_records import read_records
+from vmfer_recipes.training.sweeps import sweep_position
+
+DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """``sweep(*arguments)``: the directories of a sweep whose runs do nothing."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*arguments: str, name: str = "td3", config=TD3Config) -> list[str]:
+        started = []
+
+        @recipe(name, config)
+        def main(cfg):
+            assert sweep_position()[0] == len(started) + 1
+            started.append(cfg.run_dir)
+
+        monkeypatch.setattr(sys, "argv", ["td3.py", "-m", *arguments])
+        main()
+        return started
+
+    return start
+
+
+@pytest.fixture
+def mistake(sweep, tmp_path, capsys):
+    """``mistake(*arguments)``: the error message of a sweep that must not start."""
+
+    def start(*arguments: str) -> str:
+        before = {*tmp_path.rglob("*")}
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            sweep(*arguments)
+        assert exit_.value.code == 2
+        assert {*tmp_path.rglob("*")} == before
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["seed=0,1"], ["seed0", "seed1"]),
+        (["batch_size=64,128"], ["batch_size_64/seed0", "batch_size_128/seed0"]),
+        (
+            ["tau=0.1", "seed=1,2", "batch_size=range(64,66)"],
+            [f"batch_size_{size}/seed{seed}" for seed in (1, 2) for size in (64, 65)],
+        ),
+        (
+            ["tau=0.1,0.2", "gamma=choice(0.9)"],
+            ["gamma_0.9/tau_0.1/seed0", "gamma_0.9/tau_0.2/seed0"],
+        ),
+        (["hidden=[8,8],[16]"], ["hidden_8-8/seed0", "hidden_16/seed0"]),
+        (["compile=false", "fast=true,false"], ["fast_true/seed0", "fast_false/seed0"]),
+        (
+            ["collector=glob(multi*)"],
+            ["collector_multi_async/seed0", "collector_multi_sync/seed0"],
+        ),
+        (
+            ["sampler.mode=rank,uncertainty"],
+            ["sampler.mode_rank/seed0", "sampler.mode_uncertainty/seed0"],
+        ),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else "",
+)
+def test_swept_keys_that_the_directory_lacks_become_part_of_it(sweep, arguments, expected):
+    assert sweep(*arguments) == [f"{DEFAULT}/{end}" for end in expected]
+
+
+def test_the_directory_of_a_run_depends_on_its_own_values_only(sweep):
+    few = sweep("batch_size=64,128", "tau=choice(0.1)")
+    many = sweep("tau=0.1,0.2", "batch_size=64,128")
+    assert len({*many}) == 4
+    assert {*few} < {*many}
+    assert sweep("critic_lr=choice(1e-3)") == sweep("critic_lr=choice(0.001)")
+
+
+def test_experiments_keep_their_directories(sweep):
+    env = ("env=Hopper-v4", "sampler=uniform", "seed=0")
+    assert sweep("+experiment=hopper,overhead", *env) == [
+        "runs/hopper/100000_steps/td3/Hopper-v4/uniform-uniform/seed0",
+        "runs/overhead/20000_steps/td3/Hopper-v4/uniform-uniform/seed0",
+    ]
+    # The lists of values of an experiment count as well.
+    assert sweep("+experiment=hopper", "batch_size=8,9", "sampler=uniform", "seed=range(1,2)") == [
+        f"runs/hopper/100000_steps/td3/Hopper-v4/uniform-uniform/batch_size_{size}/seed1"
+        for size in (8, 9)
+    ]
+
+
+def test_a_recipe_without_a_seed_in_its_directory(sweep):
+    started = sweep("updates=5,6", name="shooting", config=ShootingConfig)
+    assert started == ["runs/shooting/updates_5", "runs/shooting/updates_6"]
+
+
+def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypatch):
+    recorded = []
+
+    @recipe("td3", TD3Config)
+    def main(cfg):
+        recorded.append({run.run_dir for run in read_records(tmp_path)[0]})
+        assert sweep_position() == (len(recorded), 2)
+
+    arguments = ["-m", "tau=0.1,0.2", "run_dir=out/${tau}"]
+    monkeypatch.setattr(sys, "argv", ["td3.py", *arguments])
+    main()
+    assert recorded == [{tmp_path / "out/0.1", tmp_path / "out/0.2"}] * 2
+    assert sweep_position() is None
+
+
+def test_two_runs_with_one_directory(mistake, sweep):
+    line = mistake("batch_size=8,9", "seed=1", "run_dir=runs/x")
+    assert line == (
+        "error: Two runs of this sweep have run_dir=runs/x: batch_size=8 and batch_size=9. Tell "
+        "them apart with 'run_dir=runs/x/${batch_size}', or leave run_dir out."
+    )
+    assert sweep("batch_size=8,9", "run_dir=runs/x/${batch_size}") == ["runs/x/8", "runs/x/9"]
+    line = mistake("sampler=uniform,fresh", "run_dir=runs/${tau}")
+    assert "'run_dir=runs/${tau}/${sampler.name}'" in line
+    assert "They are the same: give each value once." in mistake("seed=0,0")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["seed=0,1,-1"], ["seed must be a whole number", "got -1", "this one is seed=-1"]),
+        (["num_critics=2,1"], ["needs several critics", "this one is num_critics=1"]),
+        (["env.name=Hopper-v4,Hoper-v4"], ["no environment 'Hoper-v4'", "Hopper-v4"]),
+        (["sampler=uniform,vmfrank"], ["no sampler=vmfrank"]),
+        (["replay=uniform,her", "env=Hopper-v4"], ["goal", "this one is replay=her"]),
+        (["tau=interval(0.1,0.2)"], ["tau=interval(0.1,0.2)", "hydra/sweeper=optuna"]),
+        (["seed=range(0,0)"], ["no runs"]),
+    ],
+    ids=lambda value: " ".join(value) if "=" in value[0] else "",
+)
+def test_a_mistake_in_any_value_is_told_before_the_first_run(mistake, arguments, messages):
+    line = mistake(*arguments)
+    assert all(message in line for message in messages), line
+
+
+def test_another_run_in_a_directory_is_told_before_the_first_run(mistake, train, tmp_path):
+    train("td3", tmp_path / "runs/2", "total_frames=70")
+    line = mistake("run_dir=runs/${seed}", "seed=1,2", "env=InvertedPendulum-v4")
+    assert f"{Path('runs/2')} holds a run of another configuration" in line
+    assert line.endswith("No run was started; this one is seed=2.")
