@@ -97,11 +97,8 @@ class SearchSweeper(RecipeSweeper):
     def _check(self, fixed: dict[str, str], ends: dict[str, list[str]]) -> Any:
         """Checks the values at the ends of each range. Returns one of these configurations."""
         start = {key: values[0] for key, values in ends.items()}
-        jobs = [
-            self._compose(fixed | start | {key: value}, list(ends), 0)
-            for key, values in ends.items()
-            for value in values
-        ]
+        checked = [start, *(start | {k: v} for k, values in ends.items() for v in values[1:])]
+        jobs = [self._compose(fixed | values, list(ends), 0) for values in checked]
         if not isinstance(jobs[0].config, TrainingConfig):
             raise UserError("hydra/sweeper=optuna needs a recipe that writes eval.csv.")
         check_parts(jobs)
@@ -301,7 +298,9 @@ def _ends(override: Override) -> list[str]:
     """The smallest and the largest value of a range, or all of several values."""
     value = override.value()
     if isinstance(value, IntervalSweep):
-        return [str(value.start), str(value.end)]
+        # Hydra reads them as floats.
+        ends = [float(end) for end in (value.start, value.end) if end is not None]
+        return [repr(int(end) if end.is_integer() else end) for end in ends]
     return list(override.sweep_string_iterator())
 
 

@@ -90,11 +90,11 @@ def test_an_interrupted_search_continues_to_the_same_trials(search, tmp_path, ca
 
 
 def test_more_trials_continue_a_search(search, tmp_path):
-    first = search(2, *SPACE)
-    assert len(search(3, *SPACE)) == 1
+    first = search(2, SPACE[0])
+    assert len(search(3, SPACE[0])) == 1
     assert len(_table(tmp_path)) == 3
     # Other values are another search.
-    other = search(1, *SPACE, "seed=1")
+    other = search(1, SPACE[0], "seed=1")
     assert Path(other[0].run_dir).parent != Path(first[0].run_dir).parent
 
 
