@@ -67,7 +67,7 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     from torchrl_vmfer.fast import make_backend
     from vmfer_recipes.training.collection import make_collector
     from vmfer_recipes.training.environments import make_environment
-    from vmfer_recipes.training.networks import deterministic_actor, exploring
+    from vmfer_recipes.training.networks import deterministic_actor, exploring, network_spec
     from vmfer_recipes.training.options import EnvConfig
     from vmfer_recipes.training.perception import Perception
     from vmfer_recipes.training.replay import make_replay_buffer
@@ -76,7 +76,7 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     cfg = _config(f"env={env_name}", f"num_envs={count}", "init_random_frames=0")
     backend = make_backend(fast=True)
     env = make_environment(EnvConfig(env_name), 0)
-    policy = exploring(backend, deterministic_actor(env, [256, 256]), 0.1)
+    policy = exploring(backend, deterministic_actor(env, network_spec(cfg)), 0.1)
     buffer = make_replay_buffer(env, cfg, backend)
     ours = make_collector(env, policy, Perception("cpu"), buffer, cfg, backend)
     serial = SerialEnv(count, lambda: make_environment(EnvConfig(env_name), 0))
