@@ -37,3 +37,21 @@ def test_example_trains_and_reports(command, result):
     )
     assert finished.returncode == 0, finished.stderr[-2000:]
     assert re.search(result, finished.stdout), finished.stdout[-2000:]
+
+
+def test_the_quickstart_trains_as_it_stands(tmp_path):
+    script = (EXAMPLES / "quickstart.py").read_text()
+    for long, short in {"100_000": "600", "10_000": "400", "% 1000": "% 100"}.items():
+        assert long in script
+        script = script.replace(long, short)
+    (tmp_path / "quickstart.py").write_text(script)
+    finished = subprocess.run(
+        [sys.executable, "quickstart.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    assert re.search(r"step 600: .* agreement of critics (0\.\d+|1\.00)", finished.stdout)

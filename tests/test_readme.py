@@ -1,0 +1,42 @@
+"""What the documentation says exists: links, snippets and files."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "results").glob("*/*.md")),
+]
+
+
+def anchor(heading):
+    """The anchor that GitHub gives a heading."""
+    text = re.sub(r"[^\w\- ]", "", heading.strip().lower())
+    return text.replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_exist(page):
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, section = target.partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        file = page.parent / path if path else page
+        headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M) if section else []
+        if not file.exists() or (section and section not in map(anchor, headings)):
+            broken.append(target)
+    assert not broken
+
+
+def test_the_training_script_of_the_readme_is_the_quickstart_example():
+    (script,) = re.findall(
+        r"```python\n(from functools.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
+    example = (ROOT / "examples" / "quickstart.py").read_text()
+    assert script == example.split('"""\n\n', 1)[1]
