@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lint docs bench clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -19,6 +19,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'The documentation is in site/index.html.'
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/sampler.py
