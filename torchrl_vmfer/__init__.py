@@ -22,7 +22,10 @@ __all__ = [
     "VMFSampler",
     "VMFTD3Loss",
     "VMFUncertainty",
+    "__version__",
     "directional",
     "load_policy",
     "save_policy",
 ]
+
+__version__ = "0.1.0"

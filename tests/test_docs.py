@@ -1,0 +1,49 @@
+"""The documentation site."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    target = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", target],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stderr[-3000:]
+    return target
+
+
+def test_every_page_is_in_the_navigation(site):
+    home = (site / "index.html").read_text()
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(re.findall(r'href="(\w+)\.html"', home))
+
+
+def test_the_page_of_keys_lists_every_key_of_the_help(site):
+    from vmfer_recipes.training.keys import describe
+    from vmfer_recipes.training.options import SACConfig, TD3Config
+
+    page = (site / "keys.html").read_text()
+    keys = {key.name for config in (TD3Config, SACConfig) for key in describe(config)}
+    listed = set(re.findall(r"<td><code>([\w.]+)</code></td>", page))
+    assert keys - listed <= {"algorithm"} | {name for name in keys if name.endswith(".kind")}
+    assert listed <= keys
+
+
+def test_the_api_reference_describes_every_public_name(site):
+    import torchrl_vmfer
+
+    page = (site / "api.html").read_text()
+    for name in set(torchrl_vmfer.__all__) - {"__version__"}:
+        assert re.search(rf'id="torchrl_vmfer[\w.]*\.{name}"', page), name
