@@ -63,7 +63,7 @@ def test_the_installed_commands_train_and_evaluate_in_an_empty_directory(environ
     )
     assert Path(where.strip()).is_relative_to(environment.parent)  # not the checkout
     run_dir = "runs/td3/InvertedPendulum-v4/uniform-vmf_rank/seed0"
-    small = "total_frames=200 init_random_frames=100 num_eval_episodes=1 hidden=[16]".split()
+    small = ["total_frames=200", "init_random_frames=100", "num_eval_episodes=1", "hidden=[16]"]
     run(
         *(environment / "vmfer-train", "td3", "env=InvertedPendulum-v4", "sampler=vmf_rank"),
         *small,
