@@ -155,8 +155,8 @@ class Policy(TensorDictModuleBase):
 
     def action(self, *observations: Tensor) -> Tensor:
         """Maps the entries of observations, in the order of ``in_keys``, to actions."""
-        parts = zip(self.in_keys, self.input_shapes, observations, strict=True)
-        flat = [_flattened(key, shape, part.float()) for key, shape, part in parts]
+        parts = zip(observations, self.input_shapes, strict=True)
+        flat = [_flattened(entry.float(), shape) for entry, shape in parts]
         unit = self.unit_action(flat[0] if len(flat) == 1 else torch.cat(flat, -1))
         fraction = (unit.to(self.low.dtype) + 1) / 2
         scaled = torch.clamp(self.low + fraction * (self.high - self.low), self.low, self.high)
@@ -166,7 +166,9 @@ class Policy(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action."""
-        return tensordict.set("action", self.action(*(tensordict.get(key) for key in self.in_keys)))
+        entries = [tensordict.get(key) for key in self.in_keys]
+        self._check(entries)
+        return tensordict.set("action", self.action(*entries))
 
     def act(self, observation: Any, deterministic: bool = True) -> np.ndarray:
         """Returns actions for observations as Gymnasium environments return them.
@@ -183,10 +185,20 @@ class Policy(TensorDictModuleBase):
             dtype('int8')
         """
         parts = [torch.as_tensor(np.asarray(part)) for part in self._entries(observation)]
+        self._check(parts)
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         with torch.no_grad(), set_exploration_type(kind):
             action = self.action(*(part.to(self.low.device) for part in parts))
         return action.cpu().numpy().astype(self._action_dtype, copy=False)
+
+    def _check(self, entries: Sequence[Tensor]) -> None:
+        """Raises an error if an entry of an observation has a wrong shape."""
+        for key, shape, entry in zip(self.in_keys, self.input_shapes, entries, strict=True):
+            if len(shape) > entry.ndim or entry.shape[entry.ndim - len(shape) :] != shape:
+                raise ValueError(
+                    f"The entry {key!r} of the observation has the shape {list(entry.shape)}, but "
+                    f"the policy needs {list(shape)}, or a batch of these."
+                )
 
     def _entries(self, observation: Any) -> Iterator[Any]:
         if not isinstance(observation, Mapping):
@@ -257,15 +269,8 @@ class Policy(TensorDictModuleBase):
         )
 
 
-def _flattened(key: Any, shape: tuple[int, ...], entry: Tensor) -> Tensor:
-    if len(shape) > entry.ndim or entry.shape[entry.ndim - len(shape) :] != shape:
-        raise ValueError(
-            f"The entry {key!r} of the observation has the shape {list(entry.shape)}, but the "
-            f"policy needs {list(shape)}, or a batch of these."
-        )
-    if len(shape) == 1:
-        return entry
-    return entry.reshape(*entry.shape[: entry.ndim - len(shape)], math.prod(shape))
+def _flattened(entry: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return entry.flatten(-len(shape)) if shape else entry.unsqueeze(-1)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

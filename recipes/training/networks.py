@@ -127,6 +127,17 @@ def exploring(
     return TensorDictModule(module, ["observation"], ["action"])
 
 
+class _Concatenated(nn.Module):
+    """Gives observation and action to a network of the user's own, as an MLP accepts them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.network(torch.cat(inputs, -1))
+
+
 def make_critics(
     env: EnvBase, spec: NetworkSpec, count: int
 ) -> list[ValueOperator] | ValueOperator:
@@ -136,6 +147,7 @@ def make_critics(
         networks = [spec.make(size, 1) for _ in range(count)]
         if not spec.is_mlp:
             check_ensemble(networks[0], size, f"network={spec.network}")
+            networks = [_Concatenated(network) for network in networks]
     critics = [ValueOperator(network, in_keys=["observation", "action"]) for network in networks]
     # For a list with one critic, TorchRL makes parameters that cannot be optimized.
     return critics if count > 1 else critics[0]
