@@ -93,17 +93,20 @@ def _write_onnx(policy: Policy, file: Path) -> None:
     # It warns that torchvision, which no policy uses, is not installed.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     batch = torch.export.Dim("batch")
-    torch.onnx.export(
-        _Exported(policy).eval(),
-        tuple(_examples(policy, 2)),
-        str(file),
-        input_names=input_names(policy),
-        output_names=["action"],
-        dynamic_shapes=(tuple({0: batch} for _ in policy.in_keys),),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    with warnings.catch_warnings():
+        # All inputs have the same batch size, and it keeps one name for it.
+        warnings.filterwarnings("ignore", ".*The axis name: batch will not be used")
+        torch.onnx.export(
+            _Exported(policy).eval(),
+            tuple(_examples(policy, 2)),
+            str(file),
+            input_names=input_names(policy),
+            output_names=["action"],
+            dynamic_shapes=(tuple({0: batch} for _ in policy.in_keys),),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
 
 
 def _load_onnx(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
