@@ -167,7 +167,7 @@ class Policy(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action."""
         entries = [tensordict.get(key) for key in self.in_keys]
-        self._check(entries)
+        self._check_shapes(entries)
         return tensordict.set("action", self.action(*entries))
 
     def act(self, observation: Any, deterministic: bool = True) -> np.ndarray:
@@ -185,13 +185,13 @@ class Policy(TensorDictModuleBase):
             dtype('int8')
         """
         parts = [torch.as_tensor(np.asarray(part)) for part in self._entries(observation)]
-        self._check(parts)
+        self._check_shapes(parts)
         kind = ExplorationType.DETERMINISTIC if deterministic else ExplorationType.RANDOM
         with torch.no_grad(), set_exploration_type(kind):
             action = self.action(*(part.to(self.low.device) for part in parts))
         return action.cpu().numpy().astype(self._action_dtype, copy=False)
 
-    def _check(self, entries: Sequence[Tensor]) -> None:
+    def _check_shapes(self, entries: Sequence[Tensor]) -> None:
         """Raises an error if an entry of an observation has a wrong shape."""
         for key, shape, entry in zip(self.in_keys, self.input_shapes, entries, strict=True):
             if len(shape) > entry.ndim or entry.shape[entry.ndim - len(shape) :] != shape:
