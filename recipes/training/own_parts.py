@@ -6,6 +6,7 @@ are registered here before Hydra starts. Nothing is imported yet.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,8 @@ def script_name(function: Callable[..., Any], default: str) -> str:
         function: the function.
         default: the name for a function that was typed in, such as in a notebook.
     """
-    file = Path(function.__code__.co_filename)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = Path(code.co_filename if code else "")
     if file.suffix != ".py" or not file.exists():
         return default
     return file.parent.name if file.stem == "__init__" else file.stem
