@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
@@ -114,6 +115,36 @@ def test_continuation_that_crashes_is_unfinished_and_resumes(
     assert OmegaConf.load(run_dir / "config.yaml").total_frames == 161
     with pytest.raises(UserError, match=r"already at step 120, more than total_frames=95"):
         finish(RUN[0], run_dir, *RUN[1:], SHORT)
+    finish(RUN[0], run_dir, *RUN[1:])
+    assert_as_if_from_the_start(straight_run(*RUN), run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", range(1, 11))
+def test_continuation_killed_before_any_change_of_its_directory_continues(
+    operation, short_run, straight_run, finish, assert_as_if_from_the_start, tmp_path
+):
+    """Files are replaced and deleted by these two methods."""
+
+    class KilledError(BaseException):
+        pass
+
+    calls = itertools.count(1)
+
+    def or_killed(method):
+        def call(path, *args, **kwargs):
+            if path.is_relative_to(tmp_path) and next(calls) >= operation:
+                raise KilledError
+            return method(path, *args, **kwargs)
+
+        return call
+
+    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "replace"):
+            patch.setattr(Path, name, or_killed(getattr(Path, name)))
+        with pytest.raises(KilledError):
+            finish(RUN[0], run_dir, *RUN[1:])
     finish(RUN[0], run_dir, *RUN[1:])
     assert_as_if_from_the_start(straight_run(*RUN), run_dir)
 
