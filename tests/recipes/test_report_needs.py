@@ -1,0 +1,25 @@
+"""The report says which packages it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "recipes" / "report.py"
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "rliable", "pandas"])
+def test_a_report_without_its_packages_ends_with_the_way_to_install_them(tmp_path, package):
+    code = (
+        f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv = ['report.py', '.'];"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert "No runs to report" in line or line.endswith("pip install '.[report]'.")
