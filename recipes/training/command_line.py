@@ -100,6 +100,8 @@ def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine
     parser = _Parser()
     check_form(arguments, keys, parser.flags)
     options = parser.parse_intermixed_args(arguments)
+    if options.config_dir is not None and not Path(options.config_dir).is_dir():
+        raise UserError(f"There is no folder --config-dir {options.config_dir}.")
     given = set(options.overrides)
     return CommandLine(
         overrides=[_checked(each, config, options.multirun) for each in options.overrides],
@@ -130,8 +132,8 @@ class _Parser(argparse.ArgumentParser):
         for flag in ("--run", "--resolve", "--hydra-help", "--version"):
             self.add_argument(flag, action="store_true")
         self.add_argument("--info", "-i", nargs="?")
+        self.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
         for option, short in {
-            "--cfg": "-c",
             "--package": "-p",
             "--config-path": "-cp",
             "--config-name": "-cn",

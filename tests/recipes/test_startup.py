@@ -19,6 +19,8 @@ CASES = [
     ("report", "--help", 0),
     ("status", "--help", 0),
     ("td3", "--cfg job", 0),
+    ("td3", "--cfg jobs", 2),
+    ("td3", "--config-dir nowhere", 2),
     ("td3", "sede=3", 2),
     ("td3", "--seed 3", 2),
     ("td3", "sampler=nonsense", 2),
