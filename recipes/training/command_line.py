@@ -354,12 +354,9 @@ def explain(error: HydraException, config: type[Config]) -> UserError:
     name = str(cause.full_key).partition("[")[0]
     if not isinstance(cause, ValidationError):
         explained = unknown_key(name, config)
+    elif name in (keys := {key.name: key for key in describe(config)}):
+        explained = wrong_value(name, keys[name], cause.value)
     else:
-        keys = {key.name: key for key in describe(config)}
-        explained = (
-            wrong_value(name, keys[name], cause.value)
-            if name in keys
-            else UserError(f"{name} has a wrong value ({first_line(cause)}).")
-        )
+        explained = UserError(f"{name} has a wrong value ({first_line(cause)}).")
     file = re.match(r"In '(.+?)': ", str(error))
     return UserError(f"In {file[1]}.yaml: {explained}") if file else explained

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -45,7 +46,7 @@ def check_command_line(name: str, config: type[Config]) -> None:
         name: the configuration file, without its ending.
         config: the dataclass of its keys.
     """
-    Recipe(name, config, lambda cfg: None).check()
+    Recipe(name, config, lambda cfg: None, Path(sys.argv[0]).stem).check()
 
 
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:

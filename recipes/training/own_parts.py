@@ -1,4 +1,4 @@
-"""Parts from the user's own modules: samplers by import path, and recipes with keys of their own.
+"""Parts from the user's own modules: choices by import path, and recipes with keys of their own.
 
 Hydra composes configurations from files. The parts of users have none, so that their configurations
 are registered here before Hydra starts. Nothing is imported yet.
@@ -15,13 +15,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.keys import Config, describe, recipe_schemas
-from vmfer_recipes.training.options import OwnReplayConfig, OwnSamplerConfig
+from vmfer_recipes.training.options import OwnLoggerConfig, OwnReplayConfig, OwnSamplerConfig
 
 __all__ = ["own_choice", "register_choice", "register_recipe", "script_name"]
 
 _GROUPS: dict[str, Callable[..., Config]] = {
     "sampler": OwnSamplerConfig,
     "replay": OwnReplayConfig,
+    "logger": OwnLoggerConfig,
 }
 
 
