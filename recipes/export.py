@@ -39,6 +39,8 @@ def main() -> None:
     run_dir, options = read_folder_and_options(
         "python recipes/export.py <run_dir>", sys.argv[1:], ExportConfig
     )
+    if not run_dir.exists():
+        raise UserError(f"There is no {run_dir}: give the directory of a run, or a policy file.")
     if options.format == "onnx":
         _check_packages()
     # Imported here, so that --help and mistakes are answered at once.

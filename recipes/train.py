@@ -11,7 +11,7 @@ import sys
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.imports import import_module
 from vmfer_recipes.training.keys import recipe_schemas
-from vmfer_recipes.training.launch import Recipe, program
+from vmfer_recipes.training.launch import Recipe, check_command_line, program
 from vmfer_recipes.training.options import TrainingConfig
 
 _PROGRAM = "python recipes/train.py"
@@ -29,9 +29,10 @@ def main() -> None:
             f"The algorithm comes first, such as `{_PROGRAM} td3 {name}`: use "
             f"{', '.join(_algorithms())} or my_package.my_algorithm."
         )
-    recipe = _load(name)
     del sys.argv[1]
-    recipe(f"{_PROGRAM} {name}")
+    if name in _algorithms():  # at once: importing a recipe takes seconds
+        check_command_line(name, _algorithms()[name], name, f"{_PROGRAM} {name}")
+    _load(name)(f"{_PROGRAM} {name}")
 
 
 def _help_text() -> str:

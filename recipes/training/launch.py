@@ -37,7 +37,12 @@ __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
 _USER_ERRORS = (UserError, OmegaConfBaseException)
 
 
-def check_command_line(name: str, config: type[Config]) -> None:
+def check_command_line(
+    name: str,
+    config: type[Config],
+    algorithm: str | None = None,
+    program_name: str | None = None,
+) -> None:
     """Answers ``--help`` and reports mistakes of the command line, at once.
 
     A recipe calls this before it imports torch and TorchRL, which takes seconds.
@@ -45,8 +50,11 @@ def check_command_line(name: str, config: type[Config]) -> None:
     Args:
         name: the configuration file, without its ending.
         config: the dataclass of its keys.
+        algorithm: the name of the recipe, by default that of the script.
+        program_name: how the program is called, for ``--help``.
     """
-    Recipe(name, config, lambda cfg: None, Path(sys.argv[0]).stem).check()
+    algorithm = algorithm or Path(sys.argv[0]).stem
+    Recipe(name, config, lambda cfg: None, algorithm).check(program_name)
 
 
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
@@ -106,8 +114,9 @@ class Recipe:
         self._program = program_name or self._program
         program(self._main)()
 
-    def check(self) -> None:
+    def check(self, program_name: str | None = None) -> None:
         """Ends the program if the command line is wrong, or asks only for information."""
+        self._program = program_name or self._program
         program(self._check)()
 
     def _check(self) -> None:

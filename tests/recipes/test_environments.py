@@ -366,7 +366,7 @@ def test_franka_kitchen_trains_and_its_checkpoint_can_be_read(fast, train, check
         "td3",
         tmp_path,
         *("env.name=FrankaKitchen-v1", f"fast={fast}", "init_random_frames=3"),
-        *("total_frames=6", "checkpoint_interval=5", "eval_interval=6"),
+        *("total_frames=5", "checkpoint_interval=5", "eval_interval=6"),
     )
     saved = checkpoint(tmp_path)
     assert saved["step"] == 5

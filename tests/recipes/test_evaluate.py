@@ -100,6 +100,7 @@ def test_an_unfinished_run_is_evaluated_at_its_last_checkpoint(
 
 
 def test_the_best_policy_is_evaluated_on_request(copy, play, refusal):
+    (copy / "policy_best.pt").unlink()
     assert "policy_best.pt" in refusal(copy, "policy=best")
     best = torch.load(copy / "policy.pt", weights_only=True) | {"step": 40}
     torch.save(best, copy / "policy_best.pt")

@@ -63,7 +63,7 @@ def runs(train, tmp_path_factory):
             f"fast={fast}",
             "critic_lr=0",
             "actor_lr=0",
-            "total_frames=111",
+            "total_frames=110",
             "checkpoint_interval=110",
         )
         for fast in (True, False)

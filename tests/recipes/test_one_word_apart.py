@@ -146,7 +146,7 @@ def test_uniform_is_the_stock_algorithm_to_the_last_bit(
         "fast=false",
         f"seed={SEED}",
         f"init_random_frames={WARM_UP}",
-        f"total_frames={WARM_UP + TRAINING + 1}",
+        f"total_frames={WARM_UP + TRAINING}",
         f"checkpoint_interval={WARM_UP + TRAINING}",
     )
     saved = checkpoint(tmp_path)
@@ -201,7 +201,7 @@ def test_short_way_to_the_simulator_yields_the_transitions_of_torchrl(
             f"init_random_frames={WARM_UP}",
             "critic_lr=0",
             "actor_lr=0",
-            "total_frames=171",
+            "total_frames=170",
             "checkpoint_interval=170",
         )
         saved[fast] = checkpoint(tmp_path / fast)["parts"]
@@ -252,7 +252,7 @@ def test_warm_up_is_random_and_kept(straight_run, checkpoint):
     saved = checkpoint(straight_run("td3", "sampler=vmf_rank"))
     rows = rows_in(saved["parts"]["replay"])
     observation, following = rows["observation"], rows["next"]["observation"]
-    assert len(observation) == saved["step"] == 160
+    assert len(observation) == saved["step"] == 161
     inside = ~rows["next"]["done"][:-1, 0]
     assert torch.equal(following[:-1][inside], observation[1:][inside])
     # 30 random steps: uniform actions of six dimensions, hence P(largest < 0.8) = 0.8^180.

@@ -180,7 +180,7 @@ def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
     elsewhere, train, checkpoint
 ):
     run_dir = train(
-        "sac", elsewhere / "run", *COMPOSED, "total_frames=101", "checkpoint_interval=100"
+        "sac", elsewhere / "run", *COMPOSED, "total_frames=100", "checkpoint_interval=100"
     )
     parts = checkpoint(run_dir)["parts"]
     seen = rows_in(parts["replay"])["observation"].double()

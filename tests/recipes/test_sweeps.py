@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vmfer_recipes.toy.options import ShootingConfig
-from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.launch import Recipe
 from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.sweep_records import read_records
 from vmfer_recipes.training.sweeps import sweep_position
@@ -24,13 +24,12 @@ def sweep(tmp_path, monkeypatch):
     def start(*arguments: str, name: str = "td3", config=TD3Config) -> list[str]:
         started = []
 
-        @recipe(name, config)
-        def main(cfg):
+        def run(cfg):
             assert sweep_position()[0] == len(started) + 1
             started.append(cfg.run_dir)
 
         monkeypatch.setattr(sys, "argv", ["td3.py", "-m", *arguments])
-        main()
+        Recipe(name, config, run)()
         return started
 
     return start
@@ -112,14 +111,13 @@ def test_a_recipe_without_a_seed_in_its_directory(sweep):
 def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypatch):
     recorded = []
 
-    @recipe("td3", TD3Config)
-    def main(cfg):
+    def run(cfg):
         recorded.append({run.run_dir for run in read_records(tmp_path)[0]})
         assert sweep_position() == (len(recorded), 2)
 
     arguments = ["-m", "tau=0.1,0.2", "run_dir=out/${tau}"]
     monkeypatch.setattr(sys, "argv", ["td3.py", *arguments])
-    main()
+    Recipe("td3", TD3Config, run)()
     assert recorded == [{tmp_path / "out/0.1", tmp_path / "out/0.2"}] * 2
     assert sweep_position() is None
 
@@ -139,7 +137,7 @@ def test_two_runs_with_one_directory(mistake, sweep):
 @pytest.mark.parametrize(
     ("arguments", "messages"),
     [
-        (["seed=0,1,-1"], ["seed must be a whole number", "got -1", "this one is seed=-1"]),
+        (["seed=0,1,-1"], ["seed must be a whole number", "got -1"]),
         (["num_critics=2,1"], ["needs several critics", "this one is num_critics=1"]),
         (["env.name=Hopper-v4,Hoper-v4"], ["no environment 'Hoper-v4'", "Hopper-v4"]),
         (["sampler=uniform,vmfrank"], ["no sampler=vmfrank"]),
