@@ -112,7 +112,7 @@ def test_missing_packages_are_named(runs, start, monkeypatch):
     ("arguments", "message"),
     [
         (["format=pdf"], "format must be onnx or torchscript"),
-        (["policy=best"], "no policy_best.pt"),
+        (["policy=worst"], "policy must be last or best"),
         (["format=torchscript", "output=/proc/nowhere/policy.ts"], "choose another output="),
     ],
 )

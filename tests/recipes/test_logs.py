@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import sys
+import time
 
 import pytest
 import torch
@@ -148,6 +149,15 @@ def _contents(data):
 
 def _records(data):
     """What Weights & Biases has written to a file: the run, and the rows of its history."""
+    for _ in range(100):  # its own process writes the file
+        run, history = _read_records(data)
+        if run is not None:
+            break
+        time.sleep(0.1)
+    return run, history
+
+
+def _read_records(data):
     from wandb.proto.wandb_internal_pb2 import Record
 
     run, history = None, []

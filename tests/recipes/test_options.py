@@ -270,8 +270,8 @@ def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
     assert first.stdout.count("the random policy gets") == 2
     for number in (1, 2):
         assert f"Run {number} of 2: td3 on InvertedPendulum-v4" in first.stderr
-    # Hydra's own note of the sweep lies below `runs`, not where the user works.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "seed0", "seed1"]
+    # `sweeps` beside the runs and below `runs` tells status.py which runs there are.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "seed0", "seed1", "sweeps"]
     assert all((tmp_path / f"seed{seed}" / "finished").exists() for seed in (0, 1))
     assert (tmp_path / "seed0/eval.csv").read_text() != (tmp_path / "seed1/eval.csv").read_text()
     assert second.returncode == 0, second.stderr

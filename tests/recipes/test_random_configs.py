@@ -8,7 +8,7 @@ import dataclasses
 import io
 import math
 import sys
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -81,9 +81,12 @@ def wrong_values(config, prefix=""):
         if isinstance(value, Config):
             yield from wrong_values(value, f"{prefix}{field.name}.")
             continue
+        if type(value) is dict and get_origin(hint) is dict:
+            continue  # its entries are the user's
         if type(value) is list:
             (hint,) = get_args(hint)
-        allowed = {*(get_args(hint) or (hint,))} | ({int} if hint is float else set())
+        allowed = {*(get_args(hint) or (hint,))}
+        allowed |= {int} if float in allowed else set()
         for each in value if type(value) is list else [value]:
             is_sane = math.isfinite(each) if type(each) in (int, float) else each != ""
             if type(each) not in allowed or not is_sane:

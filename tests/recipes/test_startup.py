@@ -52,6 +52,7 @@ for script, arguments in json.loads(sys.argv[1]):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             runpy.run_path(script, run_name="__main__")
+            code = 0
         except SystemExit as exit_:
             code = exit_.code or 0
     heavy = [name for name in ("torch", "torchrl", "gymnasium", "mujoco") if name in sys.modules]
