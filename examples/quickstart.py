@@ -48,7 +48,7 @@ for step, transition in enumerate(collector, start=1):
         actor_loss.backward()
         actor_optimizer.step()
         targets.step()
-        buffer.update_actor_priority(batch, metadata["vmf_factor"])  # no extra pass of the critics
+        buffer.update_actor_priority(batch, metadata["vmf_factor"])  # no extra critic pass
     if step % 1000 == 0:
         agreement = metadata["vmf_resultant_length"].mean()
         print(f"step {step}: critic loss {critic_loss:.3f}, agreement of critics {agreement:.2f}")
