@@ -126,6 +126,7 @@ class Recipe:
             sys.exit()
         if line.has_own_config:  # Hydra finds it
             return
+        _register_sweepers(line)
         with self._explaining(), initialize_config_dir(str(CONFIGS), version_base="1.3"):
             for overrides in line.sample_jobs():
                 cfg = compose(self._name, overrides, return_hydra_config=True)
@@ -170,10 +171,7 @@ class Recipe:
 
     def _launch(self, line: CommandLine) -> None:
         main = hydra.main(config_path=str(CONFIGS), config_name=self._name, version_base="1.3")
-        if line.is_sweep:
-            from vmfer_recipes.training.sweeps import register_sweepers
-
-            register_sweepers()
+        _register_sweepers(line)
         has_workers = line.is_sweep and "hydra/launcher=joblib" in line.overrides
         with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():
             main(self._job)()
@@ -202,6 +200,13 @@ class Recipe:
                 _fail(str(error))  # inside Hydra, which would otherwise print the overrides first
             else:
                 raise
+
+
+def _register_sweepers(line: CommandLine) -> None:
+    if line.is_sweep:  # a single run starts faster without them
+        from vmfer_recipes.training.sweeps import register_sweepers
+
+        register_sweepers()
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:

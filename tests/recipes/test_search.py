@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
-from vmfer_recipes.training.launch import recipe
+from vmfer_recipes.training.launch import check_command_line, recipe
 from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.search import objective
 from vmfer_recipes.training.sweep_records import read_records
@@ -139,6 +140,20 @@ def test_without_the_package(search, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         search(1, SPACE[0])
     assert "pip install '.[search]'" in capsys.readouterr().err
+
+
+def test_the_early_check_of_the_command_line_knows_the_search(monkeypatch, capsys):
+    # Otherwise only a program that was started from a shell lacks it: here, others registered it.
+    sweepers = ConfigStore.instance().repo["hydra"].get("sweeper", {})
+    monkeypatch.delitem(sweepers, "optuna.yaml", raising=False)
+    command = ["td3.py", "-m", "hydra/sweeper=optuna", *SPACE]
+    monkeypatch.setattr(sys, "argv", command)
+    check_command_line("td3", TD3Config)
+    monkeypatch.setattr(sys, "argv", [*command, "hydra.sweeper.n_trial=3"])
+    with pytest.raises(SystemExit) as exit_:
+        check_command_line("td3", TD3Config)
+    assert exit_.value.code == 2
+    assert "n_trial" in capsys.readouterr().err
 
 
 def test_objectives(tmp_path):
