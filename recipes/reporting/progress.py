@@ -88,17 +88,22 @@ def _progress(run_dir: Path, recent: float) -> Progress:
     checkpoints = sorted((run_dir / "checkpoint").glob("step_*.pt"))
     start = int(checkpoints[-1].stem.removeprefix("step_")) if checkpoints else 0
     steps, speeds, silence = [start], [], math.inf
+    last_evaluation = -1
     for file in (run_dir / "eval.csv", run_dir / "train.csv"):
         try:
             table = read_columns(file)
             steps.append(int(table["step"][-1]))
+            if file.name == "eval.csv":
+                last_evaluation = steps[-1]
             speeds += list(table.get("steps_per_second", []))
         except (OSError, ValueError, KeyError, IndexError):
             pass  # a line may be half written just now; the other files say enough
     for file in (run_dir / "config.yaml", *run_dir.glob("*.csv"), *checkpoints):
         silence = min(silence, max(0.0, time.time() - file.stat().st_mtime))
-    done = (run_dir / "finished").exists()
     is_running = silence <= recent and not holder_is_gone(run_dir)
+    # Kept runs may consist of their tables only. The last evaluation is that of the last step.
+    is_complete = last_evaluation >= total and not is_running
+    done = (run_dir / "finished").exists() or is_complete
     state = "done" if done else "running" if is_running else "stopped"
     speed = float(np.nanmedian(speeds[-10:])) if speeds else math.nan
     step = total if done else max(steps)

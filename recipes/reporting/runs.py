@@ -58,7 +58,7 @@ class Run:
         steps: when it was evaluated, increasing.
         returns: mean return of each evaluation.
         success: success rate of each evaluation, if the task has one.
-        finished: whether it was completed.
+        finished: whether it was evaluated at its last step.
         speed: median of its training steps per second, or NaN.
     """
 
@@ -191,7 +191,8 @@ def _read(run_dir: Path, path: str) -> Run:
         steps=steps,
         returns=returns,
         success=success,
-        finished=(run_dir / "finished").exists() and steps[-1] == config["total_frames"],
+        # Not the file `finished`: kept runs may consist of configuration and table only.
+        finished=steps[-1] == config["total_frames"],
         speed=_speed(run_dir / "train.csv"),
     )
 

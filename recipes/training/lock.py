@@ -59,13 +59,16 @@ def lock(run_dir: Path) -> FileIO:
 
 
 def holder_is_gone(run_dir: Path) -> bool:
-    """Whether the last process that locked a run directory is known to have ended."""
+    """Whether the last process that locked a run directory is known to have ended.
+
+    A directory without a lock file is a copy: every run creates one.
+    """
     try:
         process, _, machine = (run_dir / "lock").read_text().partition(" on ")
         if machine == platform.node():
             os.kill(int(process), 0)
-    except ProcessLookupError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    except (OSError, ValueError):  # no lock, a lock being written, or another user's process
+    except (OSError, ValueError):  # a lock being written, or another user's process
         pass
     return False

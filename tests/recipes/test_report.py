@@ -228,6 +228,17 @@ def test_unfinished_runs_are_named_and_do_not_count(write_run, study_of):
     assert "400 of 1,000" in left_out.reason
 
 
+def test_kept_runs_of_which_only_configuration_and_table_remain(write_run, study_of):
+    for seed in range(2):
+        for sampler in ("uniform", "vmf_rank"):
+            run_dir = write_run(sampler, seed, 100)
+            (run_dir / "finished").unlink()
+            (run_dir / "train.csv").unlink()
+    study = study_of()
+    assert all(cell.complete for cell in study.cells.values())
+    assert len(study.comparisons) == 1
+
+
 def test_a_cell_without_a_finished_run_has_a_curve_only(write_run, study_of, tmp_path):
     write_run("uniform", 0, 100, stop=400)
     write_run("uniform", 1, 100, stop=700)

@@ -34,6 +34,7 @@ def _write_run(run_dir: Path, *, step: int, checkpoint: int = 0, age: float = 0,
     (run_dir / "train.csv").write_text(f"step,steps_per_second\n{step},50.0\n")
     if checkpoint:
         (run_dir / "checkpoint" / f"step_{checkpoint:012d}.pt").touch()
+    (run_dir / "lock").write_text("1 on another machine")
     if done:
         (run_dir / "finished").touch()
     for file in run_dir.rglob("*"):
@@ -91,6 +92,15 @@ def test_a_run_whose_process_has_ended_is_stopped(runs):
         "e": "running",
         "f": "running",
     }
+
+
+def test_kept_runs_of_which_only_the_tables_remain(runs):
+    _write_run(runs / "e", step=1000)
+    (runs / "e/eval.csv").write_text("step,return_mean\n0,1.0\n1000,2.0\n")
+    for name in "be":
+        (runs / name / "lock").unlink()
+    states = _states(runs)
+    assert (states["b"], states["e"]) == ("stopped", "done")
 
 
 def test_a_sweep_started_since_does_not_hide_the_runs_left_by_another(tmp_path):
