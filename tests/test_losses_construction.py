@@ -101,5 +101,5 @@ class TestConstruction:
 
 
 def test_noise_on_the_actors_actions_needs_the_tap(td3):
-    with pytest.raises(ValueError, match=r"actor_noise=0\.2 needs measure"):
+    with pytest.raises(ValueError, match=r"actor_noise=0\.2 requires measure"):
         td3.build(actor_noise=0.2, measure=False)

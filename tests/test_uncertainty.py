@@ -313,13 +313,13 @@ class TestFromGradients:
 class TestRefuses:
     def test_a_loss_without_an_ensemble_of_critics(self, td3):
         loss = DDPGLoss(td3.actor(), td3.critic())
-        with pytest.raises(TypeError, match="`qvalue_network`, and DDPGLoss has none"):
+        with pytest.raises(TypeError, match="`qvalue_network`, but DDPGLoss has none"):
             VMFUncertainty(loss)
 
     def test_a_loss_without_an_actor(self):
         network = MLP(in_features=5, out_features=4, num_cells=[8])
         actor = QValueActor(network, in_keys=["observation"], action_space="one_hot")
-        with pytest.raises(TypeError, match="`actor_network`, and DQNLoss has none"):
+        with pytest.raises(TypeError, match="`actor_network`, but DQNLoss has none"):
             VMFUncertainty(DQNLoss(actor, action_space="one_hot"))
 
     def test_critics_of_discrete_actions(self):

@@ -92,7 +92,7 @@ class TappedLoss(LossMixin):
 
 
 def temperature(loss: SACLoss) -> Tensor:
-    """The α of a SAC loss, within its bounds and without gradient."""
+    """The temperature α of a SAC loss, within its bounds and without gradient."""
     return loss._alpha
 
 
@@ -330,7 +330,7 @@ def forward_to_ray_actor(*names: str) -> None:
             return getattr(buffer._client, name)(*args, **kwargs)
 
         call.__name__ = name
-        call.__doc__ = f"``{name}`` of the buffer in the Ray actor."
+        call.__doc__ = f"Calls ``{name}`` of the buffer in the Ray actor."
         return call
 
     for name in names:
@@ -418,8 +418,9 @@ def load_prioritized_state(sampler: PrioritizedSampler, state: dict[str, Any]) -
     """Loads the output of :func:`prioritized_state`."""
     if state.get("sampler") != type(sampler).__name__:
         raise ValueError(
-            f"This is not a state of {type(sampler).__name__} but of {state.get('sampler')}: load "
-            "it into a sampler of the class that saved it."
+            f"The state was not saved by {type(sampler).__name__} but by "
+            f"{state.get('sampler') or 'another class'}: load it into a sampler of the class that "
+            "saved it."
         )
     leaves, alpha, beta = state["leaves"], state["alpha"], state["beta"]
     if not isinstance(leaves, Tensor) or leaves.ndim != 1 or len(leaves) > sampler.max_size:
@@ -514,4 +515,4 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (TensorDictRoundRobinWriter, "claim_slots"): ("_cursor", "_storage", "_write_count"),
     (TensorDictRoundRobinWriter, "write_rows"): ("_bump_generation", "_mark_update_entities"),
 }
-"""The private names in use, by the class or module that defines them and by their user here."""
+"""The private names in use, by the class or module that defines them and by the name using them."""

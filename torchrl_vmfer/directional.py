@@ -1,7 +1,8 @@
 """Statistics of directions under the von Mises-Fisher distribution.
 
-Pure functions on tensors: a set of ``N`` directions is a tensor ``[N, *batch, p]``
-of vectors in ``p`` dimensions. Equation numbers refer to the vMFER paper (Zhu et al., IJCAI 2024).
+All functions are pure functions on tensors. A set of ``N`` directions is a tensor
+``[N, *batch, p]`` of vectors in ``p`` dimensions. Equation numbers refer to the vMFER paper
+(Zhu et al., IJCAI 2024).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ MAX_FACTOR = math.e
 
 
 def directions(gradients: Tensor) -> Tensor:
-    """The unit vectors x_i = g_i / ‖g_i‖ of some gradients.
+    """Computes the unit vectors x_i = g_i / ‖g_i‖ of gradients g_i.
 
-    A zero or non-finite gradient has no direction and becomes the zero vector, so it
-    contributes nothing to the mean and leaves everything computed from it finite.
+    A zero or non-finite gradient has no direction and becomes the zero vector: it
+    contributes nothing to the mean, and everything computed from it stays finite.
 
     Args:
         gradients: a tensor ``[*, p]``.
@@ -45,7 +46,7 @@ def directions(gradients: Tensor) -> Tensor:
     if not (isinstance(gradients, Tensor) and gradients.is_floating_point()):
         got = gradients.dtype if isinstance(gradients, Tensor) else type(gradients).__name__
         raise TypeError(f"Gradients must be a tensor of floating-point numbers, got {got}.")
-    # Dividing by the largest entry first keeps the squares from over- or underflowing.
+    # Dividing by the largest entry first prevents overflow and underflow of the squares.
     scale = gradients.abs().amax(-1, keepdim=True)
     usable = (scale > 0) & (scale < math.inf)  # false for NaN
     scaled = torch.where(usable, gradients, 0) / torch.where(usable, scale, 1)
@@ -64,7 +65,7 @@ def _critics(x: Tensor) -> Tensor:
 
 
 def resultant_length(gradients: Tensor) -> Tensor:
-    """R = ‖mean x_i‖ (Eq. 2), 1 when all directions agree and 0 when they cancel.
+    """Computes R = ‖mean x_i‖ (Eq. 2): 1 if all directions agree, 0 if they cancel.
 
     Args:
         gradients: a tensor ``[N, *batch, p]``; only the directions count.
@@ -80,7 +81,7 @@ def resultant_length(gradients: Tensor) -> Tensor:
 
 
 def mean_direction(gradients: Tensor) -> Tensor:
-    """μ = mean x_i / R (Eq. 2), or zero when the directions cancel.
+    """Computes μ = mean x_i / R (Eq. 2), or zero if the directions cancel.
 
     Args:
         gradients: a tensor ``[N, *batch, p]``; only the directions count.
@@ -96,10 +97,10 @@ def mean_direction(gradients: Tensor) -> Tensor:
 
 
 def concentration(resultant_length: Tensor, dim: int) -> Tensor:
-    """Banerjee's estimate k = R (p - R²) / (1 - R²) of the concentration (Eq. 3).
+    """Computes Banerjee's estimate k = R (p - R²) / (1 - R²) of the concentration (Eq. 3).
 
-    It grows strictly with R. For p > 1 it has a pole at R = 1, where the value returned
-    is the largest one the data type can tell apart from the pole.
+    The estimate increases strictly with R. For p > 1 it has a pole at R = 1, where the function
+    returns the largest value that the data type can distinguish from the pole.
 
     Args:
         resultant_length: R in [0, 1], of any shape.
@@ -119,18 +120,18 @@ def concentration(resultant_length: Tensor, dim: int) -> Tensor:
 
 def _check_dim(dim: int) -> None:
     if not 1 <= dim < 2**31:
-        raise ValueError(f"dim is the dimension of the directions, at least 1, got {dim}.")
+        raise ValueError(f"dim, the dimension of the directions, must be at least 1, got {dim}.")
 
 
-# Orders below this are reached by recurrence, orders above by the uniform expansion.
+# Lower orders are computed by recurrence, higher ones by the uniform expansion.
 _LARGE_ORDER = 40
 
 
 def log_normalizer(concentration: Tensor, dim: int) -> Tensor:
-    """The log of the density's normalisation constant, log C_p(k) (appendix B).
+    """Computes the log of the density's normalization constant, log C_p(k) (appendix B).
 
-    C_p(k) = k^ν / ((2π)^(p/2) I_ν(k)) with ν = p/2 - 1. Computed in double precision and
-    in logarithms: k may lie anywhere between 0 (the uniform distribution) and 1e6.
+    C_p(k) = k^ν / ((2π)^(p/2) I_ν(k)) with ν = p/2 - 1. The computation is in double precision and
+    in logarithms, so that k may lie anywhere between 0 (the uniform distribution) and 1e6.
 
     Args:
         concentration: k ≥ 0, of any shape.
@@ -149,11 +150,11 @@ def log_normalizer(concentration: Tensor, dim: int) -> Tensor:
 
 
 def _log_scaled_bessel(k: Tensor, order: float) -> Tensor:
-    """log(I_ν(k) / k^ν), which is finite at k = 0.
+    """Computes log(I_ν(k) / k^ν), which is finite at k = 0.
 
-    The expansion that holds uniformly in k for large orders (DLMF 10.41.3) gives I at an
-    order of at least 40; the ratios q_j = I_j / (k I_{j-1}) = 1 / (2j + k² q_{j+1}), stable
-    downwards, lead from there to the order asked for.
+    The expansion that holds uniformly in k for large orders (DLMF 10.41.3) gives I at an order of
+    at least 40. From there, the ratios q_j = I_j / (k I_{j-1}) = 1 / (2j + k² q_{j+1}), which are
+    stable downwards, lead to the requested order.
     """
     steps = max(0, math.ceil(_LARGE_ORDER - order))
     result = _log_scaled_bessel_large(k, order + steps)
@@ -178,21 +179,21 @@ def _log_scaled_bessel_large(k: Tensor, order: float) -> Tensor:
 
 
 Used = int | Tensor | Literal["first", "mean"]
-"""The critic e whose gradient moves the actor: its number, one number for each transition
+"""The critic e whose gradient moves the actor: its index, one index for each transition
 ``[*batch]``, ``"first"``, or ``"mean"`` for the mean of all gradients."""
 
 
 def sampling_factor(gradients: Tensor, used: Used) -> Tensor:
-    """The sampling factor p = exp(R μᵀx_e) = exp(x̄ᵀx_e) of a transition (Eq. 8).
+    """Computes the sampling factor p = exp(R μᵀx_e) = exp(x̄ᵀx_e) of transitions (Eq. 8).
 
-    With two critics at an angle Θ it is exp((1 + cos Θ)/2), between 1 and e.
+    For two gradients at an angle Θ, the factor is exp((1 + cos Θ)/2), between 1 and e.
 
     Args:
         gradients: a tensor ``[N, *batch, p]``, one gradient per critic; only the
-            directions count, except with ``used="mean"``.
+            directions matter, except with ``used="mean"``.
         used: the critic e whose gradient moves the actor: 0 or ``"first"`` for TD3, a tensor
-            ``[*batch]`` of argmin_i Q_i for SAC, ``"mean"`` for an actor that climbs the mean
-            of all critics, where x_e is the direction of the mean gradient.
+            ``[*batch]`` of argmin_i Q_i for SAC, ``"mean"`` for an actor that maximizes the
+            mean of all critics, where x_e is the direction of the mean gradient.
 
     Returns:
         a tensor ``[*batch]`` in [1/e, e].
@@ -207,7 +208,7 @@ def sampling_factor(gradients: Tensor, used: Used) -> Tensor:
 
 
 def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
-    """The :func:`sampling_factor` and the :func:`resultant_length` of some gradients.
+    """Computes both the :func:`sampling_factor` and the :func:`resultant_length`.
 
     Args:
         gradients: a tensor ``[N, *batch, p]``, one gradient per critic.
@@ -225,12 +226,12 @@ def _used_direction(gradients: Tensor, x: Tensor, used: Used) -> Tensor:
         return x.gather(0, used[None, ..., None].expand(1, *x.shape[1:])).squeeze(0)
     if used == "mean":
         usable = gradients.isfinite().all(-1, keepdim=True)
-        # Dividing before the sum keeps it from overflowing.
+        # Dividing before the sum prevents overflow.
         return directions((torch.where(usable, gradients, 0) / len(gradients)).sum(0))
     if used == "first":
         return x[0]
     if isinstance(used, str):
-        raise ValueError(f"used must be the number of a critic, 'first' or 'mean', got {used!r}.")
+        raise ValueError(f"used must be the index of a critic, 'first' or 'mean', got {used!r}.")
     if not 0 <= used < len(x):
-        raise IndexError(f"There is no critic {used} among {len(x)}.")
+        raise IndexError(f"used={used} is not the index of one of the {len(x)} critics.")
     return x[used]

@@ -58,7 +58,7 @@ class GradientTap(TappedLoss):
             not isinstance(num_target_critics, int) or num_target_critics < 1
         ):
             raise ValueError(
-                "num_target_critics must be a whole number ≥ 1, or None for all critics, "
+                "num_target_critics must be an integer of at least 1, or None for all critics, "
                 f"got {num_target_critics}."
             )
         self.num_target_critics = num_target_critics
@@ -90,7 +90,7 @@ class GradientTap(TappedLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """TorchRL's losses, with the entries ``vmf_factor`` and ``vmf_resultant_length``.
+        """Computes TorchRL's losses, ``vmf_factor`` and ``vmf_resultant_length``.
 
         ``vmf_factor`` is also written into the batch, as TorchRL writes the TD error, so that
         ``buffer.update_tensordict_priority(batch)`` finds it there.
@@ -107,7 +107,7 @@ class GradientTap(TappedLoss):
         return losses
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """TorchRL's actor loss, plus ``vmf_factor`` and ``vmf_resultant_length`` as metadata."""
+        """Computes TorchRL's actor loss, with the factors and lengths as additional metadata."""
         if not self.measure:
             return super().actor_loss(tensordict)
         self._in_actor_loss = True
@@ -120,7 +120,7 @@ class GradientTap(TappedLoss):
         return loss, metadata | agreement
 
     def agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
-        """The metadata on how much the critics agree, given their gradients and values."""
+        """Returns metadata on how much the critics agree, given their gradients and values."""
         used = self.used if self.used != "min" else values[: self.target_count].argmin(0)
         factor, length = factor_and_length(gradients, used)
         metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
@@ -180,7 +180,7 @@ def linearized_values(
     mean: bool = False,
     at: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The values of an ensemble, linear in its inputs, and each critic's action gradient.
+    """Computes the values of an ensemble, linear in its inputs, and each critic's action gradient.
 
     Each critic has its own copy of the action, so one vector-Jacobian product of the batched
     ensemble gives all gradients g_i. At the current inputs, Q_i(a) = Q_i + (a - a₀)ᵀg_i

@@ -1,4 +1,4 @@
-"""Classes by import path, for parts that a user defines in a module of their own."""
+"""Import of user-defined classes by path."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def import_class(path: str, base: type[_Base], setting: str) -> type[_Base]:
 
     Args:
         path: the module and the name of the class, separated by a dot.
-        base: the class that it must be derived from. Nothing else is ever called, so that a
-            configuration or a file cannot name an arbitrary function to execute.
-        setting: the setting that names it, for error messages.
+        base: the required base class. Anything else is rejected, so that a configuration or a file
+            cannot make the program call an arbitrary function.
+        setting: the setting that contains the path, for error messages.
 
     Raises:
         ImportError: if there is no such class.
     """
     module, _, name = path.rpartition(".")
     if not module:
-        raise ImportError(f"{setting} must name a module and a class, as my_package.MyClass does.")
+        raise ImportError(f"{setting} must name a module and a class, such as my_package.MyClass.")
     found: Any = getattr(import_module(module, setting), name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         what = "has no such name" if found is None else f"defines it as a {type(found).__name__}"
@@ -42,10 +42,10 @@ def import_module(name: str, setting: str) -> ModuleType:
 
     Args:
         name: the name of the module.
-        setting: the setting that names it, for error messages.
+        setting: the setting that contains the name, for error messages.
 
     Raises:
-        ImportError: if that fails for any reason.
+        ImportError: if the import fails for any reason.
     """
     try:
         return importlib.import_module(name)

@@ -90,7 +90,7 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
                 f"got {actor_noise} and {actor_noise_clip}."
             )
         if actor_noise and not kwargs.get("measure", True):
-            raise ValueError(f"actor_noise={actor_noise} needs measure=True.")
+            raise ValueError(f"actor_noise={actor_noise} requires measure=True.")
         self.actor_noise = float(actor_noise)
         self.actor_noise_clip = float(actor_noise_clip)
         super().__init__(*args, **kwargs)
@@ -173,12 +173,12 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
 
     @property
     def keyword_out_keys(self) -> list[NestedKey]:
-        """What a call with keyword arguments returns: TorchRL's outputs, or those selected."""
+        """The keys that a call with keyword arguments returns: TorchRL's, or the selected ones."""
         return self.selected_out_keys or self.stock_out_keys
 
     @dispatch(dest="keyword_out_keys")
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """TorchRL's losses and the factors; with keyword arguments, TorchRL's tuple."""
+        """Computes TorchRL's losses and the factors; with keyword arguments, TorchRL's tuple."""
         return super().forward(tensordict)
 
     def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:

@@ -1,4 +1,4 @@
-"""Networks of actors and critics, defined by plain data."""
+"""Actor and critic networks, specified by plain data."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ KINDS = ("deterministic", "gaussian")
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """Plain data that define a network.
+    """The specification of a network as plain data.
 
     Attributes:
         network: ``"mlp"``, or the import path of a subclass of ``nn.Module``, which is constructed
             as ``MyNetwork(in_features, out_features, **network_kwargs)`` and maps ``[..., in]`` to
             ``[..., out]``.
-        network_kwargs: keyword arguments of the user's own network.
+        network_kwargs: keyword arguments of a custom network.
         hidden: the hidden units of an MLP, per layer.
         activation: a key of :data:`ACTIVATIONS`, for an MLP.
         layer_norm: whether an MLP normalizes each hidden layer, before the activation.
@@ -65,7 +65,7 @@ class NetworkSpec:
 
     @property
     def is_mlp(self) -> bool:
-        """Whether the network is the built-in one."""
+        """Whether the network is the built-in MLP."""
         return self.network == "mlp"
 
     @property
@@ -74,7 +74,7 @@ class NetworkSpec:
         return self.is_mlp and not self.layer_norm
 
     def as_dict(self) -> dict[str, Any]:
-        """The specification as a dictionary."""
+        """Returns the specification as a dictionary."""
         return asdict(self)
 
     def make(self, inputs: int, outputs: int, device: str | None = None) -> nn.Module:
@@ -86,8 +86,8 @@ class NetworkSpec:
             device: the device of an MLP.
 
         Raises:
-            ImportError: if the user's own class cannot be imported.
-            ValueError: if it does not make a network with these inputs and outputs.
+            ImportError: if the class of a custom network cannot be imported.
+            ValueError: if a custom network does not have these inputs and outputs.
         """
         if not self.is_mlp:
             return self._make_own(inputs, outputs)
@@ -114,7 +114,7 @@ class NetworkSpec:
                 f"{setting} cannot be constructed as {own.__name__}({inputs}, {outputs}{given}) "
                 f"({_reason(error)}): accept in_features, out_features and network_kwargs."
             ) from error
-        # Single observations and batches of any shape are given to actors.
+        # Actors receive single observations and batches of any shape.
         for shape in ((), (3,), (2, 3)):
             points = torch.zeros(*shape, inputs)
             try:
@@ -157,10 +157,10 @@ def check_ensemble(network: nn.Module, inputs: int, setting: str) -> None:
 
 
 class LocAndScale(nn.Module):
-    """Splits a network's output into mean and standard deviation, within SAC's usual bounds."""
+    """Splits a network's output into a mean and a standard deviation within SAC's usual bounds."""
 
     def forward(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation."""
+        """Returns the mean and the standard deviation."""
         loc, log_scale = output.chunk(2, dim=-1)
         return loc, log_scale.clamp(-20, 2).exp()
 
@@ -168,12 +168,12 @@ class LocAndScale(nn.Module):
 def actor_network(
     kind: str, spec: NetworkSpec, observation: int, action: int, device: str | None = None
 ) -> nn.Sequential:
-    """The network of an actor with actions in [-1, 1].
+    """Makes the network of an actor with actions in [-1, 1].
 
     Args:
         kind: ``"deterministic"`` (TD3: returns the action) or ``"gaussian"`` (SAC: returns mean and
             standard deviation of the pre-tanh action).
-        spec: defines the layers.
+        spec: the specification of the layers.
         observation: the size of an observation.
         action: the size of an action.
         device: the device of an MLP.
@@ -184,7 +184,7 @@ def actor_network(
 
 
 def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
-    """An action in (-1, 1) from a squashed Gaussian; its center if exploration is off.
+    """Draws an action in (-1, 1) from a squashed Gaussian; its center if exploration is off.
 
     Args:
         loc: the mean of the pre-tanh action.

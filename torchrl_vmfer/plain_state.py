@@ -1,4 +1,4 @@
-"""Nested structures of plain tensors, numbers and strings, which load without pickle."""
+"""Nested structures of plain tensors, numbers and strings, which can be loaded without pickle."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _non_tensor(value: Any, ndim: int) -> Any:
 
 
 def save_file(state: Any, file: Path) -> None:
-    """Saves a state. A failed save leaves an older file intact."""
+    """Saves a state to a file. A failed save leaves an existing file intact."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_name(file.name + ".unfinished")
     try:

@@ -1,4 +1,4 @@
-"""Trained policies, which act in the user's environment."""
+"""Trained policies that act in a user's environment."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from torchrl_vmfer.plain_state import plain
 __all__ = ["POLICY_FORMAT", "Normalization", "Policy"]
 
 POLICY_FORMAT = {"format": "torchrl_vmfer.policy", "version": 1}
-"""The entries of the plain data of a policy that identify their format."""
+"""The entries that identify the format of a saved policy."""
 
 
 class Normalization(NamedTuple):
-    """The normalization of the inputs of a network, in the order of the inputs.
+    """The normalization of network inputs, in the order of the inputs.
 
     Attributes:
         mean: the mean of each input.
@@ -38,15 +38,15 @@ class Normalization(NamedTuple):
 
 
 class Policy(TensorDictModuleBase):
-    """A trained policy, from observations as the environment returns them to its own actions.
+    """A trained policy that maps raw observations of an environment to actions for it.
 
-    It normalizes observations as in training, and scales actions to the bounds and the data type
-    of the environment. Like any TorchRL policy, it explores if ``exploration_type()`` is
-    ``RANDOM``, provided that the actor is stochastic. :func:`load_policy` makes it from a file.
+    The policy normalizes observations as in training, scales actions to the bounds of the
+    environment and converts them to its data type. Like any TorchRL policy, a stochastic one
+    explores if ``exploration_type()`` is ``RANDOM``. :func:`load_policy` loads one from a file.
 
     Args:
         kind: ``"deterministic"`` (TD3) or ``"gaussian"`` (SAC).
-        network: defines the network of the actor.
+        network: the specification of the actor network.
         inputs: the shape of each entry of an observation, by key, in the order in which the
             network receives them.
         low: the lower bounds of actions.
@@ -54,14 +54,14 @@ class Policy(TensorDictModuleBase):
         dtype: the name of the data type of actions, such as ``"float32"``.
         normalization: the normalization of the flattened inputs; ``None`` for none.
         weights: the state of the network; ``None`` for random weights.
-        environment: the name of the environment that it was trained in.
-        step: the environment steps that it was trained for.
+        environment: the name of the environment that the policy was trained in.
+        step: the number of environment steps that the policy was trained for.
 
     Attributes:
-        step: the environment steps that it was trained for; ``None`` if unknown.
+        step: the number of environment steps that the policy was trained for; ``None`` if unknown.
         environment: the name of the environment.
         input_shapes: the shape of each entry of an observation, in the order of ``in_keys``.
-        source: the file that it was loaded from.
+        source: the file that the policy was loaded from.
 
     Example:
         >>> network, inputs = NetworkSpec(hidden=[8]), {"observation": (3,)}
@@ -94,7 +94,7 @@ class Policy(TensorDictModuleBase):
         self.input_shapes = [tuple(shape) for shape in inputs.values()]
         self._action_dtype = dtype
         self._torch_dtype = _torch_dtype(dtype)
-        # The bounds of most data types have no exact value in float32.
+        # float32 cannot represent the bounds of most data types exactly.
         precision = torch.float32 if self._torch_dtype == torch.float32 else torch.float64
         self.low: Tensor
         self.high: Tensor
@@ -108,7 +108,7 @@ class Policy(TensorDictModuleBase):
             "deviation", None if given is None else given.deviation.float().clone()
         )
         self._clip = math.inf if given is None else float(given.clip)
-        # Loaded weights replace those of an MLP, which therefore need neither memory nor time.
+        # Loaded weights replace the initial ones of an MLP, which are neither allocated nor drawn.
         is_replaced = weights is not None and network.is_mlp
         self.actor = actor_network(
             kind, network, self.observation_size, len(self.low), "meta" if is_replaced else None
@@ -121,7 +121,7 @@ class Policy(TensorDictModuleBase):
 
     @property
     def observation_size(self) -> int:
-        """The number of inputs of the network: all entries of an observation together."""
+        """The number of network inputs: the total size of all entries of an observation."""
         return sum(math.prod(shape) for shape in self.input_shapes)
 
     @property
@@ -131,12 +131,12 @@ class Policy(TensorDictModuleBase):
 
     @property
     def action_low(self) -> np.ndarray:
-        """The lower bounds of actions, in their data type."""
+        """The lower bounds of actions, in the data type of actions."""
         return self.low.cpu().numpy().astype(self._action_dtype)
 
     @property
     def action_high(self) -> np.ndarray:
-        """The upper bounds of actions, in their data type."""
+        """The upper bounds of actions, in the data type of actions."""
         return self.high.cpu().numpy().astype(self._action_dtype)
 
     @property
@@ -165,13 +165,13 @@ class Policy(TensorDictModuleBase):
         return scaled.to(self._torch_dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Writes the action."""
+        """Adds the action to the tensordict."""
         entries = [tensordict.get(key) for key in self.in_keys]
         self._check_shapes(entries)
         return tensordict.set("action", self.action(*entries))
 
     def act(self, observation: Any, deterministic: bool = True) -> np.ndarray:
-        """Returns actions for observations as Gymnasium environments return them.
+        """Returns actions for the observations of a Gymnasium environment.
 
         Args:
             observation: an array, or a dictionary of arrays; single or batched.
@@ -197,7 +197,7 @@ class Policy(TensorDictModuleBase):
             if len(shape) > entry.ndim or entry.shape[entry.ndim - len(shape) :] != shape:
                 raise ValueError(
                     f"The entry {key!r} of the observation has the shape {list(entry.shape)}, but "
-                    f"the policy needs {list(shape)}, or a batch of these."
+                    f"the policy needs {list(shape)}, or a batch of such entries."
                 )
 
     def _entries(self, observation: Any) -> Iterator[Any]:
@@ -221,7 +221,7 @@ class Policy(TensorDictModuleBase):
             yield entry
 
     def data(self) -> dict[str, Any]:
-        """The policy as plain data, which :func:`load_policy` reads."""
+        """Returns the policy as plain data that :func:`load_policy` can read."""
         given = self.normalization
         return {
             **POLICY_FORMAT,

@@ -1,4 +1,4 @@
-"""Files of trained policies: plain data, which are loaded without executing code."""
+"""Saving and loading of trained policies as plain data, without executing code."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _FILES = {"last": "policy.pt", "best": "policy_best.pt"}
 
 
 class PolicyError(RuntimeError):
-    """Raised for a file or a folder that holds no readable policy."""
+    """Raised if a file or directory contains no readable policy."""
 
 
 def save_policy(policy: Policy, path: str | Path) -> None:
-    """Saves a policy to a file of plain data. A failed save leaves an older file intact."""
+    """Saves a policy to a file of plain data. A failed save leaves an existing file intact."""
     save_file(policy.data(), Path(path))
 
 
 def load_policy(path: str | Path, which: str = "last") -> Policy:
-    """Loads a policy of a training run, without executing code from its files.
+    """Loads the policy of a training run, without executing code from its files.
 
-    If the policy has a network of the user's own, its module is imported by name, and must be
-    installed or on Python's path.
+    If the policy uses a custom network, the module that defines the network is imported by name. It
+    must be installed or on Python's path.
 
     Args:
         path: a run directory, or a file such as ``policy.pt``. In the directory of an unfinished
             run, the policy of the newest readable checkpoint is used.
-        which: the policy of a run directory: ``"last"``, or ``"best"`` for the one with the best
-            evaluation.
+        which: which policy of a run directory to load: ``"last"``, or ``"best"`` for the one with
+            the best evaluation.
 
     Raises:
         PolicyError: if there is no readable policy.
@@ -59,14 +59,14 @@ def load_policy(path: str | Path, which: str = "last") -> Policy:
     raise PolicyError(
         failures[0]
         if failures
-        else f"{path} has no {_FILES[which]}{' and no checkpoint' * (which == 'last')}: give the "
+        else f"{path} has no {_FILES[which]}{' and no checkpoint' * (which == 'last')}: pass the "
         "directory of a training run, such as runs/td3/Hopper-v4/uniform-vmf_rank/seed0."
     )
 
 
 def _load(file: Path) -> Policy:
     if not file.exists():
-        raise PolicyError(f"{file} does not exist: give a run directory or its policy.pt.")
+        raise PolicyError(f"{file} does not exist: pass a run directory or its policy.pt.")
     try:
         # Memory-mapped: a checkpoint also holds the replay buffer.
         data = load_checked(file, mmap=True)
@@ -81,15 +81,15 @@ def _load(file: Path) -> Policy:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         reason = "it holds more than plain tensors and numbers" if is_pickle else reason
         raise PolicyError(
-            f"{file} cannot be read ({reason}): give a run directory, or a policy.pt that a run "
-            "has written."
+            f"{file} cannot be read ({reason}): pass a run directory, or a policy.pt written by a "
+            "training run."
         ) from error
     policy.source = file
     return policy
 
 
 def _from_data(data: Any) -> Policy:
-    """Makes a policy from plain data of any origin, or raises an error."""
+    """Makes a policy from untrusted plain data. Raises an error if they are invalid."""
     if not isinstance(data, dict) or data.get("format") != POLICY_FORMAT["format"]:
         raise ValueError("it holds no policy in the format of torchrl_vmfer")
     if data.get("version") != POLICY_FORMAT["version"]:

@@ -72,13 +72,14 @@ class VMFSACOptimizationStepper(DefaultOptimizationStepper):
         """Sets this stepper as the optimization step of a trainer."""
         if getattr(trainer, "learner_backend", "local") != "local":
             raise ValueError(
-                f"A trainer with learner_backend={trainer.learner_backend!r} needs its stepper at "
-                'construction, and SACTrainer has no argument for it: use learner_backend="local".'
+                f"A trainer with learner_backend={trainer.learner_backend!r} requires its stepper "
+                "at construction, but SACTrainer has no argument for it: use "
+                'learner_backend="local".'
             )
         if getattr(trainer.loss_module, "value_network", None) is not None:
             raise ValueError(
-                "VMFSACOptimizationStepper trains SAC without a value network: leave out "
-                "value_network= of the loss."
+                "VMFSACOptimizationStepper trains SAC without a value network: construct the loss "
+                "without value_network=."
             )
         super().register(trainer, name)
         trainer.optimization_stepper = self
@@ -103,7 +104,7 @@ class _Proxy:
         if not hasattr(buffer, "sample_actor"):
             raise TypeError(
                 "The trainer requires replay_buffer=ActorCriticReplayBuffer(...), got "
-                f"{type(buffer).__name__}, which has no batches for the actor."
+                f"{type(buffer).__name__}, which cannot sample batches for the actor."
             )
         batch = buffer.sample_actor()
         loss, metadata = self._trainer.compute_loss(batch, method="actor_loss")

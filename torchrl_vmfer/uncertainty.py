@@ -16,12 +16,12 @@ from torchrl_vmfer.gradients import action_gradients
 
 __all__ = ["VMFUncertainty"]
 
-_CLIMB_THE_FIRST = (TD3Loss, TD3BCLoss)
-_CLIMB_THE_MEAN = (REDQLoss, TQCLoss)
+_USE_FIRST = (TD3Loss, TD3BCLoss)
+_USE_MEAN = (REDQLoss, TQCLoss)
 
 
 class VMFUncertainty(TensorDictModuleBase):
-    """Measures how much the critics of a loss module agree on where the action should move.
+    """Measures how much the critics of a loss module agree on how the action should change.
 
     For each transition it computes the action of the current policy and, for each critic, the
     gradient of the loss l_i = -Q_i at that action. It then fits a von Mises-Fisher distribution to
@@ -81,7 +81,7 @@ class VMFUncertainty(TensorDictModuleBase):
         for name in ("actor_network", "qvalue_network"):
             if not hasattr(loss_module, name):
                 raise TypeError(
-                    f"VMFUncertainty needs a loss module with `{name}`, and "
+                    f"VMFUncertainty requires a loss module with `{name}`, but "
                     f"{type(loss_module).__name__} has none. Pass a loss with an ensemble of "
                     "critics, such as TD3Loss or SACLoss."
                 )
@@ -92,9 +92,9 @@ class VMFUncertainty(TensorDictModuleBase):
             )
         if used is None:
             used = "min"
-            if isinstance(loss_module, _CLIMB_THE_FIRST):
+            if isinstance(loss_module, _USE_FIRST):
                 used = "first"
-            elif isinstance(loss_module, _CLIMB_THE_MEAN):
+            elif isinstance(loss_module, _USE_MEAN):
                 used = "mean"
         if used not in ("first", "min", "mean"):
             raise ValueError(f"used must be 'first', 'min' or 'mean', got {used!r}.")
@@ -131,8 +131,8 @@ class VMFUncertainty(TensorDictModuleBase):
 
         Args:
             gradients: one gradient per critic, ``[N, *batch, action]``.
-            used: the critic e whose gradient moves the actor, one for all or ``[*batch]``;
-                ``"first"``; or ``"mean"`` for the mean of all.
+            used: the critic e whose gradient moves the actor: one index for all transitions or
+                one for each, ``[*batch]``; ``"first"``; or ``"mean"`` for the mean of all.
 
         Returns:
             a tensordict of batch size ``[*batch]`` with the entries under ``"vmf"``.

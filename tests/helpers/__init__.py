@@ -1,1 +1,1 @@
-"""What several test files share: small buffers, references and assertions."""
+"""Small buffers, references and assertions that several test files share."""

@@ -1,4 +1,4 @@
-"""Small buffers with two samplers, and what it means that two of them go on alike."""
+"""Small buffers with two samplers, and an assertion that two of them continue identically."""
 
 import math
 from functools import partial
@@ -33,7 +33,7 @@ ACTOR_SAMPLERS = {
 
 
 def rows(start, count):
-    """Transitions whose every entry follows from their number; ten make a trajectory."""
+    """Makes transitions whose entries are functions of their number; ten form a trajectory."""
     number = torch.arange(start, start + count)
     value = number[:, None].float()
     return TensorDict(
@@ -66,7 +66,7 @@ def factors(count, seed=0):
 
 
 def refresh_priorities(buffer, critic, actor, count, seed=0):
-    """Gives the first slots distinct priorities, where the samplers take any."""
+    """Gives the first slots distinct priorities, if the samplers accept priorities."""
     index = torch.arange(count)
     if "per" in critic:
         buffer.update_priority(index, factors(count, seed))
@@ -96,9 +96,9 @@ def assert_equal(actual, expected):
 
 
 def assert_same_future(buffer, twin, rounds=4):
-    """Asserts that two buffers draw, write and learn alike from here on."""
+    """Asserts that two buffers draw, write and update identically from now on."""
     for step in range(rounds):
-        # Prefetching threads draw in no fixed order, so each waits for the one before.
+        # Prefetching threads draw in no fixed order, so each waits for the previous one.
         for one in (buffer, twin):
             one.synchronize()
         batch = buffer.sample()

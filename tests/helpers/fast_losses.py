@@ -1,4 +1,4 @@
-"""Losses by either path, and what it means that they agree."""
+"""Losses on both paths, and an assertion that they agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def gradients(loss, value):
 
 
 def assert_agree(slow, fast, update):
-    """One update by either path: loss, metadata, every gradient, and the random generator."""
+    """Asserts that both paths give the same loss, metadata, gradients and random state."""
     torch.manual_seed(SEED)
     expected, expected_metadata = update(slow)
     expected_state = torch.get_rng_state()
@@ -29,7 +29,7 @@ def assert_agree(slow, fast, update):
     assert metadata.keys() == expected_metadata.keys()
     for name, entry in expected_metadata.items():
         if name == "state_action_value_actor" and not fast.measure:
-            entry = entry[:1]  # the others are not asked
+            entry = entry[:1]  # the others are not evaluated
         torch.testing.assert_close(metadata[name], entry.detach(), **TOLERANCE)
     expected_gradients, found = gradients(slow, expected), gradients(fast, value)
     assert found.keys() == expected_gradients.keys()
@@ -39,7 +39,7 @@ def assert_agree(slow, fast, update):
 
 
 def pair(algorithm, **options):
-    """Two losses with networks of the kind that takes most of the short cuts."""
+    """Makes two losses with networks that use most of the optimizations."""
     options = {"activation": nn.ReLU} | options
     slow, fast = (algorithm.build(fast=fast, **options) for fast in (False, True))
     return slow, fast

@@ -1,4 +1,4 @@
-"""Environments that take turns, and an enumeration of the goals that each transition may get."""
+"""Interleaved environments, and an enumeration of the possible goals of each transition."""
 
 import numpy as np
 import pytest
@@ -33,9 +33,9 @@ def make(storage=LazyTensorStorage, seed=0, **kwargs):
 
 
 class World:
-    """Environments that take turns at random; a transition is known by its number.
+    """Environments that are interleaved at random. Each transition has a number.
 
-    The goal achieved by transition k is (k, -k), so that a goal tells where it comes from.
+    The goal achieved by transition k is (k, -k), so that a goal identifies its transition.
     """
 
     def __init__(self, environments=1, trajectories=True, seed=0):
@@ -62,7 +62,7 @@ class World:
         return transitions(numbers, done, episodes if self.trajectories else None)
 
     def goals(self, strategy, capacity=CAPACITY):
-        """The numbers of the goals that each live transition may get, by enumeration."""
+        """Enumerates the goals that each live transition may get."""
         live = range(max(0, len(self.history) - capacity), len(self.history))
         allowed = {}
         for number in live:
@@ -96,7 +96,7 @@ def transitions(numbers, done, trajectories=None):
 
 
 def pairs(batch):
-    """The numbers of the transitions and of their goals."""
+    """Returns the numbers of the transitions and of their goals."""
     goals = batch["desired_goal"]
     assert torch.equal(goals[:, 0], -goals[:, 1])
     return batch["observation"][:, 0].int().tolist(), goals[:, 0].int().tolist()

@@ -1,4 +1,4 @@
-"""Losses at a fixed state of the random generator, and how close to TorchRL's they must be."""
+"""Losses with a fixed random state, and assertions that they equal TorchRL's."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ SEED = 5
 
 
 def seeded(function, *args):
-    """Calls the function at a fixed state of the random generator."""
+    """Calls a function with a fixed state of the random generator."""
     torch.manual_seed(SEED)
     return function(*args)
 
 
 def perturb(params, critics, amount=0.3):
-    """Moves the parameters of some critics away from where they are."""
+    """Perturbs the parameters of some critics."""
     generator = torch.Generator().manual_seed(9)
     for param in params.values(True, True):
         noise = torch.randn(param.shape, generator=generator)
@@ -22,7 +22,7 @@ def perturb(params, critics, amount=0.3):
 
 
 def assert_same(algorithm, result, expected):
-    """Bit for bit for TD3; SAC asks its critics in another batched product, hence 1e-6."""
+    """Asserts bitwise equality for TD3, and 1e-6 for SAC, whose batched products differ."""
     if algorithm.name == "td3":
         assert torch.equal(result, expected)
     else:

@@ -1,4 +1,4 @@
-"""Buffers beside a plain record of their writes, and chi-square tests against that record.
+"""Buffers with a plain record of their writes, and chi-square tests against that record.
 
 Every statistical check has a fixed seed and a false-alarm rate of ``ALARM``, so that all of
 them together would fail a correct sampler less than once in a thousand choices of seeds.
@@ -23,9 +23,9 @@ ALARM = 1e-6
 
 @dataclass(frozen=True)
 class Kind:
-    """A sampler, and what it should do, computed without the package.
+    """A sampler, and its expected behavior, computed without the package.
 
-    ``exponent`` is that of the rank, ``None`` where P is proportional to the key.
+    ``exponent`` is the exponent of the rank, ``None`` if P is proportional to the priority.
     """
 
     name: str
@@ -36,23 +36,23 @@ class Kind:
     def make_sampler(self):
         return self.sampler_type(**self.arguments)
 
-    def random_keys(self, rng, count):
+    def random_priorities(self, rng, count):
         if self.sampler_type is VMFSampler:
             return rng.uniform(1, math.e, count).astype(np.float32)
         return rng.exponential(size=count).astype(np.float32)
 
-    def default_key(self, largest_seen):
+    def default_priority(self, largest_seen):
         if self.sampler_type is VMFSampler or largest_seen is None:
             return 1.0
         return largest_seen
 
-    def probabilities(self, keys):
-        keys = np.asarray(keys, np.float64)
+    def probabilities(self, priorities):
+        priorities = np.asarray(priorities, np.float64)
         if self.exponent is None:
-            return keys / keys.sum()
-        weight = np.empty(len(keys))
-        weight[np.argsort(-keys)] = np.arange(1, len(keys) + 1) ** -float(self.exponent)
-        _, tie = np.unique(keys, return_inverse=True)
+            return priorities / priorities.sum()
+        weight = np.empty(len(priorities))
+        weight[np.argsort(-priorities)] = np.arange(1, len(priorities) + 1) ** -float(self.exponent)
+        _, tie = np.unique(priorities, return_inverse=True)
         weight = (np.bincount(tie, weights=weight) / np.bincount(tie))[tie]
         return weight / weight.sum()
 
@@ -75,7 +75,7 @@ def rows(count):
 
 
 class RecordedBuffer:
-    """A real replay buffer beside a plain array of what its slots should hold."""
+    """A replay buffer with a plain array of the expected priorities of its slots."""
 
     def __init__(self, kind, capacity, seed=0, sampler=None):
         self.kind = kind
@@ -94,17 +94,17 @@ class RecordedBuffer:
     def extend(self, count):
         self.buffer.extend(rows(count))
         slots = np.arange(self._writes, self._writes + count) % self.capacity
-        self._held[slots] = self.kind.default_key(self._largest_seen)
+        self._held[slots] = self.kind.default_priority(self._largest_seen)
         self._writes += count
 
-    def update(self, slots, keys):
-        """Sets keys; a dictionary tells which of several for one slot is the last."""
-        self.buffer.update_priority(torch.as_tensor(slots), torch.as_tensor(keys))
+    def update(self, slots, priorities):
+        """Sets priorities. A dictionary keeps the last of several values for one slot."""
+        self.buffer.update_priority(torch.as_tensor(slots), torch.as_tensor(priorities))
         slots = np.atleast_1d(slots)
-        keys = np.broadcast_to(np.float32(keys), slots.shape)
-        last = dict(zip(slots.tolist(), keys.tolist(), strict=True))
+        priorities = np.broadcast_to(np.float32(priorities), slots.shape)
+        last = dict(zip(slots.tolist(), priorities.tolist(), strict=True))
         self._held[list(last)] = list(last.values())
-        self._largest_seen = max(keys.max(initial=0), self._largest_seen or 0)
+        self._largest_seen = max(priorities.max(initial=0), self._largest_seen or 0)
 
     def draw(self, count=DRAWS):
         index, _ = self.sampler.sample(self.buffer.storage, count)
@@ -115,17 +115,17 @@ class RecordedBuffer:
         return min(self._writes, self.capacity)
 
     @property
-    def keys(self):
+    def priorities(self):
         return self._held[: len(self)]
 
     @property
     def probabilities(self):
-        return self.kind.probabilities(self.keys)
+        return self.kind.probabilities(self.priorities)
 
 
 def full(recorded, size, rng):
     recorded.extend(size)
-    recorded.update(np.arange(size), recorded.kind.random_keys(rng, size))
+    recorded.update(np.arange(size), recorded.kind.random_priorities(rng, size))
 
 
 def wrapped(recorded, size, rng):
@@ -134,19 +134,19 @@ def wrapped(recorded, size, rng):
     for start in range(0, total, chunk):
         if len(recorded):
             slots = rng.permutation(len(recorded))[: size // 4 + 1]
-            recorded.update(slots, recorded.kind.random_keys(rng, len(slots)))
+            recorded.update(slots, recorded.kind.random_priorities(rng, len(slots)))
         recorded.extend(min(chunk, total - start))
 
 
 def mostly_equal(recorded, size, rng):
     recorded.extend(size)
     few = rng.permutation(size)[: size // 10]
-    recorded.update(few, recorded.kind.random_keys(rng, len(few)))
+    recorded.update(few, recorded.kind.random_priorities(rng, len(few)))
     recorded.update(few[: len(few) // 2], 1.25)
 
 
 def pooled(expected, observed, least):
-    """Adjoins cells, the most likely first, until each expects ``least`` draws."""
+    """Merges cells, the most likely first, until each expects ``least`` draws."""
     order = np.argsort(-expected, kind="stable")
     starts, gathered = [], least
     for at, value in enumerate(expected[order].tolist()):
@@ -166,7 +166,7 @@ def assert_drawn_from(slots, probabilities, alarm=ALARM):
     assert abs(probabilities.sum() - 1) < 1e-9
     observed = np.bincount(slots, minlength=len(probabilities)).astype(float)
     expected = probabilities / probabilities.sum() * len(slots)
-    # Many small cells find single slots that are wrong; few large ones find a general slope.
+    # Many small cells detect single wrong slots; few large ones detect a general slope.
     for least in (20, len(slots) / 50):
         expected, observed = pooled(expected, observed, least)
         if len(expected) > 1:

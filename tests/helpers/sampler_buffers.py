@@ -17,22 +17,22 @@ MAKERS = {
 }
 
 
-def exact_probabilities(sampler, keys):
-    """P of every slot by its definition, one slot at a time."""
-    keys = np.asarray(keys, np.float32)
+def exact_probabilities(sampler, priorities):
+    """Computes P of every slot from its definition, one slot at a time."""
+    priorities = np.asarray(priorities, np.float32)
     if isinstance(sampler, VMFSampler) and sampler.mode == "uncertainty":
-        weights = keys.astype(np.float64)
+        weights = priorities.astype(np.float64)
     else:
         alpha = getattr(sampler, "alpha", 1.0)
-        weights = np.empty(len(keys))
-        for slot, key in enumerate(keys):
-            higher, equal = (keys > key).sum(), (keys == key).sum()
+        weights = np.empty(len(priorities))
+        for slot, priority in enumerate(priorities):
+            higher, equal = (priorities > priority).sum(), (priorities == priority).sum()
             weights[slot] = np.mean(np.arange(higher + 1, higher + equal + 1) ** -alpha)
     return weights / weights.sum()
 
 
-def assert_keys(sampler, keys, storage=None):
-    expected = exact_probabilities(sampler, keys)
+def assert_priorities(sampler, priorities, storage=None):
+    expected = exact_probabilities(sampler, priorities)
     actual = sampler.probabilities(storage).numpy()
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
@@ -58,8 +58,8 @@ def grid_buffer(sampler, num_rows, *shape, buffer_class=TensorDictReplayBuffer, 
     return buffer_class(storage=storage, sampler=sampler, **{"dim_extend": 0} | kwargs)
 
 
-def distinct_keys(count):
-    """Keys in (1, 2.5], none twice, neither rising nor falling."""
+def distinct_priorities(count):
+    """Makes distinct priorities in (1, 2.5], in no order."""
     return torch.linspace(2.5, 1.1, count)[torch.randperm(count, generator=seeded(0))]
 
 

@@ -4,5 +4,5 @@ from torchrl_vmfer.plain_state import tensordict_from_plain
 
 
 def rows_in(replay):
-    """The rows of a buffer's state, as nested dictionaries of tensors."""
+    """Returns the rows of a buffer's state as nested dictionaries of tensors."""
     return tensordict_from_plain(replay["storage"]["rows"]).to_dict()

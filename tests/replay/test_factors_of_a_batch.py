@@ -75,5 +75,5 @@ def test_sampler_is_another_name_of_the_critics_sampler():
     buffer = make_buffer(sampler=RankPrioritizedSampler())
     assert isinstance(buffer.critic_sampler, RankPrioritizedSampler)
     assert isinstance(buffer.actor_sampler, VMFSampler)
-    with pytest.raises(TypeError, match="another name of `critic_sampler=`"):
+    with pytest.raises(TypeError, match="another name for `critic_sampler=`"):
         make_buffer(sampler=RandomSampler(), critic_sampler=RandomSampler())

@@ -1,4 +1,4 @@
-"""Every sampler in turn."""
+"""Fixture that runs a test with every sampler."""
 
 import pytest
 

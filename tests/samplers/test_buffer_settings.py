@@ -1,4 +1,4 @@
-"""The samplers in every buffer: how it is made, prefetching, ensembles, default device, dtype."""
+"""Samplers in all kinds of buffers: construction, prefetching, ensembles, default device, dtype."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from torchrl.data import (
 )
 
 from helpers.sampler_buffers import (
-    assert_keys,
-    distinct_keys,
+    assert_priorities,
+    distinct_priorities,
     filled_buffer,
     grid,
     grid_buffer,
@@ -24,13 +24,13 @@ from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
 
 
 class TestConstruction:
-    def test_a_buffer_needs_no_other_argument(self, make_sampler):
+    def test_a_buffer_requires_no_other_argument(self, make_sampler):
         buffer = ReplayBuffer(sampler=make_sampler())
         index = buffer.extend(rows(100, 6))
         buffer.update_priority(index, torch.tensor([1.0, 2.0, 1.0, 2.5, 1.0, 1.5]))
         batch, info = buffer.sample(32, return_info=True)
         assert torch.equal(batch["row"], info["index"] + 100)
-        assert_keys(buffer.sampler, [1.0, 2.0, 1.0, 2.5, 1.0, 1.5])
+        assert_priorities(buffer.sampler, [1.0, 2.0, 1.0, 2.5, 1.0, 1.5])
 
     @pytest.mark.parametrize("sampler_class", [VMFSampler, RankPrioritizedSampler])
     def test_a_sampler_may_be_given_as_a_class(self, sampler_class):
@@ -58,11 +58,11 @@ class TestConstruction:
             (RankPrioritizedSampler(0.7, 0.5), "RankPrioritizedSampler(alpha=0.7, beta=0.5)"),
         ],
     )
-    def test_repr_says_how_the_sampler_was_made(self, sampler, text):
+    def test_repr_shows_the_arguments_of_the_sampler(self, sampler, text):
         assert repr(sampler) == text
         assert text in repr(filled_buffer(sampler))
 
-    def test_can_sample_as_soon_as_the_storage_holds_something(self, make_sampler):
+    def test_can_sample_as_soon_as_the_storage_is_not_empty(self, make_sampler):
         buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=make_sampler())
         assert not buffer.sampler.can_sample(buffer.storage, 4)
         buffer.add(rows(0, 1)[0])
@@ -72,7 +72,7 @@ class TestConstruction:
 
 
 class TestPrefetch:
-    def test_batches_drawn_ahead_hold_live_rows(self, make_sampler):
+    def test_prefetched_batches_contain_live_rows(self, make_sampler):
         buffer = TensorDictReplayBuffer(
             storage=LazyTensorStorage(50), sampler=make_sampler(), batch_size=16, prefetch=3
         )
@@ -89,7 +89,7 @@ class TestPrefetch:
 
 
 class TestEnsemble:
-    def test_buffers_of_an_ensemble_keep_their_own_keys(self, make_sampler):
+    def test_buffers_of_an_ensemble_have_separate_priorities(self, make_sampler):
         members = [filled_buffer(make_sampler(), size) for size in (3, 7)]
         for member in members:
             member.update_priority(torch.tensor([1]), torch.tensor([2.0]))
@@ -98,12 +98,12 @@ class TestEnsemble:
         assert batch.shape == (2, 16)
         assert batch["row"][0].max() < 3
         assert batch["row"][1].max() < 7
-        assert_keys(members[0].sampler, [1.0, 2.0, 1.0])
+        assert_priorities(members[0].sampler, [1.0, 2.0, 1.0])
 
 
 @pytest.fixture
 def meta_default_device():
-    """Any tensor made without a device lands where it has no data."""
+    """Creates tensors without an explicit device on the meta device, which stores no data."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
@@ -119,10 +119,10 @@ class TestDefaults:
         batch = buffer.sample()
         assert batch.device.type == batch["index"].device.type == "cpu"
         assert batch["row"].tolist() == batch["index"].tolist()
-        assert_keys(buffer.sampler, [1.0] * 7)
+        assert_priorities(buffer.sampler, [1.0] * 7)
         buffer.sampler.dumps(tmp_path)
         buffer.sampler.loads(tmp_path)
-        assert_keys(buffer.sampler, [1.0] * 7)
+        assert_priorities(buffer.sampler, [1.0] * 7)
 
     @pytest.mark.usefixtures("meta_default_device")
     @pytest.mark.parametrize("kind", ["tensor", "number", "array"])
@@ -135,9 +135,9 @@ class TestDefaults:
             "number": 2.0,
             "array": np.array([2.0, 2.0]),
         }[kind]
-        # Not through the buffer, which itself moves priorities to the default device.
+        # Not through the buffer, which moves priorities to the default device.
         buffer.sampler.update_priority(index[:2], priority, storage=storage)
-        assert_keys(buffer.sampler, [2.0, 2.0, 1.0])
+        assert_priorities(buffer.sampler, [2.0, 2.0, 1.0])
 
     @pytest.mark.usefixtures("meta_default_device")
     def test_cells_are_drawn_on_the_cpu_under_another_default_device(self, make_sampler):
@@ -150,11 +150,11 @@ class TestDefaults:
 
     def test_a_double_default_dtype_changes_no_dtype_and_no_probability(self, make_sampler):
         single = filled_buffer(make_sampler(), batch_size=32)
-        single.update_priority(torch.arange(10), distinct_keys(10))
+        single.update_priority(torch.arange(10), distinct_priorities(10))
         torch.set_default_dtype(torch.float64)
         try:
             double = filled_buffer(make_sampler(), batch_size=32)
-            double.update_priority(torch.arange(10), distinct_keys(10))
+            double.update_priority(torch.arange(10), distinct_priorities(10))
             batch = double.sample()
         finally:
             torch.set_default_dtype(torch.float32)

@@ -47,7 +47,7 @@ def make_update(kind):
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
-def test_a_compiled_update_draws_and_stores_as_the_plain_one(kind):
+def test_a_compiled_update_draws_and_stores_like_an_uncompiled_one(kind):
     torch.compiler.reset()
     (plain, plain_sampler), (update, sampler) = make_update(kind), make_update(kind)
     compiled = torch.compile(update, backend="eager")

@@ -1,4 +1,4 @@
-"""What the samplers draw, against probabilities computed from a plain record of the writes."""
+"""Draws of the samplers against probabilities computed from a plain record of the writes."""
 
 import math
 
@@ -30,22 +30,24 @@ SIZES = [1, 7, 100, 1024, 100_000]
 
 def partly_filled(recorded, size, rng):
     recorded.extend(size)
-    recorded.update(np.arange(size), recorded.kind.random_keys(rng, size))
+    recorded.update(np.arange(size), recorded.kind.random_priorities(rng, size))
 
 
 def updated_with_duplicates(recorded, size, rng):
     recorded.extend(size)
     for step in range(200):
         slots = rng.integers(size, size=rng.integers(1, 65))
-        keys = recorded.kind.random_keys(rng, len(slots))
+        priorities = recorded.kind.random_priorities(rng, len(slots))
         if step % 5 == 3:
-            recorded.update(slots, float(keys[0]))
+            recorded.update(slots, float(priorities[0]))
         elif step % 5 == 4:
-            recorded.update(int(slots[0]), float(keys[0]))
+            recorded.update(int(slots[0]), float(priorities[0]))
         else:
-            recorded.update(np.concatenate((slots, slots[:3])), np.concatenate((keys, keys[-3:])))
+            recorded.update(
+                np.concatenate((slots, slots[:3])), np.concatenate((priorities, priorities[-3:]))
+            )
         if step % 3 == 0:
-            recorded.draw(8)  # the order of the keys is brought up to date between the updates
+            recorded.draw(8)  # updates the order of the priorities in between
 
 
 SITUATIONS = [partly_filled, full, wrapped, updated_with_duplicates, mostly_equal]
@@ -84,8 +86,8 @@ def test_the_chi_square_detects_a_small_error():
 
 @each([UNCERTAINTY, RANK, PRIORITIZED[0]])
 @pytest.mark.parametrize("size", SIZES)
-def test_first_and_last_slot_are_reachable_whatever_stands_between(kind, size):
-    """Of 10^6 draws, an end slot at the highest key expects at least 10."""
+def test_first_and_last_slot_are_reachable(kind, size):
+    """Of 10^6 draws, the expected count of an end slot with the highest priority is at least 10."""
     recorded = RecordedBuffer(kind, 2 * size, seed=3)
     recorded.extend(size)
     recorded.update(np.array([0, size - 1]), 2.5)
@@ -95,7 +97,7 @@ def test_first_and_last_slot_are_reachable_whatever_stands_between(kind, size):
 
 
 @each([UNCERTAINTY, RANK, PRIORITIZED[0]])
-def test_every_slot_of_equal_keys_is_reachable(kind):
+def test_every_slot_of_equal_priority_is_reachable(kind):
     recorded = RecordedBuffer(kind, 1024, seed=4)
     recorded.extend(1024)
     assert np.unique(recorded.draw()).tolist() == list(range(1024))
@@ -107,16 +109,18 @@ def test_the_first_twenty_ranks_one_by_one(kind, tied):
     rng = np.random.default_rng(5)
     recorded = RecordedBuffer(kind, 100_000, seed=5)
     recorded.extend(100_000)
-    recorded.update(np.arange(100_000), kind.random_keys(rng, 100_000))
+    recorded.update(np.arange(100_000), kind.random_priorities(rng, 100_000))
     recorded.draw(8)
-    for _ in range(40):  # moves the head about in the order, past several merges
-        head = np.argsort(-recorded.keys)[:100]
+    for _ in range(40):  # changes the ranks of the head, across several merges
+        head = np.argsort(-recorded.priorities)[:100]
         slots = np.concatenate((head, rng.integers(100_000, size=400)))
-        recorded.update(slots, kind.random_keys(rng, len(slots)))
+        recorded.update(slots, kind.random_priorities(rng, len(slots)))
         recorded.draw(8)
     if tied:
-        recorded.update(np.argsort(-recorded.keys)[4:9], float(np.sort(recorded.keys)[-7]))
-    head = np.argsort(-recorded.keys, kind="stable")[:20]
+        recorded.update(
+            np.argsort(-recorded.priorities)[4:9], float(np.sort(recorded.priorities)[-7])
+        )
+    head = np.argsort(-recorded.priorities, kind="stable")[:20]
     probabilities = recorded.probabilities[head]
     if not tied:
         ratio = np.arange(1, 21) ** -float(kind.exponent)
@@ -131,7 +135,7 @@ def test_the_first_twenty_ranks_one_by_one(kind, tied):
     rest = [DRAWS - observed.sum(), DRAWS - expected.sum()]
     whole = stats.chisquare([observed.sum(), rest[0]], [expected.sum(), rest[1]])
     assert whole.pvalue > ALARM
-    # Exact binomial tails: at alpha = 0 a rank expects ten draws, too few for a normal bound.
+    # Exact binomial tails: at alpha = 0 a rank expects ten draws, too few for normal ones.
     for count, probability in zip(observed, probabilities, strict=True):
         alarm = stats.binomtest(int(count), DRAWS, probability).pvalue
         assert alarm > ALARM / len(head)  # Bonferroni
@@ -139,26 +143,26 @@ def test_the_first_twenty_ranks_one_by_one(kind, tied):
 
 @each([UNCERTAINTY, RANK, PRIORITIZED[0]])
 @pytest.mark.parametrize("size", [7, 1024, 100_000])
-def test_equal_keys_favour_no_slot_by_its_number(kind, size):
+def test_equal_priorities_do_not_favor_any_slot_number(kind, size):
     recorded = RecordedBuffer(kind, size, seed=6)
     recorded.extend(size)
     np.testing.assert_allclose(recorded.sampler.probabilities(), 1 / size, rtol=1e-9)
     slots = recorded.draw()
     lower = size // 2
     assert stats.binomtest(int((slots < lower).sum()), DRAWS, lower / size).pvalue > ALARM
-    # The mean slot number is normal with the variance of a uniform one: a slope would move it.
+    # The mean slot number is normal with the variance of a uniform one. A slope would shift it.
     z = (slots.mean() - (size - 1) / 2) / math.sqrt((size**2 - 1) / 12 / DRAWS)
     assert abs(z) < stats.norm.isf(ALARM / 2)
 
 
 @each([RANK, *PRIORITIZED])
-def test_a_tie_in_the_middle_favours_no_slot_by_its_number(kind):
+def test_a_tie_in_the_middle_does_not_favor_any_slot_number(kind):
     recorded = RecordedBuffer(kind, 1000, seed=7)
     recorded.extend(1000)
     rng = np.random.default_rng(7)
     recorded.draw(8)
     recorded.update(np.arange(1000), np.float32(1.5))
-    recorded.update(np.arange(0, 1000, 5), kind.random_keys(rng, 200))
+    recorded.update(np.arange(0, 1000, 5), kind.random_priorities(rng, 200))
     slots = recorded.draw()
     tied = slots[slots % 5 != 0]
     lower = int((tied < 500).sum())
@@ -166,7 +170,7 @@ def test_a_tie_in_the_middle_favours_no_slot_by_its_number(kind):
 
 
 @each([UNCERTAINTY, RANK, PRIORITIZED[0]])
-def test_every_place_in_a_batch_follows_the_same_law_independently(kind):
+def test_positions_in_a_batch_are_independent_and_identically_distributed(kind):
     recorded = RecordedBuffer(kind, 7, seed=8)
     recorded.extend(7)
     recorded.update(np.arange(7), np.array([1, 2.7, 1.3, 2, 1, 2.2, 1.1], np.float32))
@@ -180,10 +184,10 @@ def test_every_place_in_a_batch_follows_the_same_law_independently(kind):
 
 @each([UNCERTAINTY, RANK, PRIORITIZED[0]])
 @pytest.mark.parametrize("batch_size", [1, 256])
-def test_small_batches_follow_the_same_law_as_large_ones(kind, batch_size):
+def test_small_batches_follow_the_same_distribution_as_large_ones(kind, batch_size):
     recorded = RecordedBuffer(kind, 100, seed=9)
     recorded.extend(100)
-    recorded.update(np.arange(100), kind.random_keys(np.random.default_rng(9), 100))
+    recorded.update(np.arange(100), kind.random_priorities(np.random.default_rng(9), 100))
     slots = np.concatenate([recorded.draw(batch_size) for _ in range(2000)])
     assert len(slots) == 2000 * batch_size
     assert_drawn_from(slots, recorded.probabilities)
@@ -205,15 +209,15 @@ def test_factors_far_below_one_are_drawn_exactly(factors, batch_size):
     recorded = RecordedBuffer(UNCERTAINTY, 500, seed=10, sampler=VMFSampler(initial_factor=1e-6))
     recorded.extend(500)
     np.testing.assert_allclose(recorded.sampler.state_dict()["priorities"], 1e-6, rtol=1e-7)
-    keys = TINY[factors](np.random.default_rng(10)).astype(np.float32)
-    recorded.update(np.arange(500), keys)
+    priorities = TINY[factors](np.random.default_rng(10)).astype(np.float32)
+    recorded.update(np.arange(500), priorities)
     batches = 300 if batch_size == 64 else 1
     slots = np.concatenate([recorded.draw(batch_size) for _ in range(batches)])
     np.testing.assert_allclose(recorded.sampler.probabilities(), recorded.probabilities, rtol=1e-9)
     assert_drawn_from(slots, recorded.probabilities)
 
 
-def test_fresh_slots_at_a_tiny_initial_factor_beside_high_ones():
+def test_new_slots_with_a_tiny_initial_factor_among_high_ones():
     recorded = RecordedBuffer(UNCERTAINTY, 20, seed=11, sampler=VMFSampler(initial_factor=1e-6))
     recorded.extend(20)
     slots = recorded.draw()
@@ -226,7 +230,7 @@ def test_fresh_slots_at_a_tiny_initial_factor_beside_high_ones():
 
 @each(KINDS)
 def test_a_storage_that_another_buffer_emptied_and_refilled(kind):
-    """TorchRL tells a second buffer on the same storage of writes, but not of empty()."""
+    """TorchRL reports writes to a second buffer on the same storage, but not empty()."""
     storage, writer = LazyTensorStorage(200), TensorDictRoundRobinWriter()
     generator = torch.Generator().manual_seed(19)
     shared = {"storage": storage, "writer": writer, "batch_size": 8, "generator": generator}

@@ -1,4 +1,4 @@
-"""Importance weights: those of rank-based prioritisation are exact, the actor gets none."""
+"""Importance weights of rank-based prioritization are exact, and the actor gets none."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from helpers.recorded_buffer import (
 from helpers.sampler_buffers import (
     ALPHA,
     BETA,
-    distinct_keys,
+    distinct_priorities,
     exact_probabilities,
     filled_buffer,
     rows,
@@ -34,18 +34,18 @@ every_vmf_mode = pytest.mark.parametrize("mode", ["uncertainty", "rank"])
 class TestImportanceWeights:
     @every_vmf_mode
     @pytest.mark.parametrize("buffer_class", [ReplayBuffer, TensorDictReplayBuffer])
-    def test_a_vmf_sampler_never_emits_them(self, mode, buffer_class):
-        """TorchRL's losses would weight the actor loss by them, unasked."""
+    def test_a_vmf_sampler_returns_no_weights(self, mode, buffer_class):
+        """TorchRL's losses would apply them to the actor loss automatically."""
         buffer = buffer_class(
             storage=LazyTensorStorage(10), sampler=VMFSampler(mode), batch_size=16
         )
         buffer.extend(rows(0, 5))
-        buffer.update_priority(torch.arange(5), distinct_keys(5))
+        buffer.update_priority(torch.arange(5), distinct_priorities(5))
         batch, info = buffer.sample(return_info=True)
         assert set(info) == {"index"}
         assert set(batch.keys()) <= {"row", "index"}
 
-    def test_rank_prioritized_weights_undo_the_bias_up_to_beta(self):
+    def test_rank_prioritized_weights_correct_the_bias_up_to_beta(self):
         buffer = filled_buffer(RankPrioritizedSampler(ALPHA, BETA), batch_size=64)
         buffer.update_priority(torch.arange(10), torch.tensor([0.0] * 4 + [1.0, 7.0, 1.0, 2, 3, 0]))
         batch = buffer.sample()
@@ -61,7 +61,7 @@ class TestImportanceWeights:
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("size", [1, 7, 1024])
 @pytest.mark.parametrize("situation", [full, wrapped, mostly_equal])
-def test_importance_weights_are_those_of_the_buffer(alpha, beta, size, situation):
+def test_importance_weights_match_the_buffer(alpha, beta, size, situation):
     kind = Kind("", RankPrioritizedSampler, {"alpha": alpha, "beta": beta}, alpha)
     recorded = RecordedBuffer(kind, size, seed=15)
     situation(recorded, size, np.random.default_rng(15))
@@ -76,8 +76,8 @@ def test_importance_weights_are_those_of_the_buffer(alpha, beta, size, situation
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["distinct", "tied"])
-def test_weights_stay_right_where_the_probability_falls_steeply(tied):
-    """P of the last rank is far below the rounding error of a sum that begins with rank 1."""
+def test_weights_are_correct_where_the_probability_falls_steeply(tied):
+    """P of the last rank is far below the rounding error of a sum that starts with rank 1."""
     kind = Kind("", RankPrioritizedSampler, {"alpha": 4.0, "beta": 0.5}, 4.0)
     recorded = RecordedBuffer(kind, 20_000, seed=20)
     full(recorded, 20_000, np.random.default_rng(20))

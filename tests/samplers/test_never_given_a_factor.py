@@ -1,4 +1,4 @@
-"""A VMFSampler that is never given a factor draws uniformly, and says so."""
+"""A VMFSampler that is never given a factor draws uniformly and warns."""
 
 import warnings
 
@@ -56,7 +56,7 @@ def test_the_buffer_with_two_samplers_warns_once_and_only_for_the_actor():
 
 
 @pytest.mark.usefixtures("silent")
-def test_one_factor_suffices():
+def test_one_factor_prevents_the_warning():
     buffer = plain(VMFSampler())
     draw(buffer, 50)
     buffer.update_priority(torch.tensor([3]), torch.tensor([2.0]))
@@ -64,7 +64,7 @@ def test_one_factor_suffices():
 
 
 @pytest.mark.usefixtures("silent")
-def test_writing_and_a_few_batches_are_no_reason_to_warn():
+def test_writes_and_a_few_batches_do_not_warn():
     buffer = plain(VMFSampler())
     for _ in range(MANY):
         buffer.extend(rows(2))
@@ -72,12 +72,12 @@ def test_writing_and_a_few_batches_are_no_reason_to_warn():
 
 
 @pytest.mark.usefixtures("silent")
-def test_priorities_of_critics_may_never_be_given():
+def test_critic_samplers_without_priorities_do_not_warn():
     draw(plain(RankPrioritizedSampler()))
 
 
 @pytest.mark.usefixtures("silent")
-def test_loaded_factors_count():
+def test_loaded_factors_prevent_the_warning():
     source = plain(VMFSampler())
     source.update_priority(torch.tensor([3]), torch.tensor([2.0]))
     buffer = plain(VMFSampler())
@@ -85,7 +85,7 @@ def test_loaded_factors_count():
     draw(buffer)
 
 
-def test_a_loaded_state_without_factors_and_a_reset_do_not():
+def test_a_loaded_state_without_factors_and_a_reset_do_not_prevent_the_warning():
     buffer = plain(VMFSampler())
     buffer.update_priority(torch.tensor([3]), torch.tensor([2.0]))
     buffer.sampler.load_state_dict(plain(VMFSampler()).sampler.state_dict())

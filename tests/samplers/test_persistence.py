@@ -28,7 +28,7 @@ def fresh_buffer(sampler, storage=LazyTensorStorage, **kwargs):
 
 
 def used_buffer(sampler, storage=LazyTensorStorage, **kwargs):
-    """A buffer that has wrapped, whose keys are distinct but for two fresh slots."""
+    """A buffer that has wrapped around, with distinct priorities except for two new slots."""
     buffer = fresh_buffer(sampler, storage, **kwargs)
     buffer.extend(rows(8))
     buffer.update_priority(torch.arange(8), torch.tensor([2, 1.1, 2.5, 1.6, 1.2, 2.2, 1.4, 1.9]))
@@ -44,7 +44,7 @@ def draws(buffer, seed=0):
 
 
 def assert_same(actual, expected):
-    """Equal in every probability, default and draw, now and after the same further use."""
+    """Asserts equal probabilities, defaults and draws, now and after the same further use."""
     for _ in range(2):
         probabilities = actual.sampler.probabilities(), expected.sampler.probabilities()
         assert torch.equal(*probabilities)
@@ -56,7 +56,7 @@ def assert_same(actual, expected):
 
 
 class TestFiles:
-    def test_a_fresh_sampler_loads_what_another_saved(self, make_sampler, tmp_path):
+    def test_a_new_sampler_loads_a_saved_state(self, make_sampler, tmp_path):
         saved = used_buffer(make_sampler())
         saved.sampler.dumps(tmp_path)
         sampler = make_sampler()
@@ -65,7 +65,7 @@ class TestFiles:
         assert sampler.default_priority == saved.sampler.default_priority
 
     @pytest.mark.parametrize("as_text", [False, True])
-    def test_missing_folders_are_made(self, make_sampler, tmp_path, as_text):
+    def test_missing_folders_are_created(self, make_sampler, tmp_path, as_text):
         folder = tmp_path / "not" / "yet" / "there"
         saved = used_buffer(make_sampler())
         saved.sampler.dumps(str(folder) if as_text else folder)
@@ -74,14 +74,14 @@ class TestFiles:
         assert torch.equal(sampler.probabilities(), saved.sampler.probabilities())
 
     @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-    def test_a_fresh_buffer_goes_on_where_another_was_saved(self, make_sampler, tmp_path, storage):
+    def test_a_new_buffer_resumes_from_a_saved_one(self, make_sampler, tmp_path, storage):
         saved = used_buffer(make_sampler(), storage)
         saved.dumps(tmp_path / "missing")
         loaded = fresh_buffer(make_sampler(), storage)
         loaded.loads(tmp_path / "missing")
         assert_same(loaded, saved)
 
-    def test_loading_replaces_what_a_used_buffer_held(self, make_sampler, tmp_path):
+    def test_loading_replaces_the_contents_of_a_used_buffer(self, make_sampler, tmp_path):
         saved = fresh_buffer(make_sampler())
         saved.extend(rows(3))
         saved.dumps(tmp_path)
@@ -107,7 +107,7 @@ class TestFiles:
         sampler.loads(tmp_path)
         assert torch.equal(sampler.probabilities(), buffer.sampler.probabilities())
 
-    def test_a_buffer_saved_with_a_uniform_sampler_starts_with_default_keys(
+    def test_a_buffer_saved_with_a_uniform_sampler_starts_with_default_priorities(
         self, make_sampler, tmp_path
     ):
         saved = fresh_buffer(RandomSampler())
@@ -118,14 +118,14 @@ class TestFiles:
             assert draws(loaded).max() < 6
             np.testing.assert_allclose(loaded.sampler.probabilities(), [1 / 6] * 6, rtol=1e-12)
 
-    def test_nothing_can_be_saved_as_well(self, make_sampler, tmp_path):
+    def test_an_empty_sampler_can_be_saved(self, make_sampler, tmp_path):
         make_sampler().dumps(tmp_path)
         buffer = used_buffer(make_sampler())
         buffer.sampler.loads(tmp_path)
         assert buffer.sampler.probabilities().shape == (0,)
         assert buffer.sampler.default_priority == 1.0
 
-    def test_what_was_saved_does_not_follow_the_sampler(self, make_sampler, tmp_path):
+    def test_a_saved_file_does_not_change_with_the_sampler(self, make_sampler, tmp_path):
         buffer = used_buffer(make_sampler())
         before = buffer.sampler.probabilities()
         buffer.sampler.dumps(tmp_path)
@@ -134,7 +134,7 @@ class TestFiles:
         sampler.loads(tmp_path)
         assert torch.equal(sampler.probabilities(), before)
 
-    def test_a_damaged_file_is_refused_by_name_and_changes_nothing(self, make_sampler, tmp_path):
+    def test_a_damaged_file_is_reported_by_name_and_changes_nothing(self, make_sampler, tmp_path):
         used_buffer(make_sampler()).sampler.dumps(tmp_path)
         (file,) = tmp_path.iterdir()
         file.write_bytes(file.read_bytes()[:200])
@@ -147,7 +147,7 @@ class TestFiles:
 
 @pytest.fixture
 def small_files_only():
-    """Writing a file beyond 64 kB fails as on a full disk."""
+    """Makes writes beyond 64 kB fail as on a full disk."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -201,7 +201,7 @@ class TestFailingSave:
 
 class TestStateDict:
     @pytest.mark.parametrize("is_used", [False, True])
-    def test_it_holds_tensors_numbers_strings_and_none_only(self, make_sampler, is_used):
+    def test_contains_only_tensors_numbers_strings_and_none(self, make_sampler, is_used):
         sampler = used_buffer(make_sampler()).sampler if is_used else make_sampler()
         plain = (torch.Tensor, int, float, str, type(None))
         for key, value in sampler.state_dict().items():
@@ -209,20 +209,20 @@ class TestStateDict:
             assert isinstance(value, plain)
 
     @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-    def test_a_whole_buffer_goes_on_with_identical_draws(self, make_sampler, storage):
+    def test_a_loaded_buffer_resumes_with_identical_draws(self, make_sampler, storage):
         saved = used_buffer(make_sampler(), storage)
         loaded = fresh_buffer(make_sampler(), storage)
         loaded.load_state_dict(saved.state_dict())
         assert_same(loaded, saved)
 
-    def test_a_buffer_in_use_forgets_its_own_order(self, make_sampler):
+    def test_a_used_buffer_discards_its_own_order(self, make_sampler):
         saved, loaded = used_buffer(make_sampler()), used_buffer(make_sampler())
         loaded.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
         loaded.sample()
         loaded.load_state_dict(saved.state_dict())
         assert_same(loaded, saved)
 
-    def test_a_state_taken_from_a_sampler_does_not_follow_it(self, make_sampler):
+    def test_a_state_does_not_change_with_its_sampler(self, make_sampler):
         buffer = used_buffer(make_sampler())
         before = buffer.sampler.probabilities()
         state = buffer.sampler.state_dict()
@@ -231,7 +231,7 @@ class TestStateDict:
         sampler.load_state_dict(state)
         assert torch.equal(sampler.probabilities(), before)
 
-    def test_changing_a_state_does_not_reach_the_samplers_on_either_side(self, make_sampler):
+    def test_changing_a_state_does_not_affect_the_samplers(self, make_sampler):
         source = used_buffer(make_sampler())
         before = source.sampler.probabilities()
         state = source.sampler.state_dict()
@@ -266,7 +266,7 @@ class TestStateDict:
         assert_same(loaded, source)
 
     @pytest.mark.parametrize("missing", ["sampler", "priorities", "max_priority", "alpha", "beta"])
-    def test_an_incomplete_state_is_refused_and_changes_nothing(self, missing):
+    def test_an_incomplete_state_is_rejected_and_changes_nothing(self, missing):
         buffer = used_buffer(RankPrioritizedSampler(0.7, 0.5))
         before, default = buffer.sampler.probabilities(), buffer.sampler.default_priority
         state = fresh_buffer(RankPrioritizedSampler(0.7, 0.4)).sampler.state_dict()
@@ -277,21 +277,21 @@ class TestStateDict:
         assert buffer.sampler.default_priority == default
         assert buffer.sampler.beta == 0.5
 
-    def test_a_state_of_another_alpha_is_an_error_and_changes_nothing(self):
+    def test_a_state_with_another_alpha_is_rejected_and_changes_nothing(self):
         state = used_buffer(RankPrioritizedSampler(0.6, 0.4)).sampler.state_dict()
         buffer = used_buffer(RankPrioritizedSampler(0.7, 0.5))
         before = buffer.sampler.probabilities()
-        with pytest.raises(ValueError, match=r"alpha=0\.6 and this sampler has alpha=0\.7"):
+        with pytest.raises(ValueError, match=r"alpha=0\.6, but this sampler has alpha=0\.7"):
             buffer.sampler.load_state_dict(state)
         assert torch.equal(buffer.sampler.probabilities(), before)
         assert buffer.sampler.beta == 0.5
 
-    @pytest.mark.parametrize("key", [float("nan"), float("inf"), -1.0])
-    def test_a_state_with_a_bad_key_is_refused_and_changes_nothing(self, make_sampler, key):
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+    def test_a_state_with_a_bad_priority_is_rejected_and_changes_nothing(self, make_sampler, bad):
         buffer = used_buffer(make_sampler())
         before = buffer.sampler.probabilities()
         state = buffer.sampler.state_dict()
-        state["priorities"] = torch.tensor([1.0, 2.0, key])
+        state["priorities"] = torch.tensor([1.0, 2.0, bad])
         with pytest.raises(ValueError, match=r"2 .*(nan|inf|-1)"):
             buffer.sampler.load_state_dict(state)
         assert torch.equal(buffer.sampler.probabilities(), before)
@@ -300,7 +300,7 @@ class TestStateDict:
         ("saver", "loader"),
         [(VMFSampler, RankPrioritizedSampler), (RankPrioritizedSampler, VMFSampler)],
     )
-    def test_a_state_of_the_other_class_is_refused_by_name(self, saver, loader):
+    def test_a_state_of_another_class_is_reported_by_name(self, saver, loader):
         state = used_buffer(saver()).sampler.state_dict()
         buffer = used_buffer(loader())
         before = buffer.sampler.probabilities()
@@ -308,7 +308,7 @@ class TestStateDict:
             buffer.sampler.load_state_dict(state)
         assert torch.equal(buffer.sampler.probabilities(), before)
 
-    def test_factors_may_change_the_mode_they_are_used_in(self):
+    def test_factors_may_be_loaded_into_another_mode(self):
         state = used_buffer(VMFSampler("uncertainty")).sampler.state_dict()
         loaded, expected = VMFSampler("rank"), used_buffer(VMFSampler("rank")).sampler
         loaded.load_state_dict(state)
@@ -317,7 +317,7 @@ class TestStateDict:
 
 class TestTorchRLCheckpoint:
     @pytest.mark.parametrize("format", ["directory", "archive"])
-    def test_a_sampler_is_a_component(self, make_sampler, tmp_path, format):
+    def test_a_sampler_can_be_a_component(self, make_sampler, tmp_path, format):
         saved = used_buffer(make_sampler())
         Checkpoint(vmf_sampler=saved.sampler).save(tmp_path / "checkpoint", format=format)
         sampler = make_sampler()
@@ -325,7 +325,7 @@ class TestTorchRLCheckpoint:
         assert torch.equal(sampler.probabilities(), saved.sampler.probabilities())
         assert sampler.default_priority == saved.sampler.default_priority
 
-    def test_a_buffer_is_a_component(self, make_sampler, tmp_path):
+    def test_a_buffer_can_be_a_component(self, make_sampler, tmp_path):
         saved = used_buffer(make_sampler())
         Checkpoint(replay_buffer=saved).save(tmp_path / "checkpoint")
         loaded = fresh_buffer(make_sampler())
@@ -339,7 +339,7 @@ class TestTorchRLCheckpoint:
         assert sampler.probabilities().shape == (0,)
 
 
-def test_a_million_slots_are_saved_and_loaded_in_no_time(make_sampler, tmp_path):
+def test_a_million_slots_are_saved_and_loaded_quickly(make_sampler, tmp_path):
     """A generous bound: a loop over the slots in Python would break it."""
     sampler = make_sampler()
     sampler.mark_update(torch.arange(10**6))

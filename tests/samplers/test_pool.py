@@ -34,7 +34,7 @@ def make(count, factors=None, ndim=1, seed=0, **kwargs):
 
 
 def reference(factors, mode):
-    """The probabilities within a pool, one member after the other."""
+    """Computes the probabilities within a pool, one member after the other."""
     factors = np.asarray(factors, dtype=np.float64)
     if mode == "uncertainty":
         return factors / factors.sum()
@@ -46,7 +46,7 @@ def reference(factors, mode):
 
 
 def marginal(factors, size, mode):
-    """The probability of each slot over all pools that may be drawn."""
+    """Computes the probability of each slot over all possible pools."""
     total = np.zeros(len(factors))
     for pool in itertools.product(range(len(factors)), repeat=size):
         np.add.at(total, list(pool), reference(np.asarray(factors)[list(pool)], mode))
@@ -54,7 +54,7 @@ def marginal(factors, size, mode):
 
 
 def assert_follows(draws, probabilities):
-    """Chi-square at 1e-4: right draws fail one seed in 10,000, and the seeds are fixed."""
+    """Chi-square test at 1e-4: correct draws fail for one seed in 10,000, and seeds are fixed."""
     counts = np.bincount(draws, minlength=len(probabilities))
     assert stats.chisquare(counts, probabilities * len(draws)).pvalue > 1e-4
 
@@ -71,7 +71,7 @@ def test_slots_are_drawn_with_the_marginal_probability_over_all_pools(mode, fact
 
 
 def independent_pool(generator, factors, size, count, mode):
-    """The draws by the same random numbers, in another way."""
+    """Draws with the same random numbers, implemented differently."""
     place = torch.rand(size, dtype=torch.float64, generator=generator)
     pool = torch.floor(place * len(factors)).long()
     chosen = factors[pool].double()
@@ -93,7 +93,7 @@ def independent_pool(generator, factors, size, count, mode):
 
 @each_mode
 @pytest.mark.parametrize("levels", [5, 10_000])
-def test_draws_are_those_of_another_implementation_by_the_same_random_numbers(mode, levels):
+def test_draws_equal_another_implementation_with_the_same_random_numbers(mode, levels):
     rng = torch.Generator().manual_seed(3)
     factors = 1 + torch.randint(1, levels, (500,), generator=rng).float() / levels
     buffer = make(500, factors, mode=mode, pool_size=64, seed=7)
@@ -111,10 +111,10 @@ def test_a_large_pool_of_ranks_favors_the_highest_factor():
 
 
 @each_mode
-def test_updated_factors_and_new_transitions_are_seen(mode):
+def test_updated_factors_and_new_transitions_are_used(mode):
     buffer = make(20, torch.full((20,), 1e-6), mode="uncertainty", pool_size=4000)
     buffer.update_priority(torch.tensor([7]), 2.5)
-    # Another slot comes up with probability 8 * 19e-6 / 2.5 < 1e-4.
+    # Another slot is drawn with probability 8 * 19e-6 / 2.5 < 1e-4.
     assert buffer.sample()["number"].tolist() == [7] * 8
     buffer.extend(TensorDict({"number": torch.arange(20, 23)}, [3]))
     assert set(buffer.sample(500)["number"].tolist()) == {7, 20, 21, 22}
@@ -138,13 +138,13 @@ def test_chosen_rows_are_relabeled():
 
 
 @each_mode
-def test_probabilities_are_an_error(mode):
+def test_probabilities_raises_an_error(mode):
     with pytest.raises(NotImplementedError, match=r"pool_size=4 .* no closed form"):
         make(10, mode=mode, pool_size=4).sampler.probabilities()
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.5, True, "8"])
-def test_a_bad_pool_size_is_an_error(bad):
+def test_a_bad_pool_size_is_rejected(bad):
     with pytest.raises(ValueError, match=r"pool_size must be an integer of at least 1, got"):
         VMFSampler(pool_size=bad)
 
@@ -156,5 +156,5 @@ def test_the_pool_size_is_shown_saved_and_checked():
     twin.load_state_dict(sampler.state_dict())
     assert torch.equal(twin.state_dict()["priorities"], sampler.state_dict()["priorities"])
     for other in (None, 5):
-        with pytest.raises(ValueError, match=r"saved with pool_size=4 and this sampler has"):
+        with pytest.raises(ValueError, match=r"saved with pool_size=4, but this sampler has"):
             VMFSampler(pool_size=other).load_state_dict(sampler.state_dict())

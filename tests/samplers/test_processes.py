@@ -8,8 +8,8 @@ import torch
 
 from helpers.sampler_buffers import (
     MAKERS,
-    assert_keys,
-    distinct_keys,
+    assert_priorities,
+    distinct_priorities,
     exact_probabilities,
     filled_buffer,
     rows,
@@ -41,7 +41,7 @@ def spawned():
             buffers[name, count] = buffer
     context = torch.multiprocessing.get_context("spawn")
     queue = context.Queue()
-    # A builtin as the target: the child need not import this module.
+    # The target is a builtin, so that the child does not import this module.
     worker = context.Process(
         target=exec, args=(CHILD, {"buffers": buffers, "queue": queue}), daemon=True
     )
@@ -52,12 +52,12 @@ def spawned():
 
 
 class TestProcesses:
-    def test_a_pickled_buffer_draws_as_the_original(self, make_sampler):
+    def test_a_pickled_buffer_draws_like_the_original(self, make_sampler):
         buffer = filled_buffer(make_sampler(), 8, batch_size=64)
-        buffer.update_priority(torch.arange(8), distinct_keys(8))
+        buffer.update_priority(torch.arange(8), distinct_priorities(8))
         buffer.sample()
         copy = pickle.loads(pickle.dumps(buffer))
-        assert_keys(copy.sampler, distinct_keys(8))
+        assert_priorities(copy.sampler, distinct_priorities(8))
         torch.manual_seed(3)
         expected = buffer.sample()
         torch.manual_seed(3)
@@ -65,7 +65,7 @@ class TestProcesses:
 
         copy.extend(rows(8, 2))
         copy.update_priority(torch.tensor([0]), torch.tensor([2.6]))
-        assert_keys(buffer.sampler, distinct_keys(8))
+        assert_priorities(buffer.sampler, distinct_priorities(8))
 
     @pytest.mark.parametrize("count", [9, 10])
     @pytest.mark.parametrize("name", MAKERS)

@@ -1,4 +1,4 @@
-"""The ranks that random numbers stand for, against a search through the sums of all masses."""
+"""The ranks of random numbers against a search in the cumulative sums."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ EXPONENTS = [0.0, 0.3, 0.7, 0.999, 1.0, 1.001, 1.5, 2.0, 10.0, 60.0, 800.0]
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000, 65_535, 65_536, 300_000])
-def test_ranks_are_those_of_a_search(exponent, length):
+def test_ranks_equal_those_of_a_search(exponent, length):
     rng = np.random.default_rng(length)
-    keys = rng.permutation(length).astype(np.float32)
+    priorities = rng.permutation(length).astype(np.float32)
     ranks = RankDistribution(exponent)
-    ranks._refresh(keys)
+    ranks._refresh(priorities)
     random = np.concatenate([rng.random(2000), [0.0, 2.0**-53, 0.5, 1 - 2.0**-53]])
     mass = random * (ranks._mass[length] - ranks._mass[0]) + ranks._mass[0]
     expected = np.searchsorted(ranks._mass[1:length], mass, side="right")
@@ -25,8 +25,8 @@ def test_ranks_are_those_of_a_search(exponent, length):
 
 
 @pytest.mark.parametrize("exponent", [0.7, 1.0, 1.5])
-def test_the_first_guess_is_mostly_right(exponent, monkeypatch):
-    """Or else a draw would take the time of the search that it is to save."""
+def test_the_first_guess_is_usually_correct(exponent, monkeypatch):
+    """Otherwise a draw would take the time of the search that it avoids."""
     length, searched = 300_000, []
 
     class Watched(np.ndarray):
@@ -41,8 +41,8 @@ def test_the_first_guess_is_mostly_right(exponent, monkeypatch):
     assert sum(searched) < 500
 
 
-def test_indices_may_be_overwritten_after_they_were_told():
-    """Keys are put in order at the next draw: until then nothing of the caller's may be used."""
+def test_indices_may_be_overwritten_after_an_update():
+    """Priorities are sorted at the next draw. Until then, the caller may change its array."""
     size = 10_000
     buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=VMFSampler("rank"), batch_size=8)
     written = buffer.extend(torch.arange(size))
@@ -52,6 +52,6 @@ def test_indices_may_be_overwritten_after_they_were_told():
     index.zero_()
     written.zero_()
     buffer.sample()
-    keys = buffer.sampler.state_dict()["priorities"].numpy()
-    order = np.lexsort((np.arange(size), -keys))
+    priorities = buffer.sampler.state_dict()["priorities"].numpy()
+    order = np.lexsort((np.arange(size), -priorities))
     np.testing.assert_array_equal(buffer.sampler._ranks._index.slots_at(np.arange(size)), order)

@@ -1,4 +1,4 @@
-"""RankIndex against a full sort of the keys, after every change."""
+"""RankIndex against a full sort of the priorities, after every change."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class EagerlyMergingIndex(RankIndex):
-    """Merges after a handful of changes, so that small examples reach the merge as well."""
+    """Merges after a few changes, so that small examples also test the merge."""
 
     def _start_run(self, run):
         super()._start_run(run)
@@ -22,33 +22,37 @@ class EagerlyMergingIndex(RankIndex):
 index_types = pytest.mark.parametrize("index_type", [RankIndex, EagerlyMergingIndex])
 
 
-def assert_in_order(index, keys):
-    """Every rank holds the slot, and every tie the range, that sorting all the keys gives."""
-    ranks = np.arange(len(keys))
-    assert len(index) == len(keys)
-    order = np.lexsort((ranks, -keys))
+def assert_in_order(index, priorities):
+    """Asserts that slots and ties at every rank equal those of a full sort."""
+    ranks = np.arange(len(priorities))
+    assert len(index) == len(priorities)
+    order = np.lexsort((ranks, -priorities))
     np.testing.assert_array_equal(index.slots_at(ranks), order)
     first, end = index.ties_at(ranks)
-    rising = np.sort(keys)
-    in_order = keys[order]
-    np.testing.assert_array_equal(first, len(keys) - np.searchsorted(rising, in_order, "right"))
-    np.testing.assert_array_equal(end, len(keys) - np.searchsorted(rising, in_order, "left"))
+    rising = np.sort(priorities)
+    in_order = priorities[order]
+    np.testing.assert_array_equal(
+        first, len(priorities) - np.searchsorted(rising, in_order, "right")
+    )
+    np.testing.assert_array_equal(end, len(priorities) - np.searchsorted(rising, in_order, "left"))
 
 
-def changed(index, keys, slots, values):
-    """Updates the index and returns the keys that it should now follow."""
+def changed(index, priorities, slots, values):
+    """Updates the index and returns the priorities that it should now have."""
     slots = np.asarray(slots, np.int64)
     values = np.asarray(values, np.float32)
     rising = np.argsort(slots)
     index.update(slots[rising], values[rising])
-    keys = np.concatenate((keys, np.zeros(max(0, slots.max(initial=-1) + 1 - len(keys)))))
-    keys = keys.astype(np.float32)
-    keys[slots] = values
-    return keys
+    priorities = np.concatenate(
+        (priorities, np.zeros(max(0, slots.max(initial=-1) + 1 - len(priorities))))
+    )
+    priorities = priorities.astype(np.float32)
+    priorities[slots] = values
+    return priorities
 
 
-def random_keys(rng, count, *, levels):
-    """Keys on few levels are mostly tied; without levels they are all distinct."""
+def random_priorities(rng, count, *, levels):
+    """Draws priorities. With few levels most are tied; without levels all are distinct."""
     if levels is None:
         return rng.uniform(0, 3, count).astype(np.float32)
     return (rng.integers(levels, size=count) / levels).astype(np.float32)
@@ -56,29 +60,33 @@ def random_keys(rng, count, *, levels):
 
 @pytest.mark.parametrize("levels", [None, 1, 3, 40])
 @pytest.mark.parametrize("size", [1, 2, 7, 700, 5000])
-def test_order_is_that_of_a_full_sort_after_every_update(size, levels):
+def test_order_equals_a_full_sort_after_every_update(size, levels):
     rng = np.random.default_rng(size)
     index = RankIndex()
-    keys = random_keys(rng, size, levels=levels)
-    index.rebuild(keys)
-    assert_in_order(index, keys)
+    priorities = random_priorities(rng, size, levels=levels)
+    index.rebuild(priorities)
+    assert_in_order(index, priorities)
     for _ in range(40):
         slots = rng.permutation(size)[: rng.integers(1, min(size, 300) + 1)]
-        keys = changed(index, keys, slots, random_keys(rng, len(slots), levels=levels))
-        assert_in_order(index, keys)
+        priorities = changed(
+            index, priorities, slots, random_priorities(rng, len(slots), levels=levels)
+        )
+        assert_in_order(index, priorities)
 
 
 @pytest.mark.parametrize("levels", [None, 3])
-def test_order_survives_more_updates_than_a_merge_takes(levels):
+def test_order_is_correct_after_more_updates_than_a_merge(levels):
     rng = np.random.default_rng(0)
     index = RankIndex()
-    keys = random_keys(rng, 20_000, levels=levels)
-    index.rebuild(keys)
+    priorities = random_priorities(rng, 20_000, levels=levels)
+    index.rebuild(priorities)
     merges = 0
     for _ in range(30):
-        slots = rng.choice(len(keys), size=index._merge_size // 4, replace=False)
-        keys = changed(index, keys, slots, random_keys(rng, len(slots), levels=levels))
-        assert_in_order(index, keys)
+        slots = rng.choice(len(priorities), size=index._merge_size // 4, replace=False)
+        priorities = changed(
+            index, priorities, slots, random_priorities(rng, len(slots), levels=levels)
+        )
+        assert_in_order(index, priorities)
         merges += len(index._added) == 0
     assert merges > 3, "the updates were too few to merge"
 
@@ -87,10 +95,12 @@ def test_order_survives_more_updates_than_a_merge_takes(levels):
 def test_one_update_larger_than_a_merge(index_type):
     rng = np.random.default_rng(1)
     index = index_type()
-    keys = random_keys(rng, 3000, levels=50)
-    index.rebuild(keys)
-    keys = changed(index, keys, np.arange(3000), random_keys(rng, 3000, levels=50))
-    assert_in_order(index, keys)
+    priorities = random_priorities(rng, 3000, levels=50)
+    index.rebuild(priorities)
+    priorities = changed(
+        index, priorities, np.arange(3000), random_priorities(rng, 3000, levels=50)
+    )
+    assert_in_order(index, priorities)
 
 
 @index_types
@@ -98,115 +108,126 @@ def test_one_update_larger_than_a_merge(index_type):
 def test_growth_from_nothing_mixed_with_updates(index_type, levels):
     rng = np.random.default_rng(2)
     index = index_type()
-    keys = np.empty(0, np.float32)
-    assert_in_order(index, keys)
-    while len(keys) < 3000:
-        fresh = np.arange(len(keys), len(keys) + rng.integers(1, 200))
-        old = rng.permutation(len(keys))[: rng.integers(0, 50)]
+    priorities = np.empty(0, np.float32)
+    assert_in_order(index, priorities)
+    while len(priorities) < 3000:
+        fresh = np.arange(len(priorities), len(priorities) + rng.integers(1, 200))
+        old = rng.permutation(len(priorities))[: rng.integers(0, 50)]
         slots = rng.permutation(np.concatenate((old, fresh)))
-        keys = changed(index, keys, slots, random_keys(rng, len(slots), levels=levels))
-        assert_in_order(index, keys)
+        priorities = changed(
+            index, priorities, slots, random_priorities(rng, len(slots), levels=levels)
+        )
+        assert_in_order(index, priorities)
 
 
 @index_types
-def test_a_key_that_goes_away_and_returns(index_type):
-    keys = np.array([1, 1, 2, 2, 3], np.float32)
+def test_a_priority_that_changes_and_changes_back(index_type):
+    priorities = np.array([1, 1, 2, 2, 3], np.float32)
     index = index_type()
-    index.rebuild(keys)
+    index.rebuild(priorities)
     for value in (5.0, 2.0, 0.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0):
-        keys = changed(index, keys, [2], [value])
-        assert_in_order(index, keys)
+        priorities = changed(index, priorities, [2], [value])
+        assert_in_order(index, priorities)
 
 
 @index_types
 def test_negative_zero_ties_with_zero(index_type):
-    keys = np.array([0.0, -0.0, 1.0, -0.0, 0.0], np.float32)
+    priorities = np.array([0.0, -0.0, 1.0, -0.0, 0.0], np.float32)
     index = index_type()
-    index.rebuild(keys)
-    assert_in_order(index, keys)
+    index.rebuild(priorities)
+    assert_in_order(index, priorities)
     assert index.slots_at(np.arange(5)).tolist() == [2, 0, 1, 3, 4]
     for slots, values in (([0, 2], [-0.0, -0.0]), ([1, 4], [0.0, SMALLEST]), ([4], [-0.0])):
-        keys = changed(index, keys, slots, values)
-        assert_in_order(index, keys)
+        priorities = changed(index, priorities, slots, values)
+        assert_in_order(index, priorities)
     assert index.ties_at(np.array([3]))[0].tolist() == [0]
     assert index.ties_at(np.array([3]))[1].tolist() == [5]
 
 
-def test_adjacent_float32_keys_are_told_apart():
+def test_adjacent_float32_priorities_are_distinguished():
     one = np.float32(1)
-    keys = np.array([one, np.nextafter(one, 2, dtype=np.float32), one, LARGEST], np.float32)
+    priorities = np.array([one, np.nextafter(one, 2, dtype=np.float32), one, LARGEST], np.float32)
     index = RankIndex()
-    index.rebuild(keys)
+    index.rebuild(priorities)
     assert index.slots_at(np.arange(4)).tolist() == [3, 1, 0, 2]
     assert index.ties_at(np.arange(4))[0].tolist() == [0, 1, 2, 2]
 
 
-def test_ranks_may_be_asked_in_any_order_and_repeatedly():
+def test_ranks_may_be_queried_in_any_order_and_repeatedly():
     rng = np.random.default_rng(3)
     index = RankIndex()
-    keys = random_keys(rng, 500, levels=30)
-    index.rebuild(keys)
-    keys = changed(index, keys, np.arange(0, 500, 3), random_keys(rng, 167, levels=30))
+    priorities = random_priorities(rng, 500, levels=30)
+    index.rebuild(priorities)
+    priorities = changed(
+        index, priorities, np.arange(0, 500, 3), random_priorities(rng, 167, levels=30)
+    )
     ranks = rng.integers(500, size=2000)
-    np.testing.assert_array_equal(index.slots_at(ranks), np.lexsort((np.arange(500), -keys))[ranks])
+    np.testing.assert_array_equal(
+        index.slots_at(ranks), np.lexsort((np.arange(500), -priorities))[ranks]
+    )
 
 
 @index_types
-def test_rebuild_forgets_everything_before(index_type):
+def test_rebuild_discards_all_previous_priorities(index_type):
     rng = np.random.default_rng(4)
     index = index_type()
-    keys = np.empty(0, np.float32)
+    priorities = np.empty(0, np.float32)
     for size in (300, 10, 0, 1, 2000, 40):
-        keys = changed(index, keys, np.arange(len(keys)), random_keys(rng, len(keys), levels=5))
-        keys = random_keys(rng, size, levels=5)
-        index.rebuild(keys)
-        assert_in_order(index, keys)
-        keys = changed(index, keys, [size], [0.5])
-        assert_in_order(index, keys)
+        priorities = changed(
+            index,
+            priorities,
+            np.arange(len(priorities)),
+            random_priorities(rng, len(priorities), levels=5),
+        )
+        priorities = random_priorities(rng, size, levels=5)
+        index.rebuild(priorities)
+        assert_in_order(index, priorities)
+        priorities = changed(index, priorities, [size], [0.5])
+        assert_in_order(index, priorities)
 
 
-def test_rebuild_keeps_no_tie_to_the_array_it_was_given():
-    keys = np.array([3, 2, 1], np.float32)
+def test_rebuild_copies_its_argument():
+    priorities = np.array([3, 2, 1], np.float32)
     index = RankIndex()
-    index.rebuild(keys)
-    keys[:] = 0
+    index.rebuild(priorities)
+    priorities[:] = 0
     index.update(np.array([1]), np.array([9], np.float32))
     assert_in_order(index, np.array([3, 9, 1], np.float32))
 
 
 @index_types
-def test_what_the_index_answers_does_not_depend_on_its_history(index_type):
+def test_results_do_not_depend_on_the_history_of_the_index(index_type):
     rng = np.random.default_rng(5)
-    travelled, fresh = index_type(), RankIndex()
-    keys = random_keys(rng, 400, levels=7)
-    travelled.rebuild(keys)
+    updated, fresh = index_type(), RankIndex()
+    priorities = random_priorities(rng, 400, levels=7)
+    updated.rebuild(priorities)
     for _ in range(60):
         slots = rng.permutation(400)[:50]
-        keys = changed(travelled, keys, slots, random_keys(rng, 50, levels=7))
-    fresh.rebuild(keys)
+        priorities = changed(updated, priorities, slots, random_priorities(rng, 50, levels=7))
+    fresh.rebuild(priorities)
     ranks = np.arange(400)
-    np.testing.assert_array_equal(travelled.slots_at(ranks), fresh.slots_at(ranks))
-    np.testing.assert_array_equal(travelled.ties_at(ranks), fresh.ties_at(ranks))
+    np.testing.assert_array_equal(updated.slots_at(ranks), fresh.slots_at(ranks))
+    np.testing.assert_array_equal(updated.ties_at(ranks), fresh.ties_at(ranks))
 
 
-# Few distinct values make ties, returns to an earlier key and both zeros likely.
-some_key = st.sampled_from([0.0, -0.0, SMALLEST, 1.0, 1.0000001, 2.5, LARGEST]) | st.floats(
+# With few distinct values, ties, repeated values and both zeros are likely.
+some_priority = st.sampled_from([0.0, -0.0, SMALLEST, 1.0, 1.0000001, 2.5, LARGEST]) | st.floats(
     min_value=0, max_value=LARGEST, width=32
 )
 
 
 @st.composite
 def histories(draw):
-    """Initial keys, and batches of (distinct slots, keys) that may append to the last slot."""
+    """Initial priorities, and batches of (distinct slots, priorities) that may append slots."""
     size = draw(st.integers(0, 12))
-    start = draw(st.lists(some_key, min_size=size, max_size=size))
+    start = draw(st.lists(some_priority, min_size=size, max_size=size))
     steps = []
     for _ in range(draw(st.integers(1, 12))):
         grown = size + draw(st.integers(0, 3))
         old = draw(st.lists(st.integers(0, max(size - 1, 0)), unique=True, max_size=size))
         slots = draw(st.permutations([*old, *range(size, grown)]))
-        keys = draw(st.lists(some_key, min_size=len(slots), max_size=len(slots)))
-        steps.append((slots, keys))
+        priorities = draw(st.lists(some_priority, min_size=len(slots), max_size=len(slots)))
+        steps.append((slots, priorities))
         size = grown
     return start, steps
 
@@ -216,10 +237,10 @@ def histories(draw):
 @given(histories())
 def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
     start, steps = history
-    keys = np.array(start, np.float32)
+    priorities = np.array(start, np.float32)
     index = index_type()
-    index.rebuild(keys)
-    assert_in_order(index, keys)
+    index.rebuild(priorities)
+    assert_in_order(index, priorities)
     for slots, values in steps:
-        keys = changed(index, keys, slots, values)
-        assert_in_order(index, keys)
+        priorities = changed(index, priorities, slots, values)
+        assert_in_order(index, priorities)

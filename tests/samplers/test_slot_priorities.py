@@ -1,4 +1,4 @@
-"""Slot numbers behind TorchRL's indices, and the array that grows with the storage."""
+"""Conversion of TorchRL's indices to slots, and the array that grows with the storage."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_slots_of_a_storage_with_one_dimension(index, slots, with_storage):
     assert result.tolist() == slots
 
 
-def test_rows_of_coordinates_are_those_of_ravel_multi_index(deep_storage):
+def test_coordinates_are_flattened_like_ravel_multi_index(deep_storage):
     shape = tuple(deep_storage.shape)
     rng = np.random.default_rng(0)
     coordinates = np.stack([rng.integers(size, size=50) for size in shape], -1)
@@ -66,14 +66,14 @@ def test_rows_of_coordinates_are_those_of_ravel_multi_index(deep_storage):
     np.testing.assert_array_equal(flat_slots(rows[:1], deep_storage), expected[:1])
 
 
-def test_every_slot_goes_round_by_unravel_index(deep_storage):
+def test_unravel_index_is_inverted_for_every_slot(deep_storage):
     slots = torch.arange(deep_storage.shape.numel())
     index = torch.unravel_index(slots, deep_storage.shape)
     np.testing.assert_array_equal(flat_slots(index, deep_storage), slots)
     np.testing.assert_array_equal(flat_slots(torch.stack(index, -1), deep_storage), slots)
 
 
-def test_a_tuple_of_numbers_is_one_coordinate(deep_storage):
+def test_a_tuple_of_numbers_is_one_index(deep_storage):
     shape = tuple(deep_storage.shape)
     last = tuple(size - 1 for size in shape)
     expected = [np.ravel_multi_index(last, shape)]
@@ -88,7 +88,7 @@ def test_rows_that_were_not_stored_stay_negative(deep_storage):
     assert flat_slots(rows[1:2], deep_storage).tolist() == [-1]
 
 
-def test_no_rows_of_coordinates_are_no_slots(deep_storage):
+def test_an_empty_array_of_coordinates_gives_no_slots(deep_storage):
     empty = torch.empty(0, deep_storage.ndim, dtype=torch.long)
     assert flat_slots(empty, deep_storage).tolist() == []
     assert flat_slots(None, deep_storage).tolist() == []
@@ -97,7 +97,7 @@ def test_no_rows_of_coordinates_are_no_slots(deep_storage):
 @pytest.mark.parametrize(
     "bad", [[0, 4], [0, 2**40], [2, -1], [5, 4]], ids=lambda coordinate: str(coordinate)
 )
-def test_a_coordinate_outside_its_dimension_is_named(bad):
+def test_a_coordinate_outside_its_dimension_is_reported(bad):
     storage = storage_of_shape(6, 4)
     rows = torch.tensor([[1, 3], bad, [0, 9]])
     message = rf"Index \[{bad[0]}, {bad[1]}\] is outside a storage of shape \[6, 4\]"
@@ -108,14 +108,14 @@ def test_a_coordinate_outside_its_dimension_is_named(bad):
 
 
 @pytest.mark.parametrize("bad", [[0, 4, 0], [0, 0, 5], [2, -1, 0], [2, 3, -2]], ids=str)
-def test_a_coordinate_outside_its_dimension_is_named_in_three_dimensions(bad):
+def test_a_coordinate_outside_its_dimension_is_reported_in_three_dimensions(bad):
     storage = storage_of_shape(3, 4, 5)
     named = ", ".join(map(str, bad))
     with pytest.raises(IndexError, match=rf"Index \[{named}\] is outside"):
         flat_slots(torch.tensor([[0, 0, 0], bad]), storage)
 
 
-def test_a_row_that_was_not_stored_is_not_blamed_for_a_bad_one():
+def test_a_row_that_was_not_stored_is_not_reported_instead_of_a_bad_one():
     rows = torch.tensor([[-1, -1], [0, 9]])
     with pytest.raises(IndexError, match=r"Index \[0, 9\]"):
         flat_slots(rows, storage_of_shape(6, 4))
@@ -126,51 +126,51 @@ def test_a_row_that_was_not_stored_is_not_blamed_for_a_bad_one():
     [1.0, torch.tensor([1.0]), torch.tensor([True, False]), np.array([0.5]), (torch.ones(2),) * 2],
     ids=str,
 )
-def test_indices_that_are_not_integers_are_refused(index):
+def test_indices_that_are_not_integers_are_rejected(index):
     with pytest.raises(TypeError, match="must be an integer, got"):
         flat_slots(index, None)
 
 
-def test_keys_start_at_the_fill_and_keep_what_was_set():
-    keys = SlotPriorities()
-    assert len(keys) == 0
-    keys.resize(3, fill=1.5)
-    keys.array[1] = 2
-    keys.resize(5, fill=0.25)
-    assert keys.array.tolist() == [1.5, 2, 1.5, 0.25, 0.25]
-    assert keys.array.dtype == np.float32
+def test_priorities_start_at_the_fill_value_and_keep_assigned_values():
+    priorities = SlotPriorities()
+    assert len(priorities) == 0
+    priorities.resize(3, fill=1.5)
+    priorities.array[1] = 2
+    priorities.resize(5, fill=0.25)
+    assert priorities.array.tolist() == [1.5, 2, 1.5, 0.25, 0.25]
+    assert priorities.array.dtype == np.float32
 
 
-def test_slots_that_were_given_up_come_back_at_the_fill():
-    keys = SlotPriorities()
-    keys.resize(4, fill=1)
-    keys.array[:] = 9
-    keys.resize(2, fill=1)
-    assert keys.array.tolist() == [9, 9]
-    keys.resize(4, fill=3)
-    assert keys.array.tolist() == [9, 9, 3, 3]
+def test_removed_slots_return_with_the_fill_value():
+    priorities = SlotPriorities()
+    priorities.resize(4, fill=1)
+    priorities.array[:] = 9
+    priorities.resize(2, fill=1)
+    assert priorities.array.tolist() == [9, 9]
+    priorities.resize(4, fill=3)
+    assert priorities.array.tolist() == [9, 9, 3, 3]
 
 
 def test_growth_by_single_slots_rarely_copies():
-    keys = SlotPriorities()
+    priorities = SlotPriorities()
     addresses = set()
     for length in range(1, 5001):
-        keys.resize(length, fill=1)
-        addresses.add(keys.array.ctypes.data)
-    assert len(keys) == 5000
+        priorities.resize(length, fill=1)
+        addresses.add(priorities.array.ctypes.data)
+    assert len(priorities) == 5000
     assert len(addresses) <= 14  # a doubling each, 2**13 > 5000
 
 
-def test_loading_copies_and_forgets_what_was_there():
-    keys = SlotPriorities()
-    keys.resize(10, fill=4)
+def test_loading_copies_and_replaces_all_priorities():
+    priorities = SlotPriorities()
+    priorities.resize(10, fill=4)
     source = np.array([1.0, 2.0, 3.0])
-    keys.load(source)
+    priorities.load(source)
     source[:] = 0
-    assert keys.array.tolist() == [1, 2, 3]
-    assert keys.array.dtype == np.float32
-    keys.resize(5, fill=8)
-    assert keys.array.tolist() == [1, 2, 3, 8, 8]
+    assert priorities.array.tolist() == [1, 2, 3]
+    assert priorities.array.dtype == np.float32
+    priorities.resize(5, fill=8)
+    assert priorities.array.tolist() == [1, 2, 3, 8, 8]
 
 
 operations = st.lists(
@@ -182,13 +182,13 @@ operations = st.lists(
 
 @settings(max_examples=200)
 @given(operations)
-def test_any_order_of_resizes_and_writes_is_that_of_a_list(history):
-    keys, model = SlotPriorities(), []
+def test_any_order_of_resizes_and_writes_behaves_like_a_list(history):
+    priorities, model = SlotPriorities(), []
     for kind, at, value in history:
         if kind == "resize":
-            keys.resize(at, fill=value)
+            priorities.resize(at, fill=value)
             model = model[:at] + [value] * (at - len(model))
         elif at < len(model):
-            keys.array[at] = value
+            priorities.array[at] = value
             model[at] = value
-        assert keys.array.tolist() == model
+        assert priorities.array.tolist() == model

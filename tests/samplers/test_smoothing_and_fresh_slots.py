@@ -1,4 +1,4 @@
-"""The key that a slot holds: a running average of its factors, the default where it is fresh."""
+"""The priority of a slot: a running average of its factors, or the default for a new slot."""
 
 import math
 
@@ -24,12 +24,12 @@ def test_smoothing_is_the_running_average_with_the_last_duplicate(mode, smoothin
         last = dict(zip(slots.tolist(), factors.tolist(), strict=True))
         for slot, factor in last.items():
             expected[slot] = smoothing * expected[slot] + (1 - smoothing) * factor
-    # The average forgets the rounding of earlier steps, so a few float32 steps are enough.
-    keys = recorded.sampler.state_dict()["priorities"]
-    np.testing.assert_allclose(keys, expected, rtol=1e-6)
+    # The average discounts rounding errors of earlier steps, so this tolerance suffices.
+    priorities = recorded.sampler.state_dict()["priorities"]
+    np.testing.assert_allclose(priorities, expected, rtol=1e-6)
 
 
-def test_one_smoothed_update_is_exact_to_the_last_bit():
+def test_one_smoothed_update_is_bitwise_exact():
     sampler = VMFSampler(smoothing=0.9)
     recorded = RecordedBuffer(UNCERTAINTY, 4, sampler=sampler)
     recorded.extend(4)
@@ -38,7 +38,7 @@ def test_one_smoothed_update_is_exact_to_the_last_bit():
     torch.testing.assert_close(sampler.state_dict()["priorities"], expected, rtol=1.2e-7, atol=0)
 
 
-def test_smoothing_starts_again_at_the_initial_factor_when_a_slot_is_overwritten():
+def test_smoothing_restarts_at_the_initial_factor_when_a_slot_is_overwritten():
     sampler = VMFSampler(smoothing=0.9, initial_factor=2.0)
     recorded = RecordedBuffer(UNCERTAINTY, 3, sampler=sampler)
     recorded.extend(3)
@@ -52,18 +52,20 @@ def test_smoothing_starts_again_at_the_initial_factor_when_a_slot_is_overwritten
     torch.testing.assert_close(sampler.state_dict()["priorities"], expected, rtol=1e-6, atol=0)
 
 
-def test_fresh_transitions_get_the_highest_priority_seen():
+def test_new_transitions_get_the_highest_priority_seen():
     recorded = RecordedBuffer(PRIORITIZED[0], 4)
     recorded.extend(3)
     assert recorded.sampler.state_dict()["priorities"].tolist() == [1, 1, 1]
     recorded.buffer.update_priority(torch.arange(3), torch.tensor([0.25, 8.0, 0.5]))
-    recorded.buffer.update_priority(torch.tensor([1]), 0.125)  # 8 was seen, if no longer held
+    recorded.buffer.update_priority(
+        torch.tensor([1]), 0.125
+    )  # 8 was seen, although it is no longer stored
     recorded.extend(2)
     assert recorded.sampler.state_dict()["priorities"].tolist() == [8, 0.125, 0.5, 8]
     assert recorded.sampler.probabilities().argmax() in (0, 3)
 
 
-def test_overwritten_slots_are_back_at_the_initial_factor():
+def test_overwritten_slots_return_to_the_initial_factor():
     sampler = VMFSampler(initial_factor=1.5)
     recorded = RecordedBuffer(UNCERTAINTY, 4, sampler=sampler)
     recorded.extend(4)

@@ -1,4 +1,4 @@
-"""Millions of draws and updates: memory stays flat, and nothing drifts from a plain record.
+"""Millions of draws and updates: memory use is constant, and nothing drifts from a plain record.
 
 Chi-square tests have fixed seeds and a false-alarm rate of ``ALARM``.
 """
@@ -23,7 +23,7 @@ CYCLES_PER_WRITE = 100
 BYTES_THAT_MAY_STAY = 4e6  # in the allocator's pools
 STATM = Path("/proc/self/statm")
 
-# A sampler, and the exponent of its ranks: None where P is proportional to the key.
+# A sampler, and the exponent of its ranks: None if P is proportional to the priority.
 SAMPLERS = {
     "uncertainty": (lambda: VMFSampler("uncertainty"), None),
     "rank": (lambda: VMFSampler("rank"), 1.0),
@@ -32,7 +32,7 @@ SAMPLERS = {
 
 
 class Soak:
-    """A full buffer in steady use, with a record of its keys that shares no code with it."""
+    """A full buffer in continuous use, with an independent record of its priorities."""
 
     def __init__(self, name, capacity):
         make_sampler, self.exponent = SAMPLERS[name]
@@ -57,28 +57,32 @@ class Soak:
     def run(self, cycles):
         storage, record, sampler = self.buffer.storage, self.record, self.sampler
         for _ in range(cycles // CYCLES_PER_WRITE):
-            keys = self.random.uniform(1, math.e, (CYCLES_PER_WRITE, BATCH)).astype(np.float32)
-            keys[::3] = keys[::3].round(1)  # few distinct values, so that there are ties
-            for new, tensor in zip(keys, torch.from_numpy(keys), strict=True):
+            priorities = self.random.uniform(1, math.e, (CYCLES_PER_WRITE, BATCH)).astype(
+                np.float32
+            )
+            priorities[::3] = priorities[::3].round(
+                1
+            )  # few distinct values, so that there are ties
+            for new, tensor in zip(priorities, torch.from_numpy(priorities), strict=True):
                 index, _ = sampler.sample(storage, BATCH)
                 sampler.update_priority(index, tensor, storage=storage)
                 record[index.numpy()] = new
-            self.highest = max(self.highest, keys.max())
+            self.highest = max(self.highest, priorities.max())
             self.write(BATCH)
 
     def expected(self):
-        """The probabilities that follow from the record."""
-        keys = self.record.astype(np.float64)
+        """Computes the probabilities from the record."""
+        priorities = self.record.astype(np.float64)
         if self.exponent is None:
-            return keys / keys.sum()
-        weight = np.empty(len(keys))
-        weight[np.argsort(-keys)] = np.arange(1, len(keys) + 1) ** -self.exponent
-        _, tie = np.unique(keys, return_inverse=True)
+            return priorities / priorities.sum()
+        weight = np.empty(len(priorities))
+        weight[np.argsort(-priorities)] = np.arange(1, len(priorities) + 1) ** -self.exponent
+        _, tie = np.unique(priorities, return_inverse=True)
         weight = (np.bincount(tie, weights=weight) / np.bincount(tie))[tie]
         return weight / weight.sum()
 
     def check(self, draws):
-        """No drift: keys, probabilities and draws are those of a sampler made just now."""
+        """Asserts that priorities, probabilities and draws equal those of a new sampler."""
         np.testing.assert_array_equal(self.sampler.state_dict()["priorities"], self.record)
         expected = self.expected()
         np.testing.assert_allclose(self.sampler.probabilities(), expected, rtol=1e-9)
@@ -93,7 +97,7 @@ class Soak:
 
 
 def assert_drawn_from(slots, probabilities):
-    # Cells of neighbours by rank that expect about 100 draws each, or 1 slot with more.
+    # Cells of neighboring ranks that expect about 100 draws each, or 1 slot with more.
     order = np.argsort(-probabilities)
     cell = np.empty(len(order), np.int64)
     mass = np.cumsum(probabilities[order])
@@ -114,23 +118,23 @@ def soak(name, capacity, cycles, draws):
         run.run(cycles // LEGS)
         run.check(draws)
         memory.append(resident_bytes() if STATM.exists() else 0)
-    # The comparisons come and go with large arrays, so single numbers say little.
+    # The comparisons allocate large arrays temporarily, so single measurements are not reliable.
     assert min(memory[-3:]) - max(memory[:3]) < BYTES_THAT_MAY_STAY, memory
 
 
 @pytest.mark.parametrize("capacity", [100, 20_000])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_short_use_leaves_no_trace(name, capacity):
+def test_a_short_use_causes_no_drift(name, capacity):
     soak(name, capacity, cycles=5_000, draws=20_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["uncertainty", "rank"])  # rank_prioritized draws as rank does
-def test_ten_million_cycles_on_a_small_buffer_leave_no_trace(name):
+def test_ten_million_cycles_on_a_small_buffer_cause_no_drift(name):
     soak(name, 100, cycles=10_000_000, draws=100_000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_million_cycles_on_a_large_buffer_leave_no_trace(name):
+def test_a_million_cycles_on_a_large_buffer_cause_no_drift(name):
     soak(name, 1_000_000, cycles=1_000_000, draws=1_000_000)

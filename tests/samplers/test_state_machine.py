@@ -1,4 +1,4 @@
-"""Any sequence of uses of a replay buffer, against a model that is a plain dictionary."""
+"""Random sequences of replay buffer operations against a plain dictionary as a model."""
 
 import tempfile
 from fractions import Fraction
@@ -25,22 +25,22 @@ from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
 ALPHA, BETA = 0.7, 0.5
 
 
-def proportional(keys):
-    total = sum(Fraction(key) for key in keys.values())
-    return {slot: float(Fraction(key) / total) for slot, key in keys.items()}
+def proportional(priorities):
+    total = sum(Fraction(priority) for priority in priorities.values())
+    return {slot: float(Fraction(priority) / total) for slot, priority in priorities.items()}
 
 
-def by_rank(alpha, keys):
-    order = sorted(keys.values(), reverse=True)
+def by_rank(alpha, priorities):
+    order = sorted(priorities.values(), reverse=True)
     weight = {}
-    for slot, key in keys.items():
-        ranks = [rank for rank, other in enumerate(order, start=1) if other == key]
+    for slot, priority in priorities.items():
+        ranks = [rank for rank, other in enumerate(order, start=1) if other == priority]
         weight[slot] = sum(rank**-alpha for rank in ranks) / len(ranks)
     total = sum(weight.values())
     return {slot: w / total for slot, w in weight.items()}
 
 
-# How to make each sampler, its P as a function of {slot: key}, and the range of its keys.
+# How to make each sampler, P as a function of {slot: priority}, and the range of priorities.
 SAMPLERS = {
     "uncertainty": (
         partial(VMFSampler, "uncertainty"),
@@ -57,15 +57,15 @@ SAMPLERS = {
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """A buffer and its model: ``{slot: key}``, the next slot and the highest key seen."""
+    """A buffer and its model: ``{slot: priority}``, the next slot and the highest priority seen."""
 
     def __init__(self, name, capacity):
         super().__init__()
-        self.make_sampler, self.exact_probabilities, self.key_range = SAMPLERS[name]
+        self.make_sampler, self.exact_probabilities, self.priority_range = SAMPLERS[name]
         self.capacity = capacity
         self.num_rows = 0
         self.buffer = self.make_buffer()
-        self.keys, self.row_of = {}, {}
+        self.priorities, self.row_of = {}, {}
         self.cursor = 0
         self.highest = None
         self.is_written = False
@@ -75,7 +75,7 @@ class BufferMachine(RuleBasedStateMachine):
             storage=LazyTensorStorage(self.capacity), sampler=self.make_sampler()
         )
 
-    def default_key(self):
+    def default_priority(self):
         follows_highest = isinstance(self.buffer.sampler, RankPrioritizedSampler)
         return max(1.0, self.highest or 0.0) if follows_highest else 1.0
 
@@ -83,16 +83,16 @@ class BufferMachine(RuleBasedStateMachine):
         first, self.num_rows = self.num_rows, self.num_rows + count
         return TensorDict({"row": torch.arange(first, first + count)}, [count])
 
-    def note_written(self, rows):
+    def record_written(self, rows):
         self.is_written = True
         for row in rows:
-            self.keys[self.cursor], self.row_of[self.cursor] = self.default_key(), row
+            self.priorities[self.cursor], self.row_of[self.cursor] = self.default_priority(), row
             self.cursor = (self.cursor + 1) % self.capacity
 
     @rule()
     def add(self):
         data = self.rows(1)[0]
-        self.note_written([data["row"].item()])
+        self.record_written([data["row"].item()])
         self.buffer.add(data)
 
     @rule(data=st.data())
@@ -105,24 +105,24 @@ class BufferMachine(RuleBasedStateMachine):
 
     def extend_by(self, count):
         data = self.rows(count)
-        self.note_written(data["row"].tolist())
+        self.record_written(data["row"].tolist())
         self.buffer.extend(data)
 
-    @precondition(lambda self: self.keys)
+    @precondition(lambda self: self.priorities)
     @rule(data=st.data())
     def update(self, data):
-        low, high = self.key_range
+        low, high = self.priority_range
         # Few values, so that ties are common, and any value.
-        key = st.sampled_from([1.0, 1.5, 2.0]) | st.floats(low, high, width=32)
-        pair = st.tuples(st.sampled_from(sorted(self.keys)), key)
+        priority = st.sampled_from([1.0, 1.5, 2.0]) | st.floats(low, high, width=32)
+        pair = st.tuples(st.sampled_from(sorted(self.priorities)), priority)
         pairs = data.draw(st.lists(pair, min_size=1, max_size=2 * self.capacity), label="update")
         for slot, value in pairs:
-            self.keys[slot] = value
+            self.priorities[slot] = value
         self.highest = max([value for _, value in pairs] + [self.highest or 0.0])
         slots, values = zip(*pairs, strict=True)
         self.buffer.update_priority(torch.tensor(slots), torch.tensor(values))
 
-    @precondition(lambda self: self.keys)
+    @precondition(lambda self: self.priorities)
     @rule(count=st.integers(1, 20), seed=st.integers(0, 2**16))
     def sample(self, count, seed):
         torch.manual_seed(seed)
@@ -137,13 +137,13 @@ class BufferMachine(RuleBasedStateMachine):
             weight = [(lowest / probability[slot]) ** BETA for slot in index]
             np.testing.assert_allclose(batch["priority_weight"], weight, rtol=1e-6)
 
-        # Draws follow the keys alone, whatever updates led to them.
+        # Draws depend only on the priorities, not on their history.
         twin = self.make_sampler()
         twin.load_state_dict(self.buffer.sampler.state_dict())
         torch.manual_seed(seed)
         assert twin.sample(self.buffer.storage, count)[0].tolist() == index
 
-    @precondition(lambda self: not self.keys)
+    @precondition(lambda self: not self.priorities)
     @rule()
     def sample_nothing(self):
         with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
@@ -152,7 +152,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule()
     def empty(self):
         self.buffer.empty()
-        self.keys, self.row_of = {}, {}
+        self.priorities, self.row_of = {}, {}
         self.cursor = 0
         self.highest = None
 
@@ -172,11 +172,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.buffer.load_state_dict(state)
 
     def probabilities(self):
-        return self.exact_probabilities(self.keys)
+        return self.exact_probabilities(self.priorities)
 
     @invariant()
     def length_agrees(self):
-        assert len(self.buffer) == len(self.keys)
+        assert len(self.buffer) == len(self.priorities)
 
     @invariant()
     def probabilities_agree(self):
@@ -189,13 +189,13 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def default_agrees(self):
-        assert self.buffer.sampler.default_priority == self.default_key()
+        assert self.buffer.sampler.default_priority == self.default_priority()
 
 
 @pytest.mark.filterwarnings("ignore:last_cursor is None:UserWarning")
 @pytest.mark.parametrize("capacity", [1, 5, 12])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_buffer_behaves_as_a_dictionary_of_keys(name, capacity):
+def test_a_buffer_behaves_like_a_dictionary_of_priorities(name, capacity):
     run_state_machine_as_test(
         partial(BufferMachine, name, capacity),
         settings=settings(

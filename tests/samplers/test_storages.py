@@ -1,4 +1,4 @@
-"""Keys follow the slots of every TorchRL storage, of one dimension and of many."""
+"""Priorities follow the slots of every TorchRL storage, with one or more dimensions."""
 
 import pickle
 
@@ -18,8 +18,8 @@ from torchrl.data import (
 )
 
 from helpers.sampler_buffers import (
-    assert_keys,
-    distinct_keys,
+    assert_priorities,
+    distinct_priorities,
     filled_buffer,
     grid,
     grid_buffer,
@@ -40,8 +40,8 @@ STORAGES = {
 
 class TestStorages:
     @pytest.mark.parametrize("storage", STORAGES)
-    def test_keys_follow_the_slots_of_every_storage(self, make_sampler, storage):
-        """Factors survive what is written elsewhere; a written slot starts afresh."""
+    def test_priorities_follow_the_slots_of_every_storage(self, make_sampler, storage):
+        """Factors survive writes to other slots; a written slot gets the default."""
         buffer = ReplayBuffer(
             storage=STORAGES[storage](),
             sampler=make_sampler(),
@@ -49,23 +49,23 @@ class TestStorages:
             batch_size=64,
         )
         row_of = dict(enumerate(range(-10, 0))) if storage == "tensor" else {}
-        key_of = dict.fromkeys(row_of, 1.0)
+        priority_of = dict.fromkeys(row_of, 1.0)
 
         def note(slots, first):
             for row, slot in enumerate(slots, first):
-                row_of[slot], key_of[slot] = row, buffer.sampler.default_priority
+                row_of[slot], priority_of[slot] = row, buffer.sampler.default_priority
 
         def check():
             batch, info = buffer.sample(return_info=True)
             assert batch["row"].tolist() == [row_of[slot] for slot in info["index"].tolist()]
-            assert_keys(buffer.sampler, [key_of[slot] for slot in range(len(buffer))])
+            assert_priorities(buffer.sampler, [priority_of[slot] for slot in range(len(buffer))])
 
         note(buffer.extend(rows(0, 7)).tolist(), first=0)
         check()
         index = torch.tensor([0, 3, 6, 5])
-        keys = torch.tensor([1.25, 2.5, 1.75, 2.0])
-        buffer.update_priority(index, keys)
-        key_of.update(zip(index.tolist(), keys.tolist(), strict=True))
+        priorities = torch.tensor([1.25, 2.5, 1.75, 2.0])
+        buffer.update_priority(index, priorities)
+        priority_of.update(zip(index.tolist(), priorities.tolist(), strict=True))
         check()
         note(buffer.extend(rows(7, 8)).tolist(), first=7)
         assert len(buffer) == (15 if storage == "list_without_bound" else 10)
@@ -80,22 +80,22 @@ class TestStorages:
         batch = buffer.sample()
         assert len(buffer) == 5
         assert set(batch["row"].tolist()) == set(range(11, 16))
-        assert_keys(buffer.sampler, [1.0] * 5)
+        assert_priorities(buffer.sampler, [1.0] * 5)
 
-    def test_growing_does_not_disturb_the_keys_that_are_there(self, make_sampler):
+    def test_growing_does_not_change_existing_priorities(self, make_sampler):
         buffer = TensorDictReplayBuffer(
             storage=ListStorage(), sampler=make_sampler(), batch_size=16
         )
-        keys = np.empty(0, np.float32)
+        priorities = np.empty(0, np.float32)
         for size in [1, 1, 2, 5, 30, 100, 3]:
             index = buffer.extend(rows(0, size))
-            given = distinct_keys(size)
+            given = distinct_priorities(size)
             buffer.update_priority(index, given)
-            keys = np.append(keys, given.numpy())
-            assert buffer.sample()["index"].max() < len(keys)
-            assert_keys(buffer.sampler, keys)
+            priorities = np.append(priorities, given.numpy())
+            assert buffer.sample()["index"].max() < len(priorities)
+            assert_priorities(buffer.sampler, priorities)
 
-    def test_memory_follows_the_content_and_not_the_capacity(self, make_sampler):
+    def test_memory_depends_on_the_length_and_not_on_the_capacity(self, make_sampler):
         buffer = ReplayBuffer(storage=ListStorage(), sampler=make_sampler(), batch_size=8)
         assert buffer.storage.max_size == 2**63 - 1
         buffer.extend(rows(0, 3))
@@ -105,14 +105,14 @@ class TestStorages:
 
 class TestManyDimensions:
     @pytest.mark.parametrize("shape", [(3,), (2, 3)])
-    def test_each_cell_has_a_key_of_its_own(self, make_sampler, shape):
+    def test_each_cell_has_its_own_priority(self, make_sampler, shape):
         ndim, cells = 1 + len(shape), int(np.prod(shape))
         buffer = grid_buffer(make_sampler(), 5, *shape, batch_size=64)
         index = buffer.extend(grid(0, 4, *shape))
         assert index.shape == (4 * cells, ndim)
-        keys = distinct_keys(4 * cells)
-        buffer.update_priority(index, keys)
-        assert_keys(buffer.sampler, keys)
+        priorities = distinct_priorities(4 * cells)
+        buffer.update_priority(index, priorities)
+        assert_priorities(buffer.sampler, priorities)
 
         batch = buffer.sample()
         at = torch.stack(batch["index"].unbind(-1)).numpy()
@@ -121,27 +121,29 @@ class TestManyDimensions:
 
         factor = 1.05 + 0.01 * torch.arange(64)
         buffer.update_priority(batch["index"], factor)
-        keys = keys.numpy()
-        for slot, key in zip(flat, factor.numpy(), strict=True):
-            keys[slot] = key
-        assert_keys(buffer.sampler, keys)
+        priorities = priorities.numpy()
+        for slot, priority in zip(flat, factor.numpy(), strict=True):
+            priorities[slot] = priority
+        assert_priorities(buffer.sampler, priorities)
 
     @pytest.mark.filterwarnings("ignore:Using `add:UserWarning")
     @pytest.mark.parametrize("shape", [(3,), (2, 3)])
-    def test_writing_over_the_end_resets_all_cells_of_the_rows_it_writes(self, make_sampler, shape):
+    def test_writing_past_the_end_resets_all_cells_of_the_written_rows(self, make_sampler, shape):
         cells = int(np.prod(shape))
         buffer = grid_buffer(make_sampler(), 5, *shape, buffer_class=ReplayBuffer)
-        keys = distinct_keys(4 * cells).numpy()
-        buffer.update_priority(buffer.extend(grid(0, 4, *shape)), torch.from_numpy(keys))
+        priorities = distinct_priorities(4 * cells).numpy()
+        buffer.update_priority(buffer.extend(grid(0, 4, *shape)), torch.from_numpy(priorities))
         buffer.extend(grid(100, 2, *shape))
         fresh = np.full(cells, buffer.sampler.default_priority, np.float32)
         assert len(buffer) == 5 * cells
-        assert_keys(buffer.sampler, np.concatenate([fresh, keys[cells:], fresh]))
+        assert_priorities(buffer.sampler, np.concatenate([fresh, priorities[cells:], fresh]))
 
         buffer.add(grid(200, *shape))
-        assert_keys(buffer.sampler, np.concatenate([fresh, fresh, keys[2 * cells :], fresh]))
+        assert_priorities(
+            buffer.sampler, np.concatenate([fresh, fresh, priorities[2 * cells :], fresh])
+        )
 
-    def test_index_of_a_plain_buffer_comes_as_a_tuple_and_is_taken_back(self, make_sampler):
+    def test_a_plain_buffer_returns_and_accepts_a_tuple_as_index(self, make_sampler):
         buffer = grid_buffer(make_sampler(), 4, 3, buffer_class=ReplayBuffer, batch_size=8)
         buffer.extend(grid(0, 4, 3))
         _, info = buffer.sample(return_info=True)
@@ -150,13 +152,13 @@ class TestManyDimensions:
         buffer.sampler.update_priority(
             (torch.tensor([1]), torch.tensor([2])), 2.5, storage=buffer.storage
         )
-        keys = np.ones((4, 3))
-        keys[info["index"][0], info["index"][1]] = 2.0
-        keys[1, 2] = 2.5
-        assert_keys(buffer.sampler, keys.reshape(-1))
+        priorities = np.ones((4, 3))
+        priorities[info["index"][0], info["index"][1]] = 2.0
+        priorities[1, 2] = 2.5
+        assert_priorities(buffer.sampler, priorities.reshape(-1))
 
     def test_capacity_may_be_rounded_up_at_the_first_write(self, make_sampler):
-        """A storage of 100 cells in rows of 3 makes itself 102 cells large."""
+        """A storage of 100 cells in rows of 3 grows to 102 cells."""
         buffer = TensorDictReplayBuffer(
             storage=LazyTensorStorage(100, ndim=2),
             sampler=make_sampler(),
@@ -166,7 +168,7 @@ class TestManyDimensions:
         assert buffer.storage.max_size == 100
         buffer.extend(grid(0, 40, 3))
         assert len(buffer) == buffer.storage.max_size == 102
-        assert_keys(buffer.sampler, [1.0] * 102)
+        assert_priorities(buffer.sampler, [1.0] * 102)
         # 2000 even draws miss a given one of 102 cells with a probability of 3e-9.
         torch.manual_seed(0)
         cells = buffer.sample()["index"] @ torch.tensor([3, 1])

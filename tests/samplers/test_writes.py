@@ -1,4 +1,4 @@
-"""Keys follow what is written: by every TorchRL writer, through other buffers, after emptying."""
+"""Priorities follow writes by every TorchRL writer, through other buffers, and after emptying."""
 
 import pytest
 import torch
@@ -14,32 +14,34 @@ from torchrl.data import (
     TensorStorage,
 )
 
-from helpers.sampler_buffers import assert_keys, distinct_keys, filled_buffer, rows
+from helpers.sampler_buffers import assert_priorities, distinct_priorities, filled_buffer, rows
 
 
 class TestWriters:
     @pytest.mark.parametrize("writer_class", [RoundRobinWriter, TensorDictRoundRobinWriter])
-    def test_writers_with_generations_tell_the_age_of_each_sample(self, make_sampler, writer_class):
+    def test_writers_with_generations_return_the_generation_of_each_sample(
+        self, make_sampler, writer_class
+    ):
         buffer = filled_buffer(
             make_sampler(), writer=writer_class(track_generations=True), batch_size=32
         )
         index = torch.arange(10)
-        buffer.update_priority(index, distinct_keys(10))
+        buffer.update_priority(index, distinct_priorities(10))
         buffer.extend(rows(10, 4))
         batch = buffer.sample()
         assert torch.equal(batch["index_generation"], (batch["index"] < 4).long())
         fresh = torch.full((4,), buffer.sampler.default_priority)
-        assert_keys(buffer.sampler, torch.cat([fresh, distinct_keys(10)[4:]]))
+        assert_priorities(buffer.sampler, torch.cat([fresh, distinct_priorities(10)[4:]]))
 
-    def test_write_at_resets_the_slots_it_names(self, make_sampler):
+    def test_write_at_resets_the_given_slots(self, make_sampler):
         buffer = filled_buffer(make_sampler())
-        keys = distinct_keys(10)
-        buffer.update_priority(torch.arange(10), keys)
+        priorities = distinct_priorities(10)
+        buffer.update_priority(torch.arange(10), priorities)
         buffer.writer.write_at(torch.tensor([7, 2]), rows(50, 2))
-        keys[[7, 2]] = buffer.sampler.default_priority
-        assert_keys(buffer.sampler, keys)
+        priorities[[7, 2]] = buffer.sampler.default_priority
+        assert_priorities(buffer.sampler, priorities)
 
-    def test_what_a_max_value_writer_rejects_leaves_the_keys_alone(self, make_sampler):
+    def test_rows_rejected_by_a_max_value_writer_do_not_change_priorities(self, make_sampler):
         buffer = TensorDictReplayBuffer(
             storage=LazyTensorStorage(4),
             sampler=make_sampler(),
@@ -47,19 +49,19 @@ class TestWriters:
             batch_size=32,
         )
         buffer.extend(rows(10, 4))
-        keys = torch.tensor([1.5, 2.5, 2.0, 1.25])
-        buffer.update_priority(torch.arange(4), keys)
+        priorities = torch.tensor([1.5, 2.5, 2.0, 1.25])
+        buffer.update_priority(torch.arange(4), priorities)
 
         assert buffer.add(rows(0, 1)[0]) is None
-        assert_keys(buffer.sampler, keys)
+        assert_priorities(buffer.sampler, priorities)
         assert (buffer.extend(rows(3, 2)) == -1).all()
-        assert_keys(buffer.sampler, keys)
+        assert_priorities(buffer.sampler, priorities)
 
-        # Row 50 takes the place of the lowest, row 10 in slot 0; row 5 finds none.
+        # Row 50 replaces the lowest, row 10 in slot 0. Row 5 is rejected.
         index = buffer.extend(TensorDict({"row": torch.tensor([5, 50])}, [2]))
         assert index.tolist() == [-1, 0]
-        keys[0] = buffer.sampler.default_priority
-        assert_keys(buffer.sampler, keys)
+        priorities[0] = buffer.sampler.default_priority
+        assert_priorities(buffer.sampler, priorities)
         assert set(buffer.sample()["row"].tolist()) <= {50, 11, 12, 13}
 
     def test_priorities_of_rejected_rows_are_skipped(self, make_sampler):
@@ -74,9 +76,9 @@ class TestWriters:
         buffer.extend(
             TensorDict({"row": torch.tensor([5, 50]), "factor": torch.tensor([2.25, 1.75])}, [2])
         )
-        assert_keys(buffer.sampler, [1.75, 2.5, 2.0, 1.25])
+        assert_priorities(buffer.sampler, [1.75, 2.5, 2.0, 1.25])
 
-    def test_a_dataset_that_cannot_be_written_is_sampled(self, make_sampler):
+    def test_a_read_only_dataset_can_be_sampled(self, make_sampler):
         buffer = TensorDictReplayBuffer(
             storage=TensorStorage(rows(0, 6)),
             sampler=make_sampler(),
@@ -86,31 +88,31 @@ class TestWriters:
         batch = buffer.sample()
         assert torch.equal(batch["row"], batch["index"])
         buffer.update_priority(torch.tensor([2, 4]), torch.tensor([2.0, 1.5]))
-        assert_keys(buffer.sampler, [1.0, 1.0, 2.0, 1.0, 1.5, 1.0])
+        assert_priorities(buffer.sampler, [1.0, 1.0, 2.0, 1.0, 1.5, 1.0])
 
 
 class TestStorageChangedBehindTheSampler:
-    def test_data_that_were_there_before_have_the_default_key(self, make_sampler):
+    def test_existing_data_have_the_default_priority(self, make_sampler):
         buffer = TensorDictReplayBuffer(
             storage=TensorStorage(rows(0, 6)), sampler=make_sampler(), batch_size=16
         )
         buffer.update_priority(torch.tensor([5]), torch.tensor([2.0]))
-        assert_keys(buffer.sampler, [1.0] * 5 + [2.0])
+        assert_priorities(buffer.sampler, [1.0] * 5 + [2.0])
         assert torch.equal(*buffer.sample().select("row", "index").values())
 
-    def test_set_sampler_takes_over_a_used_buffer(self, make_sampler):
+    def test_set_sampler_works_for_a_used_buffer(self, make_sampler):
         buffer = filled_buffer(RandomSampler(), 7, batch_size=16)
         buffer.set_sampler(make_sampler())
         assert buffer.sample()["index"].max() < 7
-        assert_keys(buffer.sampler, [1.0] * 7)
+        assert_priorities(buffer.sampler, [1.0] * 7)
         buffer.extend(rows(7, 1))
-        assert_keys(buffer.sampler, [1.0] * 8)
+        assert_priorities(buffer.sampler, [1.0] * 8)
 
     def test_priorities_may_be_given_before_the_first_sample(self, make_sampler):
         buffer = filled_buffer(RandomSampler(), 3)
         buffer.set_sampler(make_sampler())
         buffer.update_priority(torch.tensor([1]), torch.tensor([2.5]))
-        assert_keys(buffer.sampler, [1.0, 2.5, 1.0])
+        assert_priorities(buffer.sampler, [1.0, 2.5, 1.0])
 
     @pytest.fixture
     def two_buffers(self, make_sampler):
@@ -121,15 +123,15 @@ class TestStorageChangedBehindTheSampler:
             storage=storage, writer=writer, sampler=make_sampler(), batch_size=64
         )
         other.extend(rows(0, 8))
-        buffer.update_priority(torch.arange(8), distinct_keys(8))
+        buffer.update_priority(torch.arange(8), distinct_priorities(8))
         return other, buffer
 
     def test_writes_through_another_buffer_reset_the_slots(self, two_buffers):
         other, buffer = two_buffers
         other.extend(rows(8, 5))
         default = torch.tensor([buffer.sampler.default_priority])
-        keys = torch.cat([default.expand(3), distinct_keys(8)[3:], default.expand(2)])
-        assert_keys(buffer.sampler, keys)
+        priorities = torch.cat([default.expand(3), distinct_priorities(8)[3:], default.expand(2)])
+        assert_priorities(buffer.sampler, priorities)
 
     @pytest.mark.parametrize("refill", [1, 3, 8, 10])
     def test_another_buffer_may_empty_and_refill_the_storage(self, two_buffers, refill):
@@ -141,17 +143,17 @@ class TestStorageChangedBehindTheSampler:
         other.extend(rows(50, refill))
         batch = buffer.sample()
         assert set(batch["row"].tolist()) <= set(range(50, 50 + refill))
-        assert_keys(buffer.sampler, [1.0] * refill)
+        assert_priorities(buffer.sampler, [1.0] * refill)
 
     @pytest.mark.parametrize("refill", [1, 3, 8, 10])
-    def test_a_storage_refilled_between_two_samples_is_noticed(self, two_buffers, refill):
+    def test_a_storage_refilled_between_two_samples_is_detected(self, two_buffers, refill):
         other, buffer = two_buffers
         buffer.sample()
         other.empty()
         other.extend(rows(50, refill))
         batch = buffer.sample()
         assert set(batch["row"].tolist()) <= set(range(50, 50 + refill))
-        assert_keys(buffer.sampler, [1.0] * refill, buffer.storage)
+        assert_priorities(buffer.sampler, [1.0] * refill, buffer.storage)
 
     @pytest.mark.parametrize("saved", [3, 10])
     def test_another_buffer_may_load_the_storage(self, two_buffers, tmp_path, saved):
@@ -164,11 +166,11 @@ class TestStorageChangedBehindTheSampler:
         assert batch["index"].max() < saved
         assert len(buffer.sampler.probabilities()) == saved
 
-    def test_probabilities_can_be_brought_in_step_with_the_storage(self, two_buffers):
+    def test_probabilities_can_be_synchronized_with_the_storage(self, two_buffers):
         other, buffer = two_buffers
         other.empty()
         other.extend(rows(0, 2))
-        assert_keys(buffer.sampler, [1.0, 1.0], buffer.storage)
+        assert_priorities(buffer.sampler, [1.0, 1.0], buffer.storage)
 
 
 class TestEmpty:
@@ -180,9 +182,9 @@ class TestEmpty:
             buffer.sample()
         assert buffer.sampler.probabilities().shape == (0,)
 
-    def test_nothing_is_remembered_of_what_was_there_before(self, make_sampler):
+    def test_previous_priorities_are_discarded(self, make_sampler):
         buffer = filled_buffer(make_sampler(), batch_size=64)
-        buffer.update_priority(torch.arange(10), distinct_keys(10))
+        buffer.update_priority(torch.arange(10), distinct_priorities(10))
         buffer.sample()
         buffer.empty()
         assert buffer.sampler.probabilities().shape == (0,)
@@ -190,5 +192,5 @@ class TestEmpty:
             buffer.sample()
         buffer.extend(rows(20, 3))
         assert buffer.sampler.default_priority == 1.0
-        assert_keys(buffer.sampler, [1.0] * 3)
+        assert_priorities(buffer.sampler, [1.0] * 3)
         assert set(buffer.sample()["row"].tolist()) <= {20, 21, 22}

@@ -1,4 +1,4 @@
-"""The choice between TorchRL's general path and the fast path, for each batch."""
+"""A mixin that chooses between TorchRL's general path and the fast path for each batch."""
 
 from __future__ import annotations
 

@@ -197,10 +197,10 @@ class FastUpdates:
         """Computes :func:`~torchrl_vmfer.gradients.action_gradients` on the fast path."""
         observation = self._observation(tensordict)
         action = self._policy_action(observation)
-        values, gradients = self._ask_critics(observation, action, measure=True)
+        values, gradients = self._evaluate_critics(observation, action, measure=True)
         return values, -gradients
 
-    def _ask_critics(
+    def _evaluate_critics(
         self, observation: Tensor, action: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor]:
         """The critics' values ``[N, B]`` and action gradients at an action ``[B, A]``."""

@@ -43,7 +43,7 @@ class Squash(nn.Module):
         return self.low + (self.high - self.low) * (squashed + 1) / 2
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """The tanh, scaled to the bounds."""
+        """Computes the tanh, scaled to the bounds."""
         return self.stretch(inputs.tanh())
 
 

@@ -89,7 +89,7 @@ class FastSAC(FastUpdates):
         noise = torch.randn_like(mean)
         squashed, log_prob = self._squashed(mean, deviation, noise)
         action = self._squashed.stretch(squashed)
-        values, gradients = self._ask_critics(observation, action, self._loss.measure)
+        values, gradients = self._evaluate_critics(observation, action, self._loss.measure)
         value, used = values[: self._num_actor_critics].min(0)
         gradient = gradients.gather(0, used[None, :, None].expand(1, *action.shape)).squeeze(0)
         alpha, weights = temperature(self._loss), self._weights(tensordict, values)

@@ -1,4 +1,4 @@
-"""Soft updates of target networks in one call."""
+"""Soft update of all target networks in one call."""
 
 from __future__ import annotations
 

@@ -23,8 +23,9 @@ __all__ = ["RowStorage", "RowWriter"]
 class RowStorage(LazyTensorStorage):
     """TorchRL's :class:`~torchrl.data.LazyTensorStorage`, read and written column by column.
 
-    It takes a third of the time, for the data that the recipes store: one-dimensional rows with
-    identical entries, at the top level or under ``"next"``. It does not record the last written
+    For the data that the recipes store, it takes a third of the time. The rows must be
+    one-dimensional and have identical entries, at the top level or under ``"next"``. The storage
+    does not record the last written
     position, which slice samplers and TorchRL's storage checkpoints need.
     """
 
@@ -37,7 +38,7 @@ class RowStorage(LazyTensorStorage):
             for key, _ in columns:
                 if not isinstance(key, str) and (key[0] != "next" or len(key) > 2):
                     raise KeyError(
-                        f"RowStorage holds entries at the top level and under 'next', not {key}."
+                        f"RowStorage supports entries at the top level and under 'next', not {key}."
                     )
             self._columns_of, self._column_list = rows, columns
         return self._column_list

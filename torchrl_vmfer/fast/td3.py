@@ -59,7 +59,7 @@ class FastTD3(FastUpdates):
         observation = self._observation(tensordict)
         action, pull_back = self._policy.with_pull_back(observation)
         at = self._loss.perturbed(action)
-        values, gradients = self._ask_critics(observation, at, self._loss.measure)
+        values, gradients = self._evaluate_critics(observation, at, self._loss.measure)
         weights = self._weights(tensordict, values)
         actor_loss = with_known_gradients(
             -(values[0] * weights).sum(),

@@ -84,8 +84,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     ) -> None:
         if sampler is not None and critic_sampler is not None:
             raise TypeError(
-                "`sampler=` is another name of `critic_sampler=`: pass one of them. The actor's "
-                "is `actor_sampler=`."
+                "`sampler=` is another name for `critic_sampler=`: pass only one of them. The "
+                "actor's sampler is `actor_sampler=`."
             )
         if kwargs.get("sample_unit") is not None:
             raise ValueError(
@@ -200,7 +200,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def draw_with(
         self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draw, read and transform a batch.
+        """Draws, reads and transforms a batch.
 
         Args:
             draw: the ``sample`` of a sampler.
@@ -321,7 +321,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             return index, values
         if not self.writer.tracks_generations:
             raise ValueError(
-                "The writer counts no generations: pass writer=TensorDictRoundRobinWriter("
+                "The writer does not count generations: pass writer=TensorDictRoundRobinWriter("
                 "track_generations=True) to the buffer."
             )
         index, values = torch.as_tensor(index), torch.as_tensor(values)

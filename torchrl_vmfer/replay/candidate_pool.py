@@ -29,8 +29,8 @@ class CandidatePool:
     Args:
         buffer: a :class:`~torchrl_vmfer.HindsightReplayBuffer` or its parent class.
         size: the number of candidates drawn for each batch.
-        mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank among the candidates, the
-            highest factor having rank 1; equal factors share the probability of their ranks).
+        mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank among the candidates, where
+            the highest factor has rank 1; equal factors share the probability of their ranks).
         score: returns the factors of a batch, as a tensor ``[n]`` or as ``("vmf", "factor")`` of a
             tensordict: :class:`~torchrl_vmfer.VMFUncertainty`, for example. Its ``in_keys`` are
             read in addition to the requested keys. A function without ``in_keys`` receives only the

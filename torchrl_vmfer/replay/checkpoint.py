@@ -141,8 +141,8 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     is_full = length == capacity
     if length > storage.max_size or (is_full and storage.ndim == 1 and capacity < storage.max_size):
         raise ValueError(
-            f"The state holds {length} rows of a storage of {capacity} and this one has "
-            f"{storage.max_size}: construct it with the same capacity."
+            f"The state holds {length} rows of a storage with the capacity {capacity}, but this "
+            f"storage has the capacity {storage.max_size}: construct it with the same capacity."
         )
     present = stored_rows(storage)
     if rows is None or present is None:
@@ -155,7 +155,7 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     for key in sorted(saved.keys() | known.keys(), key=str):
         if saved.get(key) != known.get(key):
             raise ValueError(
-                f"The saved entry {key!r} is {saved.get(key, 'missing')} and the stored one is "
+                f"The saved entry {key!r} is {saved.get(key, 'missing')}, but the stored one is "
                 f"{known.get(key, 'missing')}: load the state into a buffer with the same entries."
             )
 

@@ -33,8 +33,9 @@ def is_in_ray_actor() -> bool:
 class ForeignWrites:
     """A record of the slots that any process has written since the last call.
 
-    A process reports the slots it writes to its own samplers only. But writers share their
-    counters, and round-robin writers write in order.
+    A process reports the slots that it writes only to its own samplers. The slots written by other
+    processes follow from the counters that writers share, because round-robin writers write in
+    order.
     """
 
     def __init__(self) -> None:

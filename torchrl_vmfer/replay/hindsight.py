@@ -1,4 +1,4 @@
-"""Hindsight experience replay for actor and critics."""
+"""Replay buffer with hindsight relabeling for the actor and the critics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         goal_key: the desired goal. ``("next", goal_key)`` is relabeled too if it is stored.
         achieved_goal_key: the achieved goal, which is also the first argument of ``reward_fn``.
         reward_key: the reward.
-        done_key: the end of an episode.
+        done_key: the flag that marks the end of an episode.
         trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
             transitions of several environments may be interleaved. Without it, episodes must be
             written one after the other.
@@ -137,13 +137,13 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         super().check_parts()
         if self.storage.ndim != 1:
             raise ValueError(
-                f"HindsightReplayBuffer needs a storage of one dimension, got "
-                f"ndim={self.storage.ndim}: flatten the data. Trajectory numbers keep environments "
-                "apart."
+                f"HindsightReplayBuffer requires a storage of one dimension, got "
+                f"ndim={self.storage.ndim}: flatten the data. Trajectory numbers distinguish the "
+                "environments."
             )
         if not isinstance(self.writer, RoundRobinWriter):
             raise ValueError(
-                f"HindsightReplayBuffer needs a writer that overwrites the oldest data, got "
+                f"HindsightReplayBuffer requires a writer that overwrites the oldest data, got "
                 f"{type(self.writer).__name__}: leave out `writer=` or pass a "
                 "TensorDictRoundRobinWriter."
             )
@@ -300,7 +300,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         goal, achieved = entries["goal_key"], entries["achieved_goal_key"]
         if goal.shape != achieved.shape:
             raise ValueError(
-                f"{self.goal_key!r} has the shape {list(goal.shape[1:])} and "
+                f"{self.goal_key!r} has the shape {list(goal.shape[1:])}, but "
                 f"{self.achieved_goal_key!r} has {list(achieved.shape[1:])}: desired and "
                 "achieved goals must have the same shape."
             )

@@ -261,8 +261,8 @@ class PrioritySampler(SeamSampler):
         saved = state_dict.get("sampler") if isinstance(state_dict, dict) else None
         if saved != name:
             raise ValueError(
-                f"This is not a state of {name} but of {saved}: load it into a sampler of the "
-                "class that saved it."
+                f"The state was not saved by {name} but by {saved or 'another class'}: load it "
+                "into a sampler of the class that saved it."
             )
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:

@@ -118,7 +118,7 @@ class RankPrioritizedSampler(PrioritySampler):
                 raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
         if state_dict["alpha"] != self.alpha:
             raise ValueError(
-                f"The state was saved with alpha={state_dict['alpha']} and this sampler has "
+                f"The state was saved with alpha={state_dict['alpha']}, but this sampler has "
                 f"alpha={self.alpha}: construct it with the alpha of the state."
             )
 

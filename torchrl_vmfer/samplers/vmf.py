@@ -48,7 +48,7 @@ class VMFSampler(PrioritySampler):
 
     A sampler that is never given a factor draws uniformly. It warns once, after 100 batches.
 
-    The state is kept on the CPU, regardless of the storage's device. The sampler emits no
+    The state is kept on the CPU, regardless of the storage's device. The sampler returns no
     importance weights, because the actor's distribution is changed on purpose.
 
     Args:
@@ -139,7 +139,7 @@ class VMFSampler(PrioritySampler):
             self._batches_without_factors = None
             warnings.warn(
                 f"{_PATIENCE} batches were drawn from a VMFSampler that was never given a factor: "
-                "they are uniform. After each actor update, call "
+                "they were uniform. After each actor update, call "
                 'buffer.update_actor_priority(batch, metadata["vmf_factor"]), or, for a buffer '
                 'with one sampler, buffer.update_priority(batch["index"], metadata["vmf_factor"]).',
                 stacklevel=2,
@@ -199,7 +199,7 @@ class VMFSampler(PrioritySampler):
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         if state_dict["pool_size"] != self._pool_size:
             raise ValueError(
-                f"The state was saved with pool_size={state_dict['pool_size']!r} and this sampler "
+                f"The state was saved with pool_size={state_dict['pool_size']!r}, but this sampler "
                 f"has pool_size={self._pool_size}: construct it with the pool_size of the state."
             )
 
