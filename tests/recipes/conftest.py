@@ -1,4 +1,4 @@
-"""Short training runs, in this process and on the command line."""
+"""Fixtures for short training runs, in this process and on the command line."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from vmfer_recipes.training.collection import TransitionCollector
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.vectorized import VectorCollector
 
-# absl, which rliable imports, keeps the stderr of the moment and closes it when Hydra sets up
-# logging again. It must not be the one that pytest captures.
+# absl, which rliable imports, keeps a reference to the current stderr and closes it when Hydra
+# configures logging again. It must not be the stderr that pytest captures.
 with contextlib.suppress(ImportError):
     from absl import logging as absl_logging
 
     absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
-# A MuJoCo task whose episodes end by a time limit every 50 steps, so that short runs hold
-# several and it is certain which steps lie in the middle of one.
+# A MuJoCo task with a time limit of 50 steps: short runs contain several episodes, and it is known
+# which steps lie in the middle of one.
 gym.register(
     "ShortCheetah-v0",
     gym.spec("HalfCheetah-v4").entry_point,
@@ -37,7 +37,7 @@ gym.register(
 )
 
 ROOT = Path(__file__).parents[2]
-# Later overrides win, so a test can replace any of these.
+# Later overrides take precedence, so a test can replace any of these.
 SMALL = (
     "env=InvertedPendulum-v4",
     "hidden=[16,16]",
@@ -76,7 +76,7 @@ def _run_command(
 
 
 # Checkpoints at 40, 80, 120 and 160. The crash comes after rows of both tables (140 and 150)
-# that the checkpoint of step 120 does not know of, and after the end of an episode (150).
+# that the checkpoint of step 120 does not include, and after the end of an episode (150).
 INTERRUPTED = (
     "env.name=ShortCheetah-v0",
     "total_frames=161",
@@ -95,7 +95,7 @@ class CrashError(Exception):
 
 @contextlib.contextmanager
 def _at_step(step: int, act):
-    """Does something before the step of that number, counted from where a run starts."""
+    """Calls a function before the given step, counted from the start of a run."""
     calls = itertools.count(1)
 
     def after_act(collect):
@@ -125,7 +125,7 @@ def _table(file: Path) -> list[dict[str, str]]:
     with file.open() as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
-        row.pop("steps_per_second", None)  # the one column that a clock decides
+        row.pop("steps_per_second", None)  # the only column that depends on time
     return rows
 
 
@@ -141,7 +141,7 @@ def _assert_equal(left, right, path: str = "") -> None:
             _assert_equal(one, other, f"{path}/{position}")
     elif isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype, path
-        # NaN equals NaN here: the question is whether the bits are the same.
+        # NaN equals NaN here: the comparison is bitwise.
         np.testing.assert_array_equal(left.numpy(), right.numpy(), err_msg=path)
     else:
         assert left == right, path
@@ -160,13 +160,13 @@ def _assert_same_run(left: Path, right: Path) -> None:
     ends = []
     for run_dir in (left, right):
         checkpoint = _checkpoint(run_dir)
-        # The length of train.csv depends on how many digits the speed has.
+        # The length of train.csv depends on the number of digits of the speed.
         checkpoint["parts"].pop("training")
         collector = checkpoint["parts"]["collector"]
         environments = collector.get("environments") or [collector["environment"]]
         for simulation in itertools.chain(*(each.values() for each in environments)):
             if isinstance(simulation, dict) and "qpos" in simulation:
-                # MuJoCo's scratch memory, such as that of contacts, is not the run's.
+                # MuJoCo's scratch memory, such as that of contacts, is not part of a run's state.
                 for key in simulation.keys() - SIMULATION:
                     del simulation[key]
         ends.append(checkpoint)
@@ -176,14 +176,14 @@ def _assert_same_run(left: Path, right: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def _denormal_numbers():
-    """A run may flush them to zero; other tests in this process must not."""
+    """Restores denormal numbers, which a run may flush to zero, for other tests in this process."""
     yield
     torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")
 def straight_run(tmp_path_factory):
-    """``straight_run(algorithm, *overrides)``: an ``INTERRUPTED`` run that nothing interrupted."""
+    """``straight_run(algorithm, *overrides)``: an ``INTERRUPTED`` run without the interruption."""
     done: dict[tuple[str, ...], Path] = {}
 
     def run(algorithm: str, *overrides: str) -> Path:
@@ -198,9 +198,9 @@ def straight_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def crashed_run(tmp_path_factory):
-    """``crashed_run(algorithm, *overrides)``: the same, crashed between two checkpoints.
+    """``crashed_run(algorithm, *overrides)``: the same run, crashed between two checkpoints.
 
-    Shared by tests: copy it before resuming it.
+    It is shared by tests: copy it before resuming it.
     """
     done: dict[tuple[str, ...], Path] = {}
 
@@ -216,7 +216,7 @@ def crashed_run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def at_step():
-    """``with at_step(step, act)``: calls ``act`` before a run takes that step."""
+    """``with at_step(step, act)``: calls ``act`` before the given step of a run."""
     return _at_step
 
 
@@ -232,19 +232,19 @@ def finish():
 
 @pytest.fixture(scope="session")
 def assert_same_run():
-    """Tables, last checkpoint and policy of two finished runs agree to the last bit."""
+    """Asserts that tables, last checkpoint and policy of two finished runs are bitwise equal."""
     return _assert_same_run
 
 
 @pytest.fixture(scope="session")
 def assert_equal():
-    """Nested dictionaries and lists of tensors and numbers agree to the last bit."""
+    """Asserts that nested dictionaries and lists of tensors and numbers are bitwise equal."""
     return _assert_equal
 
 
 @pytest.fixture(scope="session")
 def checkpoint():
-    """``checkpoint(run_dir, position=-1)``: the content of a checkpoint, the newest by default."""
+    """``checkpoint(run_dir, position=-1)``: the contents of a checkpoint, the newest by default."""
     return _checkpoint
 
 
@@ -256,13 +256,13 @@ def table():
 
 @pytest.fixture(scope="session")
 def configuration():
-    """``configuration(algorithm, run_dir, *overrides)``: what the command line would compose."""
+    """``configuration(algorithm, run_dir, *overrides)``: composes it like the command line."""
     return _compose
 
 
 @pytest.fixture(scope="session")
 def train():
-    """``train(algorithm, run_dir, *overrides)``: a small run in this process, to its end."""
+    """``train(algorithm, run_dir, *overrides)``: a small, complete run in this process."""
     return _train
 
 
@@ -274,8 +274,8 @@ def command():
 
 @pytest.fixture(scope="session")
 def run_command():
-    """``run_command(algorithm, run_dir, *overrides)``: a small run in a process of its own.
+    """``run_command(algorithm, run_dir, *overrides)``: a small run in a separate process.
 
-    Keywords go to ``subprocess.run``; the output is captured as text.
+    Keyword arguments are passed to ``subprocess.run``; the output is captured as a string.
     """
     return _run_command

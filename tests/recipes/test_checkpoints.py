@@ -1,4 +1,4 @@
-"""Checkpoints survive what happens to files."""
+"""Checkpoints survive damaged files, full disks and interrupted writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
 
 @contextmanager
 def largest_file(size: int):
-    """Writing past ``size`` bytes fails in the kernel, as on a full disk."""
+    """Makes writes past ``size`` bytes fail in the kernel, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -59,7 +59,7 @@ def empty(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit_of_a_tensor, empty])
-def test_damaged_newest_is_reported_and_the_one_before_used(
+def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_used(
     damage, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
@@ -75,14 +75,14 @@ def test_damaged_newest_is_reported_and_the_one_before_used(
     assert_same_run(straight, run_dir)
 
 
-def test_run_keeps_its_two_newest(crashed_run):
+def test_run_keeps_its_two_newest_checkpoints(crashed_run):
     assert names(crashed_run(*RUN) / "checkpoint") == [
         "step_000000000080.pt",
         "step_000000000120.pt",
     ]
 
 
-def test_chosen_checkpoints_are_kept_for_good_and_change_nothing(straight_run, finish, tmp_path):
+def test_selected_checkpoints_are_kept_and_do_not_affect_the_run(straight_run, finish, tmp_path):
     run_dir = tmp_path / "kept"
     finish(RUN[0], run_dir, *RUN[1:], "keep_checkpoints_at=[50,100]")
     assert names(run_dir / "checkpoint" / "kept") == [
@@ -92,7 +92,7 @@ def test_chosen_checkpoints_are_kept_for_good_and_change_nothing(straight_run, f
     assert (run_dir / "eval.csv").read_bytes() == (straight_run(*RUN) / "eval.csv").read_bytes()
 
 
-def test_newest_is_loaded_across_a_change_of_digits(tmp_path):
+def test_newest_checkpoint_is_found_when_the_number_of_digits_changes(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (9, 99, 100, 1_000_000):
         assert checkpoints.save(step, {"step": step})
@@ -100,11 +100,11 @@ def test_newest_is_loaded_across_a_change_of_digits(tmp_path):
     assert checkpoints.load() == {"step": 1_000_000}
 
 
-def test_nothing_to_load_is_none(tmp_path):
+def test_load_returns_none_without_checkpoints(tmp_path):
     assert Checkpoints(tmp_path / "absent").load() is None
 
 
-def test_nothing_readable_is_an_error_and_nothing_is_lost(crashed_run, finish, tmp_path):
+def test_unreadable_checkpoints_raise_an_error_and_are_kept(crashed_run, finish, tmp_path):
     """Starting from step 0 would overwrite the tables of a long run."""
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
     for file in (run_dir / "checkpoint").glob("*.pt"):
@@ -115,12 +115,12 @@ def test_nothing_readable_is_an_error_and_nothing_is_lost(crashed_run, finish, t
     assert (run_dir / "eval.csv").read_bytes() == before
 
 
-def test_run_continues_over_a_full_disk_and_the_older_checkpoint_stays(
+def test_run_continues_on_a_full_disk_and_keeps_the_older_checkpoint(
     straight_run, crashed_run, finish, checkpoint, tmp_path, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
     size = (run_dir / "checkpoint" / "step_000000000120.pt").stat().st_size
-    with largest_file(size):  # that of step 160 holds more rows
+    with largest_file(size):  # the checkpoint of step 160 has more rows
         finish(RUN[0], run_dir, *RUN[1:])
     errors = capfd.readouterr().err
     assert "Could not save the checkpoint of step 160" in errors
@@ -128,12 +128,12 @@ def test_run_continues_over_a_full_disk_and_the_older_checkpoint_stays(
     assert names(run_dir / "checkpoint") == ["step_000000000120.pt"]
     assert checkpoint(run_dir)["step"] == 120
     assert (run_dir / "finished").exists()
-    # The failed attempt leaves no trace in what is learned.
+    # The failed attempt does not affect training.
     straight = straight_run(*RUN)
     assert (run_dir / "eval.csv").read_bytes() == (straight / "eval.csv").read_bytes()
 
 
-def test_full_disk_leaves_the_old_file_and_no_other(tmp_path):
+def test_full_disk_leaves_only_the_old_file(tmp_path):
     file = tmp_path / "policy.pt"
     with replacing(file, "wb") as stream:
         torch.save({"weight": torch.ones(3)}, stream)
@@ -147,7 +147,7 @@ def test_full_disk_leaves_the_old_file_and_no_other(tmp_path):
     assert torch.load(file, weights_only=True)["weight"].equal(torch.ones(3))
 
 
-def test_first_checkpoint_on_a_full_disk_says_that_there_is_no_older_one(tmp_path, capsys):
+def test_failed_first_checkpoint_reports_that_there_is_no_older_one(tmp_path, capsys):
     checkpoints = Checkpoints(tmp_path)
     with largest_file(50_000):
         assert not checkpoints.save(5, {"rows": torch.zeros(100_000)})
@@ -176,12 +176,12 @@ def test_malicious_checkpoint_is_not_executed(form, tmp_path, capsys):
     assert checkpoints.load() == {"step": 1}
     assert not exploded.exists()
     assert f"{file} cannot be read" in capsys.readouterr().err
-    # It would have: the bomb is live.
+    # The bomb is live: unpickling it does execute its code.
     torch.load(file, weights_only=False) if form == "torch" else pickle.loads(file.read_bytes())
     assert exploded.exists()
 
 
-def test_whatever_is_saved_can_be_loaded(tmp_path, assert_equal):
+def test_every_saved_state_can_be_loaded(tmp_path, assert_equal):
     Pair = collections.namedtuple("Pair", "one two")
     weights = collections.OrderedDict(weight=torch.ones(2))
     state = {
@@ -221,7 +221,7 @@ def test_tensors_of_a_state_are_not_copied():
 
 
 @pytest.mark.parametrize("bad", [object(), np.zeros(2, object), Path("x"), lambda: 0])
-def test_what_cannot_be_loaded_is_not_saved_but_named(bad, tmp_path):
+def test_state_that_could_not_be_loaded_is_rejected_when_saving(bad, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, {"step": step})
@@ -270,24 +270,26 @@ def filled_buffer(cfg, rows: int):
     return buffer
 
 
-# Two observations, action and reward of 4 bytes each, two flags, and the row's number.
+# Two observations, action and reward of 4 bytes per number, two flags, and the row number.
 ROW = 4 * (17 + 17 + 6 + 1) + 2 + 8
 
 
 @pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
-def test_checkpoint_holds_the_filled_rows_only(replay, configuration, tmp_path):
+def test_checkpoint_contains_only_filled_rows(replay, configuration, tmp_path):
     cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=100000")
     buffer = filled_buffer(cfg, 1000)
     Checkpoints(tmp_path).save(1, {"step": 1, "replay": buffer.state_dict()})
     size = (tmp_path / "step_000000000001.pt").stat().st_size
-    # Besides the rows: a priority of at most 8 bytes from either sampler, and 20 kB in all.
+    # Besides the rows: at most 8 bytes per row and sampler for priorities, and 20 kB in total.
     assert 1000 * ROW < size < 1000 * (ROW + 16) + 20_000
 
 
 @pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
 @pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty", "vmf_rank"])
-def test_full_ring_resumes_where_it_was(replay, sampler, configuration, tmp_path, assert_equal):
-    # Past its capacity a buffer's cursor points into the middle of the rows.
+def test_full_ring_buffer_resumes_at_its_cursor(
+    replay, sampler, configuration, tmp_path, assert_equal
+):
+    # Once a buffer is full, its cursor points to the middle of the rows.
     overrides = (f"replay={replay}", f"sampler={sampler}", "replay.buffer_size=100")
     cfg = configuration("sac", tmp_path, *overrides)
     buffer = filled_buffer(cfg, 90)

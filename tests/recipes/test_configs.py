@@ -1,4 +1,4 @@
-"""The configuration files: complete, and the paper's."""
+"""The configuration files are complete and match the paper."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def defaults(algorithm, *overrides):
 @pytest.mark.parametrize("replay", REPLAYS)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_every_choice_composes_and_names_its_run_directory(algorithm, sampler, replay):
+def test_every_choice_composes_and_is_part_of_the_run_directory(algorithm, sampler, replay):
     cfg = defaults(algorithm, f"sampler={sampler}", f"replay={replay}", "env=Hopper-v4", "seed=7")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert cfg.run_dir == f"runs/{algorithm}/Hopper-v4/{replay}-{sampler}/seed7"
 
 
-def test_an_environment_without_a_file_names_its_run_directory_too():
+def test_an_environment_without_a_file_is_part_of_the_run_directory():
     cfg = defaults("td3", "env.name=Pusher-v4")
     assert cfg.run_dir == "runs/td3/Pusher-v4/uniform-vmf_uncertainty/seed0"
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "env").glob("*.yaml")), ids=lambda f: f.stem)
-def test_a_file_of_an_environment_is_called_like_it(file):
+def test_environment_files_are_named_after_their_environment(file):
     assert OmegaConf.load(file).name == file.stem
 
 
@@ -45,7 +45,7 @@ GROUP_FILES = [
 
 
 @pytest.mark.parametrize("file", GROUP_FILES, ids=lambda f: f"{f.parent.name}={f.stem}")
-def test_a_group_file_holds_only_what_differs_from_the_defaults(file):
+def test_group_files_contain_only_values_that_differ_from_the_defaults(file):
     content = OmegaConf.to_container(OmegaConf.load(file))
     group = file.parent.name
     chosen = defaults("td3", f"{group}={file.stem}")[group]
@@ -55,13 +55,13 @@ def test_a_group_file_holds_only_what_differs_from_the_defaults(file):
             assert OmegaConf.is_missing(usual, key) or usual[key] != value, key
 
 
-def test_the_seven_environments_are_there():
+def test_the_seven_environments_exist():
     names = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedPendulum", "Swimmer", "Walker2d"]
     found = {file.stem for file in (CONFIGS / "env").glob("*.yaml")}
     assert {f"{name}-v4" for name in names} <= found
 
 
-# The table of hyper-parameters in the paper's appendix.
+# The table of hyperparameters in the paper's appendix.
 COMMON = {
     "tau": 0.005,
     "batch_size": 256,
@@ -79,7 +79,7 @@ COMMON = {
         ("sac", {"critic_lr": 3e-4, "actor_lr": 3e-4, "target_entropy": "auto"}),
     ],
 )
-def test_defaults_are_the_table_of_the_paper(algorithm, table):
+def test_defaults_match_the_table_of_the_paper(algorithm, table):
     cfg = OmegaConf.to_container(defaults(algorithm), resolve=True)
     expected = COMMON | table
     assert {key: cfg[key] for key in expected} == expected
@@ -91,19 +91,19 @@ def test_td3_updates_its_actor_every_second_step():
     assert defaults("td3").policy_delay == 2
 
 
-def test_evaluation_and_run_length_are_those_of_the_issue():
+def test_default_evaluations_and_logger():
     cfg = defaults("td3")
     assert (cfg.eval_interval, cfg.num_eval_episodes) == (5000, 10)
     assert cfg.logger.kind == "csv"
 
 
 @pytest.mark.parametrize("replay", ["per", "per_rank"])
-def test_prioritised_replay_keeps_as_many_transitions(replay):
+def test_prioritized_replay_has_the_default_buffer_size(replay):
     assert defaults("sac", f"replay={replay}").replay.buffer_size == 1_000_000
 
 
 def test_automatic_target_entropy_is_minus_the_number_of_actions():
-    # `auto` is TorchRL's word; the paper's table says -dim(A). HalfCheetah has six actions.
+    # `auto` is TorchRL's name for -dim(A), the value of the paper. HalfCheetah has six actions.
     from torchrl_vmfer import VMFSACLoss
     from torchrl_vmfer.networks import NetworkSpec
     from vmfer_recipes.training.environments import make_environment

@@ -1,4 +1,4 @@
-"""The learning curve shows what the tables of a run hold."""
+"""The learning curve shows the contents of the tables of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVALUATION = "step,return_mean,return_std,episode_length,success_rate\n"
 
 @pytest.fixture
 def draw(monkeypatch):
-    """``draw(run_dir)``: the figure of its learning curve."""
+    """``draw(run_dir)``: draws the learning curve of a run and returns the figure."""
     figures, savefig = [], Figure.savefig
 
     def remember(figure, *args, **kwargs):
@@ -61,7 +61,7 @@ def write_run(tmp_path):
 
 
 def _levels(axes):
-    """The horizontal lines by name."""
+    """Returns the horizontal lines by name."""
     return {
         line.get_label(): line.get_ydata()[0]
         for line in axes.lines
@@ -118,7 +118,7 @@ def test_the_random_phase_is_shaded_from_0_to_its_end(draw, write_run):
         assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0, 40)
 
 
-def test_a_run_without_a_random_phase_has_no_shade(draw, write_run):
+def test_a_run_without_a_random_phase_has_no_shading(draw, write_run):
     assert "random actions" not in _legend(draw(write_run(init_random_frames=0)))
 
 
@@ -128,7 +128,7 @@ def test_each_part_is_named_once_below_the_axes(draw, write_run):
 
 
 @pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.0, 0.0, 1.0)])
-def test_directions_that_are_signs_make_one_line_instead_of_bands(draw, write_run, lengths):
+def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, write_run, lengths):
     figure = draw(write_run(lengths=lengths))
     assert [axes.get_ylabel() for axes in figure.axes] == ["evaluation return", "agreement"]
     line = figure.axes[1].lines[0]
@@ -137,7 +137,7 @@ def test_directions_that_are_signs_make_one_line_instead_of_bands(draw, write_ru
     assert len(figure.axes[1].collections) == 0  # no band
 
 
-def test_a_table_without_rows_leaves_its_panel_out(draw, write_run):
+def test_a_table_without_rows_has_no_panel(draw, write_run):
     run_dir = write_run()
     (run_dir / "train.csv").write_text("step\n")
     assert len(draw(run_dir).axes) == 1

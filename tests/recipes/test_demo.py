@@ -1,4 +1,4 @@
-"""The demo: a task with several action dimensions is solved before one's eyes."""
+"""The demo solves a task with several action dimensions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHORTENED = (
 
 @pytest.fixture
 def demo(tmp_path, capsys):
-    """``demo(*overrides)``: runs it; its directory and what it prints."""
+    """``demo(*overrides)``: runs the demo and returns its directory and output."""
 
     def run(*overrides):
         with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
@@ -43,7 +43,7 @@ def _success_rates(run_dir, name):
         return [float(row["success_rate"]) for row in csv.DictReader(file)]
 
 
-def test_the_shortened_demo_ends_with_all_its_files_and_says_that_it_is_not_solved(demo):
+def test_the_shortened_demo_writes_all_files_and_reports_that_the_task_is_not_solved(demo):
     run_dir, said = demo(*SHORTENED)
     assert said.startswith("Not solved (at success rate 0.5): Return -")
     assert "the random policy gets -" in said

@@ -1,4 +1,4 @@
-"""Tasks of the Control Suite step, end, resume and train like Gymnasium's."""
+"""DeepMind Control Suite tasks step, end, resume and train like Gymnasium's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def flat(observation) -> np.ndarray:
     return np.concatenate(parts).astype(np.float32)
 
 
-def test_steps_are_those_of_the_suite():
+def test_steps_equal_those_of_the_suite():
     simulator = make("cartpole-swingup").simulator
     reference = suite.load("cartpole", "swingup", task_kwargs={"random": 5})
     rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ def test_time_limit_truncates_and_a_discount_of_zero_terminates():
 @pytest.mark.parametrize(
     "name", ["cheetah-run", "reacher-easy", "point_mass-hard", "quadruped-run"]
 )
-def test_saved_episode_resumes_to_the_last_bit(name):
+def test_saved_episode_resumes_bitwise(name):
     env, other = make(name, 0), make(name, 1)
     size = env.action_spec.shape[-1]
     actions = np.random.default_rng(0).uniform(-1, 1, (40, size)).astype(np.float32)
@@ -108,6 +108,6 @@ def test_crashed_run_ends_like_an_uninterrupted_one(
         ("cheetah-run", {"speed": 1}, "unexpected keyword argument 'speed'.*env.kwargs"),
     ],
 )
-def test_mistakes_are_explained_in_one_line(name, kwargs, message):
+def test_user_errors_are_explained_in_one_line(name, kwargs, message):
     with pytest.raises(UserError, match=message):
         make(name, **kwargs)

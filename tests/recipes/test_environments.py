@@ -1,4 +1,4 @@
-"""Environments have the same spaces, and resume in the middle of an episode."""
+"""Environments have uniform spaces and resume in the middle of an episode."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def slow_but(quick: set[str]):
 
 
 def play(simulator, actions) -> list:
-    """Everything an environment says, over the ends of episodes."""
-    told = []
+    """Records all outputs of an environment across several episodes."""
+    outputs = []
     for action in actions:
         observation, reward, terminated, truncated, _ = simulator.step(action)
-        told.append((observation.tobytes(), float(reward), terminated, truncated))
+        outputs.append((observation.tobytes(), float(reward), terminated, truncated))
         if terminated or truncated:
-            told.append(simulator.reset()[0].tobytes())
-    return told
+            outputs.append(simulator.reset()[0].tobytes())
+    return outputs
 
 
 def through_a_file(state):
@@ -55,34 +55,34 @@ def through_a_file(state):
 
 
 @pytest.mark.parametrize("name", slow_but({"HalfCheetah-v4", "Ant-v4", "Pendulum-v1"}))
-def test_saved_episode_resumes_to_the_last_bit(name):
+def test_saved_episode_resumes_bitwise(name):
     rng = np.random.default_rng(0)
     env = make_environment(EnvConfig(name), seed=5)
     size = env.action_spec.shape[-1]
-    # Weak actions keep those tasks alive that end by falling over.
+    # Weak actions avoid early termination in tasks that end when the robot falls.
     before, after = rng.uniform(-0.3, 0.3, (2, 300, size)).astype(np.float32)
     simulator = env.simulator
     simulator.reset()
     for action in before[:230]:
         if any(simulator.step(action)[2:4]):
             simulator.reset()
-    # Stop within an episode, wherever the last one ended.
+    # Stop in the middle of an episode.
     while any(simulator.step(before[-1])[2:4]):
         simulator.reset()
     state = through_a_file(environment_state(env))
-    told = play(simulator, after)
+    outputs = play(simulator, after)
     start = simulator.reset()[0]
 
     other = make_environment(EnvConfig(name), seed=6)
     other.simulator.reset()
     play(other.simulator, before[:17])
     load_environment_state(other, state)
-    assert play(other.simulator, after) == told
-    # The generator of initial states continues, too.
+    assert play(other.simulator, after) == outputs
+    # The random generator of initial states also continues.
     assert other.simulator.reset()[0].tobytes() == start.tobytes()
 
 
-def test_saved_state_is_not_moved_by_later_steps(assert_equal):
+def test_saved_state_is_not_changed_by_later_steps(assert_equal):
     env = make_environment(EnvConfig("HalfCheetah-v4"), seed=0)
     env.simulator.reset()
     state = environment_state(env)
@@ -92,7 +92,7 @@ def test_saved_state_is_not_moved_by_later_steps(assert_equal):
     assert env.simulator.unwrapped.data.time != copy["4.data"]["time"]
 
 
-def test_time_limit_counts_on(tmp_path):
+def test_time_limit_continues_to_count_after_a_restore(tmp_path):
     env, other = (make_environment(EnvConfig("ShortCheetah-v0"), seed) for seed in (0, 1))
     actions = np.zeros((50, 6), np.float32)
     env.simulator.reset()
@@ -121,7 +121,7 @@ def test_task_starts_and_trains(name, algorithm, train, table, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["InvertedPendulum-v4", "Pendulum-v1", "Humanoid-v4"])
-def test_actions_are_rescaled_to_one_and_observations_are_of_32_bits(name):
+def test_actions_are_rescaled_to_unit_range_and_observations_are_float32(name):
     env = make_environment(EnvConfig(name), seed=0)
     spec = env.action_spec
     assert spec.dtype == torch.float32
@@ -133,15 +133,15 @@ def test_actions_are_rescaled_to_one_and_observations_are_of_32_bits(name):
     assert rollout["next", "reward"].dtype == torch.float32
 
 
-def test_full_action_is_the_full_torque():
-    # Pendulum's torque goes to 2.
+def test_maximal_action_is_the_maximal_torque():
+    # Pendulum's torque is limited to 2.
     simulator = make_environment(EnvConfig("Pendulum-v1"), seed=0).simulator
     simulator.reset()
     simulator.step(np.ones(1, np.float32))
     assert simulator.unwrapped.last_u == pytest.approx(2)
 
 
-def test_seed_decides_the_initial_states():
+def test_seed_determines_the_initial_states():
     def initial_states(seed):
         env = make_environment(EnvConfig("HalfCheetah-v4"), seed)
         return torch.stack([env.reset()["observation"] for _ in range(3)])
@@ -153,18 +153,18 @@ def test_seed_decides_the_initial_states():
 @pytest.mark.parametrize(
     ("wrong", "right"), [("HalfCheeta-v4", "HalfCheetah-v4"), ("fetchpush-v4", "FetchPush-v4")]
 )
-def test_unknown_environment_names_the_nearest(wrong, right):
+def test_unknown_environment_suggests_the_nearest_name(wrong, right):
     with pytest.raises(UserError, match=f"no environment '{wrong}'.*{right}"):
         make_environment(EnvConfig(wrong), seed=0)
 
 
-def test_discrete_actions_are_refused():
+def test_discrete_actions_are_rejected():
     with pytest.raises(UserError, match=r"CartPole-v1 has the action space Discrete\(2\)"):
         make_environment(EnvConfig("CartPole-v1"), seed=0)
 
 
 class OneArray(gym.Env):
-    """Returns the same array at every step, as simulators may, and keeps its state in a list."""
+    """An environment that returns the same array at every step and keeps its state in a list."""
 
     observation_space = gym.spaces.Box(-1e3, 1e3, (2, 2), np.float32)
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -204,8 +204,8 @@ def test_lists_of_numbers_are_part_of_the_state():
     assert other.simulator.unwrapped.state == [5, 0]
 
 
-def test_environments_within_environments_are_part_of_the_state():
-    """The mazes of Gymnasium-Robotics hold their simulator so."""
+def test_nested_environments_are_part_of_the_state():
+    """The mazes of Gymnasium-Robotics contain their simulator in this way."""
     env, other = (make_environment(EnvConfig("PointMaze_UMaze-v3"), 0) for _ in range(2))
     env.rollout(7, break_when_any_done=False)
     other.reset()
@@ -216,7 +216,7 @@ def test_environments_within_environments_are_part_of_the_state():
         np.testing.assert_array_equal(one, two)
 
 
-def test_an_environment_that_cannot_be_made_is_refused_in_one_line():
+def test_an_environment_that_cannot_be_made_is_reported_in_one_line():
     with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
         make_environment(EnvConfig("HalfCheetah-v3"), 0)
 
@@ -227,9 +227,9 @@ class Phase(enum.Enum):
 
 
 class Lever(gym.Env):
-    """Moves a lever by actions of any data type, and keeps its state in all kinds of attributes.
+    """An environment with actions of any data type and state in many kinds of attributes.
 
-    The names and dictionaries are those of FrankaKitchen: its actions have 64 bits.
+    Names and dictionaries are as in FrankaKitchen, which has float64 actions.
     """
 
     observation_space = gym.spaces.Dict(
@@ -291,7 +291,7 @@ gym.register("Lever-v0", Lever, max_episode_steps=30)
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
 @pytest.mark.parametrize("fast", ["true", "false"])
-def test_actions_of_64_bits_train_and_resume(
+def test_float64_actions_train_and_resume(
     algorithm, fast, train, at_step, assert_equal, checkpoint, table, tmp_path
 ):
     def crash():
@@ -334,7 +334,7 @@ def test_actions_of_any_type_are_rescaled_and_converted(dtype, low, high, receiv
     assert env.rollout(3)["action"].dtype == torch.float32
 
 
-def test_state_in_containers_and_generators_resumes_to_the_last_bit():
+def test_state_in_containers_and_generators_resumes_bitwise():
     env, other = (make_environment(EnvConfig("Lever-v0"), seed) for seed in (0, 1))
     actions = np.random.default_rng(0).uniform(-1, 1, (12, 2)).astype(np.float32)
     env.simulator.reset()
@@ -350,7 +350,7 @@ def test_state_in_containers_and_generators_resumes_to_the_last_bit():
     assert play(other.simulator, actions) == play(env.simulator, actions)
 
 
-def test_goals_that_are_no_vectors_are_refused_for_hindsight():
+def test_hindsight_rejects_goals_that_are_not_vectors():
     class Rewarded(Lever):
         def compute_reward(self, achieved_goal, desired_goal, info): ...
 

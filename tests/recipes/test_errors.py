@@ -1,4 +1,4 @@
-"""A mistake of the user ends with one line that says what to do, and leaves nothing behind."""
+"""A user error ends with one line that says what to do, and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Unbounded(gym.Env):
 
 
 def _run_script():
-    """What ``python recipes/td3.py`` executes."""
+    """Does what ``python recipes/td3.py`` does."""
     check_command_line("td3", TD3Config)
     td3.main()
 
 
 @pytest.fixture
-def refusal(command, tmp_path, monkeypatch, capsys):
-    """Starts TD3 in an empty directory, and returns the line with which it refuses to train."""
+def error_line(command, tmp_path, monkeypatch, capsys):
+    """Starts TD3 in an empty directory and returns its one-line error message."""
 
     def start(*overrides, run_dir=None):
         monkeypatch.chdir(tmp_path)
         before = sorted(tmp_path.rglob("*"))
-        # Short, because what is accepted by mistake is trained.
+        # Short, because a run that is accepted by mistake is trained.
         arguments = command("td3", run_dir or tmp_path / "run", "total_frames=70", *overrides)[1:]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as exit_:
@@ -83,22 +83,22 @@ def refusal(command, tmp_path, monkeypatch, capsys):
         pytest.param("--video", ["--video", "--help"], id="another program's option"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest_ones(refusal, override, named):
-    line = refusal(override)
+def test_an_unknown_name_suggests_the_nearest_ones(error_line, override, named):
+    line = error_line(override)
     assert [name for name in named if name not in line] == []
 
 
 @pytest.mark.parametrize("override", ["qqqq=1", "env=qqqq", "sampler=qqqq", "seeed=1", "repla=x"])
-def test_an_unknown_name_is_answered_with_a_short_list(refusal, override):
-    line = refusal(override)
+def test_an_unknown_name_lists_a_few_alternatives(error_line, override):
+    line = error_line(override)
     names = re.search(r"(?:Did you mean: |Known are )(.*?)[?;]", line)
     assert names is None or len(set(names[1].split(", ")) - {"..."}) <= 3
     assert len(line) < 180
 
 
 @pytest.mark.parametrize("words", [("--seed", "3"), ("seed", "3"), ("seed", "=", "3")])
-def test_a_value_in_a_word_of_its_own_is_answered_with_the_right_form(refusal, words):
-    assert refusal(*words).endswith("write seed=3.")
+def test_a_value_separated_from_its_key_suggests_the_correct_form(error_line, words):
+    assert error_line(*words).endswith("write seed=3.")
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_a_value_in_a_word_of_its_own_is_answered_with_the_right_form(refusal, w
         (("sampler=uniform,nonsense",), "There is no sampler=nonsense"),
     ],
 )
-def test_every_value_of_a_sweep_is_checked_before_the_first_run(refusal, sweep, named):
-    assert named in refusal("-m", *sweep)
+def test_every_value_of_a_sweep_is_checked_before_the_first_run(error_line, sweep, named):
+    assert named in error_line("-m", *sweep)
 
 
-def test_a_float_in_a_file_of_the_user_is_answered_with_the_integer(refusal, tmp_path):
+def test_a_float_in_a_user_file_suggests_the_integer(error_line, tmp_path):
     (tmp_path / "own" / "experiment").mkdir(parents=True)
     (tmp_path / "own" / "experiment" / "mine.yaml").write_text(
         "# @package _global_\nlog_interval: 1e6\n"
     )
-    line = refusal("--config-dir", str(tmp_path / "own"), "+experiment=mine")
+    line = error_line("--config-dir", str(tmp_path / "own"), "+experiment=mine")
     assert "experiment/mine.yaml: log_interval must be a whole number" in line
     assert "Write 1000000." in line
 
@@ -128,46 +128,46 @@ def test_a_float_in_a_file_of_the_user_is_answered_with_the_integer(refusal, tmp
     [("alpha_init=2",), ("sampler=uniform", "sampler.pool_size=5"), ("replay.her_ratio=0.5",)],
     ids=["another recipe's", "another sampler's", "another replay's"],
 )
-def test_a_key_of_another_recipe_or_choice_is_named(refusal, overrides):
+def test_a_key_of_another_recipe_or_choice_is_explained(error_line, overrides):
     key = overrides[-1].partition("=")[0]
-    assert f"{key} is not used by this recipe" in refusal(*overrides)
+    assert f"{key} is not used by this recipe" in error_line(*overrides)
 
 
 @pytest.mark.parametrize(
     ("launcher", "plugin"), [("ray", "hydra_ray_launcher"), ("slurm", "hydra_submitit_launcher")]
 )
-def test_a_launcher_that_is_not_installed_is_named_with_its_extra(refusal, launcher, plugin):
+def test_a_missing_launcher_names_the_extra_to_install(error_line, launcher, plugin):
     if importlib.util.find_spec(f"hydra_plugins.{plugin}"):
         pytest.skip(f"{plugin} is installed")
-    assert refusal(f"hydra/launcher={launcher}").endswith(f"pip install '.[{launcher}]'.")
+    assert error_line(f"hydra/launcher={launcher}").endswith(f"pip install '.[{launcher}]'.")
 
 
-def test_a_discrete_action_space_is_refused(refusal):
-    line = refusal("env.name=CartPole-v1")
+def test_a_discrete_action_space_is_rejected(error_line):
+    line = error_line("env.name=CartPole-v1")
     assert "CartPole-v1" in line
     assert "Discrete(2)" in line
     assert "choose another environment" in line
 
 
-def test_unbounded_actions_are_refused(refusal):
+def test_unbounded_actions_are_rejected(error_line):
     gym.register("Unbounded-v0", Unbounded)
     try:
-        line = refusal("env.name=Unbounded-v0")
+        line = error_line("env.name=Unbounded-v0")
     finally:
         del gym.registry["Unbounded-v0"]
     assert "Unbounded-v0" in line
     assert "choose another environment" in line
 
 
-def test_a_run_that_ends_before_learning_starts_is_refused(refusal):
-    line = refusal("total_frames=50", "init_random_frames=60")
+def test_a_run_that_ends_before_learning_starts_is_rejected(error_line):
+    line = error_line("total_frames=50", "init_random_frames=60")
     assert "total_frames=50" in line
     assert "init_random_frames=60" in line
 
 
 @pytest.mark.parametrize("sampler", ["vmf_uncertainty", "vmf_rank"])
-def test_one_critic_cannot_disagree_with_itself(refusal, sampler):
-    line = refusal(f"sampler={sampler}", "num_critics=1")
+def test_a_single_critic_is_rejected_for_vmf(error_line, sampler):
+    line = error_line(f"sampler={sampler}", "num_critics=1")
     assert f"sampler={sampler}" in line
     assert "num_critics=1" in line
     assert "at least 2" in line
@@ -194,9 +194,9 @@ def test_one_critic_cannot_disagree_with_itself(refusal, sampler):
         "sampler.smoothing=much",
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_with_its_key(refusal, override):
+def test_a_value_of_the_wrong_type_is_rejected_with_its_key(error_line, override):
     key, value = override.split("=")
-    line = refusal(override)
+    line = error_line(override)
     assert key.split(".")[-1] in line
     assert value.strip("[]") in line
 
@@ -232,34 +232,34 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_key(refusal, override):
         "sampler.initial_factor=-1",
     ],
 )
-def test_a_value_out_of_range_is_refused_with_its_key(refusal, override):
+def test_a_value_out_of_range_is_rejected_with_its_key(error_line, override):
     key, value = override.split("=")
-    line = refusal(override)
+    line = error_line(override)
     assert key.split(".")[-1] in line
     assert value.strip("[]") in line
 
 
 @pytest.mark.parametrize("key", ["sampler.kind", "sampler.mode", "replay.kind", "logger.kind"])
-def test_an_unknown_choice_within_a_group_is_refused(refusal, key):
-    # Else a misspelt kind would quietly train the baseline under another name.
-    assert "nonsense" in refusal(f"{key}=nonsense")
+def test_an_unknown_choice_within_a_group_is_rejected(error_line, key):
+    # Otherwise a misspelled kind would silently train the baseline under another name.
+    assert "nonsense" in error_line(f"{key}=nonsense")
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(refusal, device):
-    line = refusal(f"device={device}")
+def test_an_unavailable_device_is_rejected(error_line, device):
+    line = error_line(f"device={device}")
     assert device in line
     assert "use device=cpu" in line
 
 
 @pytest.mark.parametrize("override", ["seed=[1", "=3", "env=null", "seed=${nowhere}"])
-def test_a_malformed_override_is_refused(refusal, override):
-    assert override.strip("${}").split("=")[-1] in refusal(override)
+def test_a_malformed_override_is_rejected(error_line, override):
+    assert override.strip("${}").split("=")[-1] in error_line(override)
 
 
-def test_a_run_dir_that_cannot_be_made_is_refused(refusal, tmp_path):
+def test_a_run_dir_that_cannot_be_made_is_rejected(error_line, tmp_path):
     (tmp_path / "file").touch()
-    line = refusal(run_dir=tmp_path / "file" / "run")
+    line = error_line(run_dir=tmp_path / "file" / "run")
     assert str(tmp_path / "file" / "run") in line
     assert "choose another run_dir" in line
     assert "make room" not in line
@@ -269,7 +269,7 @@ def test_a_run_dir_that_cannot_be_made_is_refused(refusal, tmp_path):
     ("number", "cure"),
     [(errno.EACCES, "permission"), (errno.EROFS, "permission"), (errno.ENOSPC, "make room")],
 )
-def test_the_cure_for_a_failed_write_fits_its_cause(number, cure):
+def test_a_failed_write_suggests_a_remedy_for_its_cause(number, cure):
     line = str(unwritable("runs/a", OSError(number, os.strerror(number))))
     assert "runs/a" in line
     assert cure in line
@@ -280,8 +280,8 @@ def test_the_cure_for_a_failed_write_fits_its_cause(number, cure):
     "logger",
     ["wandb", "tensorboard"],
 )
-def test_a_logger_that_is_not_installed_is_refused(refusal, monkeypatch, logger):
+def test_a_logger_that_is_not_installed_is_rejected(error_line, monkeypatch, logger):
     monkeypatch.setitem(sys.modules, logger, None)
-    line = refusal(f"logger={logger}")
+    line = error_line(f"logger={logger}")
     assert f"pip install {logger}" in line
     assert "logger=csv" in line

@@ -1,4 +1,4 @@
-"""evaluate.py plays what a run has saved, and trusts no file."""
+"""evaluate.py plays the saved policy of a run and trusts no file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def play(monkeypatch, capsys):
 
 
 @pytest.fixture
-def refusal(monkeypatch, capsys):
+def error_line(monkeypatch, capsys):
     def start(*arguments):
         monkeypatch.setattr(sys, "argv", ["evaluate.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_:
@@ -55,7 +55,7 @@ def refusal(monkeypatch, capsys):
     return start
 
 
-def test_the_same_seeds_give_the_last_evaluation_of_the_run(run_dir, play):
+def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play):
     with (run_dir / "eval.csv").open() as file:
         last = {key: float(value or 0) for key, value in list(csv.DictReader(file))[-1].items()}
     expected = (
@@ -67,24 +67,24 @@ def test_the_same_seeds_give_the_last_evaluation_of_the_run(run_dir, play):
     assert second == expected
 
 
-def test_ten_episodes_are_played_unless_told_otherwise(td3_run, play):
+def test_ten_episodes_are_played_by_default(td3_run, play):
     assert "over 10 episodes" in play(td3_run)
 
 
-def test_no_run_dir_is_answered_with_the_usage(refusal):
-    assert "recipes/evaluate.py <run_dir>" in refusal()
+def test_a_missing_run_dir_shows_the_usage(error_line):
+    assert "recipes/evaluate.py <run_dir>" in error_line()
 
 
-def test_a_directory_that_holds_no_run_is_refused(refusal, tmp_path):
-    line = refusal(tmp_path / "nowhere")
+def test_a_directory_that_holds_no_run_is_rejected(error_line, tmp_path):
+    line = error_line(tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in line
     assert "config.yaml" in line
 
 
-def test_a_run_without_policy_and_checkpoint_is_refused(refusal, copy):
+def test_a_run_without_policy_and_checkpoint_is_rejected(error_line, copy):
     (copy / "policy.pt").unlink()
     shutil.rmtree(copy / "checkpoint")
-    assert "policy.pt" in refusal(copy)
+    assert "policy.pt" in error_line(copy)
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
@@ -99,9 +99,9 @@ def test_an_unfinished_run_is_evaluated_at_its_last_checkpoint(
     assert ", step 80, on" in play(run_dir, "episodes=1")
 
 
-def test_the_best_policy_is_evaluated_on_request(copy, play, refusal):
+def test_the_best_policy_is_evaluated_on_request(copy, play, error_line):
     (copy / "policy_best.pt").unlink()
-    assert "policy_best.pt" in refusal(copy, "policy=best")
+    assert "policy_best.pt" in error_line(copy, "policy=best")
     best = torch.load(copy / "policy.pt", weights_only=True) | {"step": 40}
     torch.save(best, copy / "policy_best.pt")
     assert "policy_best.pt, step 40," in play(copy, "policy=best", "episodes=1")
@@ -114,29 +114,29 @@ def test_a_run_of_another_algorithm_is_evaluated(copy, play):
     assert "Return " in play(copy, "episodes=1")
 
 
-def test_a_policy_of_another_environment_is_refused(refusal, copy):
+def test_a_policy_of_another_environment_is_rejected(error_line, copy):
     text = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(text.replace("InvertedPendulum-v4", "Hopper-v4"))
-    assert "observations of size 4" in refusal(copy)
+    assert "observations of size 4" in error_line(copy)
 
 
 @pytest.mark.parametrize("keep", [0, 100, 1500], ids=["empty", "start", "truncated"])
-def test_a_corrupt_policy_is_refused(refusal, copy, keep):
+def test_a_corrupt_policy_is_rejected(error_line, copy, keep):
     content = (copy / "policy.pt").read_bytes()
     assert len(content) > keep
     (copy / "policy.pt").write_bytes(content[:keep])
-    assert str(copy / "policy.pt") in refusal(copy)
+    assert str(copy / "policy.pt") in error_line(copy)
 
 
-def test_a_policy_of_other_networks_is_refused(refusal, copy):
+def test_a_policy_of_other_networks_is_rejected(error_line, copy):
     torch.save({"weight": torch.zeros(3)}, copy / "policy.pt")
-    assert str(copy / "policy.pt") in refusal(copy)
+    assert str(copy / "policy.pt") in error_line(copy)
 
 
 @pytest.mark.parametrize("content", ["", "env: [", "algorithm: ppo\nenv: {name: Hopper-v4}"])
-def test_a_corrupt_config_is_refused(refusal, copy, content):
+def test_a_corrupt_config_is_rejected(error_line, copy, content):
     (copy / "config.yaml").write_text(content)
-    assert str(copy / "config.yaml") in refusal(copy)
+    assert str(copy / "config.yaml") in error_line(copy)
 
 
 class Malicious:
@@ -152,9 +152,9 @@ class Malicious:
 @pytest.mark.parametrize(
     "save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
 )
-def test_code_in_a_policy_is_not_executed(refusal, copy, tmp_path, save):
+def test_code_in_a_policy_is_not_executed(error_line, copy, tmp_path, save):
     save({"weight": Malicious(tmp_path / "executed")}, copy / "policy.pt")
-    assert str(copy / "policy.pt") in refusal(copy)
+    assert str(copy / "policy.pt") in error_line(copy)
     assert not (tmp_path / "executed").exists()
 
 
@@ -170,13 +170,13 @@ def test_code_in_a_policy_is_not_executed(refusal, copy, tmp_path, save):
         ("video", ["video"]),
     ],
 )
-def test_a_bad_option_is_refused(refusal, td3_run, option, named):
-    line = refusal(td3_run, option)
+def test_a_bad_option_is_rejected(error_line, td3_run, option, named):
+    line = error_line(td3_run, option)
     assert [name for name in named if name not in line] == []
 
 
 def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, capsys):
-    # Set and deleted, so that what the recipe chooses is undone afterwards.
+    # Set and deleted, so that the recipe's choice is undone afterwards.
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr(sys, "argv", ["evaluate.py", str(copy), "episodes=1", "video=true"])

@@ -1,4 +1,4 @@
-"""The examples of policies and own networks run from a folder outside the repository."""
+"""The examples of policies and custom networks run from a folder outside the repository."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_a_policy_with_an_own_network_is_trained_and_used_elsewhere(train, tmp_path, monkeypatch):
+def test_a_policy_with_a_custom_network_is_trained_and_used_elsewhere(train, tmp_path, monkeypatch):
     shutil.copy(EXAMPLES / "own_network" / "residual.py", tmp_path)
     shutil.copy(EXAMPLES / "use_policy.py", tmp_path)
     monkeypatch.chdir(tmp_path)

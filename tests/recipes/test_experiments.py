@@ -1,4 +1,4 @@
-"""The experiments of the paper: what they ask for, and that an interrupted sweep goes on."""
+"""The paper's experiments have the documented size, and an interrupted sweep resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = (
     "replay.buffer_size=1000",
     "sampler=uniform,vmf_rank",
 )
-# The command of a comment in an experiment, and what it says of the work.
+# The command in the comment of an experiment, and the stated amount of work.
 COMMAND = re.compile(
     r"python recipes/(\w+)\.py -m \+experiment=(\w+)(.*)\n"
     r"#\s+(\d+) runs × ([\d,]+) steps(?: × ([\d.]+))? = ([\d.]+) h"
@@ -46,7 +46,7 @@ def _commands():
 
 
 def _fixed(options: str) -> list[str]:
-    """The options of a command that are the same for all of its runs."""
+    """Returns the options that are the same for all runs of a command."""
     return [option for option in options.split() if "," not in option]
 
 
@@ -58,7 +58,7 @@ def _compose(recipe: str, overrides: list[str]):
 @pytest.mark.parametrize(
     ("file", "recipe", "name", "options", "runs", "steps", "factor", "hours"), list(_commands())
 )
-def test_comments_tell_the_true_amount_of_work(
+def test_comments_state_the_correct_amount_of_work(
     file, recipe, name, options, runs, steps, factor, hours
 ):
     cfg = _compose(recipe, [f"+experiment={name}", *_fixed(options)])
@@ -80,7 +80,7 @@ def test_comments_tell_the_true_amount_of_work(
 @pytest.mark.parametrize(
     ("file", "recipe", "name", "options", "runs", "steps", "factor", "hours"), list(_commands())
 )
-def test_every_run_of_a_sweep_has_a_directory_of_its_own(
+def test_every_run_of_a_sweep_has_its_own_directory(
     file, recipe, name, options, runs, steps, factor, hours
 ):
     overrides = [f"+experiment=[{name},short]", *_fixed(options)]
@@ -88,7 +88,7 @@ def test_every_run_of_a_sweep_has_a_directory_of_its_own(
     params = {key: str(value) for key, value in cfg.hydra.sweeper.params.items()}
     grid = params | dict(option.split("=") for option in options.split())
     grid["seed"] = "0,1"
-    # Two environments and seeds stand for all: composing takes long.
+    # Two environments and seeds stand for all, because composing is slow.
     choices = {
         key: values.split(",")[: 2 if key == "env" else None] for key, values in grid.items()
     }
@@ -102,8 +102,8 @@ def test_every_run_of_a_sweep_has_a_directory_of_its_own(
 
 
 def test_all_experiments_have_a_command():
-    told = {parameters.values[2] for parameters in _commands()}
-    assert told == {file.stem for file in EXPERIMENTS} - {"demo", "short"}
+    names = {parameters.values[2] for parameters in _commands()}
+    assert names == {file.stem for file in EXPERIMENTS} - {"demo", "short"}
 
 
 def _sweep(tmp_path, *options):
@@ -135,7 +135,7 @@ def _finished(tmp_path) -> dict[Path, int]:
     ],
 )
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path, count, options):
+def test_a_killed_sweep_resumes_where_it_stopped(tmp_path, count, options):
     if count == 4:
         pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweep = _sweep(tmp_path, *options)
@@ -161,5 +161,5 @@ def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path, count, options):
     planned, complaints = read_records(tmp_path)
     assert {run.run_dir for run in planned} == after.keys()
     assert not complaints
-    if count == 2:  # what workers of joblib print is not seen here
+    if count == 2:  # the output of joblib workers is not captured here
         assert out.count("is finished. Nothing to do.") == len(before)

@@ -1,4 +1,4 @@
-"""export.py writes files that act as the policy does, or none."""
+"""export.py writes only files that act like the policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def runs(train, tmp_path_factory):
 
 @pytest.fixture
 def start(monkeypatch, capsys):
-    """Runs the program. Returns exit code, output and errors."""
+    """Runs the program and returns exit code, output and errors."""
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
@@ -48,7 +48,7 @@ def start(monkeypatch, capsys):
 
 
 def exported(file):
-    """The function of an exported file, loaded without this library."""
+    """Loads the function of an exported file without this library."""
     if file.suffix == ".ts":
         module = torch.jit.load(file)
         return lambda *arrays: module(*map(torch.from_numpy, arrays)).numpy()
@@ -100,7 +100,7 @@ def test_a_file_that_differs_is_not_written(runs, start, tmp_path, monkeypatch):
     assert not list(run_dir.glob("*.unfinished"))
 
 
-def test_missing_packages_are_named(runs, start, monkeypatch):
+def test_missing_packages_are_reported(runs, start, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     code, _, errors = start(runs / "sac", "format=onnx")
     assert code == 2
@@ -116,7 +116,7 @@ def test_missing_packages_are_named(runs, start, monkeypatch):
         (["format=torchscript", "output=/proc/nowhere/policy.ts"], "choose another output="),
     ],
 )
-def test_a_mistake_takes_one_line(runs, start, arguments, message):
+def test_a_user_error_takes_one_line(runs, start, arguments, message):
     code, _, errors = start(runs / "sac", *arguments)
     assert code == 2
     assert errors.count("\n") == 1

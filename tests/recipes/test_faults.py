@@ -1,4 +1,4 @@
-"""What breaks around a run ends it with one line, and costs nothing that was saved."""
+"""Faults outside of a run end it with one line and do not damage saved files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = ("td3", "sampler=vmf_rank")
 
 
 class Breaking(gym.Env):
-    """A point on a line. Training, not evaluation, breaks it at step 75 of its life."""
+    """A point on a line. It fails at step 75, counted over all episodes, in training only."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
@@ -53,7 +53,7 @@ class Breaking(gym.Env):
 
 @pytest.fixture
 def breaking(monkeypatch):
-    """``breaking(fault)``: the environment ``Breaking-v0`` breaks so, or is whole with ``None``."""
+    """``breaking(fault)``: makes ``Breaking-v0`` fail in this way, or not at all with ``None``."""
     gym.register("Breaking-v0", Breaking, max_episode_steps=20)
     yield lambda fault: monkeypatch.setattr(Breaking, "fault", fault)
     del gym.registry["Breaking-v0"]
@@ -70,7 +70,7 @@ def steps_saved(run_dir: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "fast", "told"),
+    ("fault", "fast", "message"),
     [
         ("raises", "true", r"raised ZeroDivisionError \(the gearbox; line \d+ of test_faults.py\)"),
         ("nan reward", "false", "returned the reward nan"),
@@ -78,15 +78,17 @@ def steps_saved(run_dir: Path) -> list[int]:
         ("infinite observation", "false", "returned NaN or infinity in 'observation'"),
     ],
 )
-def test_broken_environment_is_named_with_its_step(fault, fast, told, breaking, train, tmp_path):
+def test_failing_environment_is_reported_with_its_step(
+    fault, fast, message, breaking, train, tmp_path
+):
     breaking(f"training {fault}")
-    with pytest.raises(UserError, match=rf"^At step 75: Breaking-v0 {told}: fix it") as error:
+    with pytest.raises(UserError, match=rf"^At step 75: Breaking-v0 {message}: fix it") as error:
         train("td3", tmp_path, *BREAKING, f"fast={fast}")
     assert len(str(error.value).splitlines()) == 1
     assert steps_saved(tmp_path) == [40, 60]
 
 
-def test_run_in_a_fixed_environment_resumes_as_if_it_had_never_broken(
+def test_run_in_a_repaired_environment_resumes_exactly(
     breaking, train, assert_same_run, tmp_path, capsys
 ):
     breaking("training nan reward")
@@ -98,7 +100,9 @@ def test_run_in_a_fixed_environment_resumes_as_if_it_had_never_broken(
     assert_same_run(train("td3", tmp_path / "whole", *BREAKING), tmp_path / "broken")
 
 
-def test_environment_that_breaks_in_an_evaluation_is_named_with_the_step(breaking, train, tmp_path):
+def test_environment_that_fails_in_an_evaluation_is_reported_with_the_step(
+    breaking, train, tmp_path
+):
     breaking("evaluation raises")
     # Evaluations at 0, 30, 60 and 90 of 20 steps each: step 75 lies in the fourth.
     with pytest.raises(UserError, match=r"^In the evaluation at step 90: Breaking-v0 raised"):
@@ -109,7 +113,7 @@ def test_environment_that_breaks_in_an_evaluation_is_named_with_the_step(breakin
 @pytest.mark.parametrize(
     ("overrides", "sign", "saved"),
     [
-        # The first update, at step 61, makes the critics immense; the second the actor NaN.
+        # The first update, at step 61, makes the critics huge; the second makes the actor NaN.
         (("log_interval=1",), "critic_loss is (inf|nan) at step 62", [31]),
         (("log_interval=100",), "critic_loss is (inf|nan) at step 62", [31]),
         (("log_interval=100", "checkpoint_interval=25"), "Pendulum-v1 got an action", [25, 50]),
@@ -117,7 +121,7 @@ def test_environment_that_breaks_in_an_evaluation_is_named_with_the_step(breakin
     ],
     ids=["log", "checkpoint", "action", "priority"],
 )
-def test_diverged_training_ends_before_it_is_saved(overrides, sign, saved, train, tmp_path):
+def test_diverged_training_stops_before_it_is_saved(overrides, sign, saved, train, tmp_path):
     options = ("env.name=Pendulum-v1", "critic_lr=1e9", "checkpoint_interval=31")
     with pytest.raises(UserError, match=f"Training diverged, {sign}.*: use smaller learning rates"):
         train("td3", tmp_path, *options, *overrides)
@@ -138,7 +142,7 @@ def disk(tmp_path):
 
 
 def fill(disk: Path, but_for: int) -> Path:
-    """Leaves so many bytes free."""
+    """Fills the disk up to the given number of free bytes."""
     filler = disk / "filler"
     filler.write_bytes(b"\0" * (shutil.disk_usage(disk).free - but_for))
     return filler
@@ -149,7 +153,7 @@ def saved_files(run_dir: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("room", [0, 20_000], ids=["at-once", "from-the-next-checkpoint-on"])
-def test_full_disk_costs_nothing_that_was_saved(
+def test_full_disk_does_not_damage_saved_files(
     room, disk, straight_run, crashed_run, finish, assert_same_run, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
@@ -168,7 +172,7 @@ def test_full_disk_costs_nothing_that_was_saved(
     assert not list(run_dir.rglob("*.unfinished"))
 
 
-def test_read_only_directory_is_refused(disk, crashed_run, finish):
+def test_read_only_directory_is_rejected(disk, crashed_run, finish):
     run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(UserError, match=r"Read-only file system.*choose another run_dir") as error:

@@ -65,7 +65,7 @@ def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("seed=3", "--help", "nonsense=1")])
-def test_help_fits_the_screen_whatever_else_is_asked(name, arguments, help_of):
+def test_help_fits_the_screen_with_any_other_arguments(name, arguments, help_of):
     lines = help_of(name, *arguments).splitlines()
     assert lines[0].startswith(f"Usage: python recipes/{name}.py")
     assert max(map(len, lines)) <= 100
@@ -94,7 +94,7 @@ def test_hydra_still_prints_the_configuration(help_of):
     assert printed.sampler.name == "vmf_uncertainty"
 
 
-def test_a_recipe_from_elsewhere_adds_keys_and_changes_defaults():
+def test_an_external_recipe_adds_keys_and_changes_defaults():
     @dataclass
     class MineConfig(TD3Config):
         gamma: float = 0.5
@@ -108,7 +108,7 @@ def test_a_recipe_from_elsewhere_adds_keys_and_changes_defaults():
     assert {each.name for each in describe(TD3Config)} < described.keys()
 
 
-def test_a_field_without_a_meaning_is_an_error_of_the_programmer():
+def test_a_field_without_a_description_raises_an_error():
     @dataclass
     class MineConfig(Config):
         gamma: float = 0.5

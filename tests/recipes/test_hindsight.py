@@ -1,4 +1,4 @@
-"""Hindsight replay in the recipes: what is stored, what networks see, and how it goes on."""
+"""Hindsight replay in the recipes: stored data, network inputs, and resuming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.options import EnvConfig
 from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
 
-# The buffer of 120 is full and its oldest episode cut before the crash at step 155.
+# The buffer of 120 rows is full and its oldest episode cut off before the crash at step 155.
 HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_ema", "vmf_pool", "vmf_direct")
 SMALL = {"vmf_pool": ["sampler.pool_size=64"], "vmf_direct": ["sampler.num_candidates=48"]}
@@ -42,7 +42,7 @@ def overrides(sampler):
 def test_crashed_run_ends_like_an_uninterrupted_one(
     algorithm, sampler, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
 ):
-    # Later keys win: the environment is not the one of other tests of resuming.
+    # Later keys take precedence: the environment differs from that of other tests of resuming.
     options = [*overrides(sampler), "env.name=FetchReach-v4"]
     straight = straight_run(algorithm, *options)
     resumed = shutil.copytree(crashed_run(algorithm, *options), tmp_path / "run")
@@ -53,7 +53,7 @@ def test_crashed_run_ends_like_an_uninterrupted_one(
 
 @pytest.fixture(scope="module")
 def runs(train, tmp_path_factory):
-    """The same run by the short way to the simulator and by TorchRL's."""
+    """The same run with the direct collector and with TorchRL's."""
     folder = tmp_path_factory.mktemp("runs")
     return {
         fast: train(
@@ -75,8 +75,8 @@ def test_raw_observations_and_goals_are_stored(runs, checkpoint):
     assert set(rows) == {"observation", "desired_goal", "action", "next"}
     assert set(rows["next"]) == {"observation", "achieved_goal", "reward", "done", "terminated"}
     assert rows["observation"].shape == (110, 10)
-    # The first three numbers of FetchReach's observation are the position, which is the goal
-    # achieved: metres around 1, which normalised ones are not.
+    # The first three numbers of FetchReach's observation are the position, which is the
+    # achieved goal: about 1 m, unlike normalized values.
     following = rows["next"]["observation"][:, :3]
     torch.testing.assert_close(following, rows["next"]["achieved_goal"])
     assert following.mean() > 0.5
@@ -87,7 +87,7 @@ def test_raw_observations_and_goals_are_stored(runs, checkpoint):
 def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
     fast, slow = (rows_in(checkpoint(runs[way])["parts"]["replay"]) for way in (True, False))
     for rows in (fast, slow):
-        rows.pop("index", None)  # TorchRL's writer notes the slots
+        rows.pop("index", None)  # TorchRL's writer also stores the slots
     order = sorted(fast)
     assert order == sorted(slow)
     for key in order:
@@ -97,7 +97,7 @@ def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
         assert torch.equal(fast["next"][key], slow["next"][key]), key
 
 
-def test_statistics_are_those_of_all_collected_data(runs, checkpoint):
+def test_statistics_cover_all_collected_data(runs, checkpoint):
     parts = checkpoint(runs[True])["parts"]
     rows, seen = rows_in(parts["replay"]), parts["perception"]
     observation = rows["observation"].double()
@@ -110,7 +110,7 @@ def test_statistics_are_those_of_all_collected_data(runs, checkpoint):
     torch.testing.assert_close(seen["goal.squares"] / 220, goals.var(0, unbiased=False))
 
 
-def test_tables_and_summary_tell_the_success_rate(train, table, tmp_path, capsys):
+def test_tables_and_summary_show_the_success_rate(train, table, tmp_path, capsys):
     train("td3", tmp_path, *overrides("vmf_ema"), "num_eval_episodes=2")
     rates = [float(row["success_rate"]) for row in table(tmp_path / "eval.csv")]
     assert all(rate in (0.0, 0.5, 1.0) for rate in rates)
@@ -119,7 +119,7 @@ def test_tables_and_summary_tell_the_success_rate(train, table, tmp_path, capsys
 
 def test_evaluate_plays_with_the_statistics_of_the_run(train, table, tmp_path, monkeypatch, capsys):
     train("td3", tmp_path, *overrides("uniform"), "num_eval_episodes=2", "eval_interval=1000")
-    # The seed of the run's own evaluations.
+    # The seed of the evaluations of the run.
     arguments = ["evaluate.py", str(tmp_path), "episodes=2", "seed=1000000"]
     monkeypatch.setattr(sys, "argv", arguments)
     capsys.readouterr()
@@ -130,7 +130,7 @@ def test_evaluate_plays_with_the_statistics_of_the_run(train, table, tmp_path, m
     assert "success rate" in output
 
 
-def test_an_environment_without_goals_is_refused(train, tmp_path):
+def test_an_environment_without_goals_is_rejected(train, tmp_path):
     with pytest.raises(UserError, match=r"Hopper-v4 has none.*FetchReach-v4"):
         train("td3", tmp_path, "replay=her", "env=Hopper-v4")
 
@@ -144,7 +144,7 @@ def test_goals_without_hindsight_are_part_of_the_observation():
 
 
 class TestRunningStatistics:
-    def test_equal_numpy_in_any_portions(self):
+    def test_equal_numpy_for_any_chunk_sizes(self):
         data = np.random.default_rng(0).normal([3, -2, 1e4], [1, 5, 0.1], (500, 3))
         statistics = RunningStatistics(3)
         for portion in np.split(data, [1, 2, 40, 300]):
@@ -170,7 +170,7 @@ class TestRunningStatistics:
             [pytest.approx(1.0, rel=1e-4)],
         ]
 
-    def test_nothing_seen_yet_leaves_numbers_finite(self):
+    def test_numbers_are_finite_before_the_first_observation(self):
         assert RunningStatistics(1).normalized(torch.ones(1, 1)).isfinite().all()
 
 

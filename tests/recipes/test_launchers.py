@@ -1,4 +1,4 @@
-"""Sweeps in several processes: finished runs are skipped, others resumed, and mistakes told."""
+"""Sweeps in several processes skip finished runs, resume others and report user errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = ("total_frames=70", "eval_interval=1000", "hidden=[8,8]", "batch_size=8"
 LAUNCHERS = {
     "joblib": "hydra_joblib_launcher",
     "ray": "hydra_ray_launcher",
-    "submitit_local": "hydra_submitit_launcher",  # what Slurm's differs from by the queue only
+    "submitit_local": "hydra_submitit_launcher",  # differs from Slurm's launcher only in the queue
 }
 
 
@@ -31,7 +31,7 @@ def _times(run_dir: Path) -> dict[Path, int]:
         for name in LAUNCHERS
     ],
 )
-def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
+def test_workers_skip_resume_and_start_runs_despite_a_user_error(
     launcher, command, train, tmp_path
 ):
     pytest.importorskip(f"hydra_plugins.{LAUNCHERS[launcher]}")
@@ -66,7 +66,7 @@ def test_workers_skip_resume_and_start_runs_and_outlive_a_mistake(
     ("seeds", "count"),
     [pytest.param("0,1,2", 2, id="a run waits"), pytest.param("0,1", 3, id="a worker idles")],
 )
-def test_ctrl_c_lets_all_workers_of_a_sweep_save(seeds, count, command, tmp_path):
+def test_ctrl_c_makes_all_workers_of_a_sweep_save(seeds, count, command, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     frames = ("total_frames=1000000", "checkpoint_interval=1000000")
     workers = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={count}")

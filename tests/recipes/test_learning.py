@@ -1,4 +1,4 @@
-"""The recipes learn: a task that a random policy fails and a few hundred steps solve."""
+"""The recipes learn a task that a random policy fails, within a few hundred steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
-# A random policy gets -7.8 and a perfect one, which needs a step or two to arrive, about -0.3.
+# A random policy reaches -7.8; a perfect one, which arrives in one or two steps, about -0.3.
 SOLVED = -2.0
 
 
 class Point(gym.Env):
-    """A point in a square that the action moves; the closer to the middle, the better."""
+    """A point in a square. Actions move it, and the reward is higher near the center."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -84,7 +84,7 @@ def test_an_actor_that_does_not_learn_fails_the_same_criterion(final_return):
 @pytest.mark.parametrize(
     ("algorithm", "loss_class"), [("td3", VMFTD3Loss), ("sac", VMFSACLoss)], ids=["td3", "sac"]
 )
-def test_an_actor_that_descends_its_value_fails_the_same_criterion(
+def test_an_actor_that_minimizes_its_value_fails_the_same_criterion(
     final_return, monkeypatch, algorithm, loss_class
 ):
     right = loss_class.actor_loss

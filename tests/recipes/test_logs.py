@@ -1,4 +1,4 @@
-"""What a run leaves behind: tables, picture, policy, and the loggers that mirror the tables."""
+"""The output of a run: tables, figure, policy, and the loggers that mirror the tables."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def uniform_run(train, tmp_path_factory):
     return train("sac", tmp_path_factory.mktemp("uniform") / "run", "sampler=uniform", *SHORT)
 
 
-def test_evaluations_have_the_agreed_columns_from_step_0_to_the_end(vmf_run):
+def test_evaluations_have_the_documented_columns_from_step_0_to_the_end(vmf_run):
     header = (vmf_run / "eval.csv").read_text().splitlines()[0]
     assert header == "step,return_mean,return_std,episode_length,success_rate"
     assert [int(row["step"]) for row in rows(vmf_run / "eval.csv")] == [0, 50, 100, 130]
 
 
-def test_the_success_rate_is_empty_where_the_task_knows_none(vmf_run):
+def test_the_success_rate_is_empty_for_a_task_without_success(vmf_run):
     assert {row["success_rate"] for row in rows(vmf_run / "eval.csv")} == {""}
 
 
@@ -60,8 +60,8 @@ def test_training_rows_start_with_the_step_and_end_with_the_last_one(vmf_run):
 
 
 @pytest.mark.parametrize("run", ["vmf_run", "uniform_run"])
-def test_training_rows_hold_losses_and_vmf_statistics_in_their_ranges(run, request):
-    """A baseline too says how much its critics agree."""
+def test_training_rows_contain_losses_and_vmf_statistics_in_range(run, request):
+    """A baseline also reports how much its critics agree."""
     for row in rows(request.getfixturevalue(run) / "train.csv"):
         values = {key: float(value) for key, value in row.items()}
         assert values["critic_loss"] >= 0
@@ -94,7 +94,7 @@ def test_the_summary_names_the_files_the_return_and_the_random_policy(vmf_run, o
         assert str(vmf_run / name) in summary
 
 
-def test_tensorboard_gets_what_the_tables_get(train, tmp_path):
+def test_tensorboard_logs_the_contents_of_the_tables(train, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run_dir = train("td3", tmp_path / "run", "logger=tensorboard", *SHORT)
@@ -109,7 +109,7 @@ def test_tensorboard_gets_what_the_tables_get(train, tmp_path):
         log.Tags()["scalars"]
     )
     assert events.parent.name == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0"
-    # For the page "HPARAMS", and as text.
+    # For the page "HPARAMS", and as a string.
     assert "_hparams_/session_start_info" in log.Tags()["tensors"] + list(log.summary_metadata), (
         log.Tags()
     )
@@ -120,7 +120,7 @@ def test_tensorboard_gets_what_the_tables_get(train, tmp_path):
 
 @pytest.fixture
 def wandb_home(tmp_path, monkeypatch):
-    """No account, and nobody to ask for one."""
+    """Sets up Weights & Biases without an account and without prompts."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     for name in ("CACHE_DIR", "CONFIG_DIR", "DATA_DIR"):
@@ -134,7 +134,7 @@ def wandb_home(tmp_path, monkeypatch):
 
 
 def _contents(data):
-    """The records of a file in LevelDB's log format, which Weights & Biases uses."""
+    """Returns the records of a file in LevelDB's log format, which Weights & Biases uses."""
     content, position, record = data.read_bytes(), 7, b""
     while position < len(content):
         left = 2**15 - position % 2**15  # the size of a block
@@ -148,7 +148,7 @@ def _contents(data):
 
 
 def _records(data):
-    """What Weights & Biases has written to a file: the run, and the rows of its history."""
+    """Returns the run and the history rows that Weights & Biases has written to a file."""
     for _ in range(100):  # its own process writes the file
         run, history = _read_records(data)
         if run is not None:
@@ -172,7 +172,7 @@ def _read_records(data):
     return run, history
 
 
-def test_wandb_offline_gets_tables_hyper_parameters_and_group(train, wandb_home, tmp_path):
+def test_offline_wandb_logs_tables_hyperparameters_and_group(train, wandb_home, tmp_path):
     run_dir = train("td3", tmp_path / "run", "logger=wandb", "logger.offline=true", *SHORT)
     assert wandb_home.run is None  # closed by the recipe
     (data,) = run_dir.rglob("offline-run-*/*.wandb")
@@ -211,12 +211,12 @@ def test_a_resumed_run_continues_the_same_run_at_wandb(train, at_step, wandb_hom
     assert len({run.run_id for run in runs}) == 1
 
 
-def test_wandb_without_a_login_is_refused_before_training(configuration, wandb_home, tmp_path):
+def test_wandb_without_a_login_is_rejected_before_training(configuration, wandb_home, tmp_path):
     with pytest.raises(UserError, match=r"`wandb login`.*logger\.offline=true or logger=csv"):
         to_config(configuration("td3", tmp_path / "run", "logger=wandb"))
 
 
-def test_a_logger_of_the_user_gets_hyper_parameters_and_tables(train, tmp_path, monkeypatch):
+def test_a_custom_logger_receives_hyperparameters_and_tables(train, tmp_path, monkeypatch):
     (tmp_path / "my_logging.py").write_text(
         "from torchrl.record.loggers import CSVLogger\n"
         "class MyLogger(CSVLogger):\n"
@@ -275,7 +275,7 @@ def test_a_table_that_lost_rows_is_not_continued(tmp_path, content):
         table.load_state_dict(state)
 
 
-def test_averages_are_over_what_was_added_since_they_were_read():
+def test_averages_cover_the_values_added_since_the_last_read():
     averages = Averages()
     averages.add(a=torch.tensor(1.0), b=torch.tensor(5.0))
     averages.add(a=torch.tensor(2.0))
@@ -285,7 +285,7 @@ def test_averages_are_over_what_was_added_since_they_were_read():
     assert averages.pop() == {}
 
 
-def test_averages_go_on_from_a_state_that_later_values_do_not_change():
+def test_averages_resume_from_a_state_that_later_values_do_not_change():
     averages = Averages()
     averages.add(a=torch.tensor(1.0))
     state = averages.state_dict()

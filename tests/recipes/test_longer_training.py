@@ -1,4 +1,4 @@
-"""Raising ``total_frames`` of a run gives the run that was asked for from the start."""
+"""A run that is extended by raising ``total_frames`` equals a run of that length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = "total_frames=95"
 
 @pytest.fixture(scope="session")
 def short_run(straight_run):
-    """``short_run(algorithm, *overrides)``: a finished run that ends early; copy it before use."""
+    """``short_run(algorithm, *overrides)``: a finished run that ends early. Copy it before use."""
     return lambda algorithm, *overrides: straight_run(algorithm, *overrides, SHORT)
 
 
@@ -39,7 +39,7 @@ def weights(file: Path) -> dict:
 
 
 @pytest.fixture
-def assert_as_if_from_the_start(assert_same_run, assert_equal):
+def assert_equals_run_of_full_length(assert_same_run, assert_equal):
     def check(straight: Path, continued: Path) -> None:
         assert_same_run(straight, continued)
         assert_equal(*(weights(run / "policy_best.pt") for run in (straight, continued)))
@@ -65,41 +65,41 @@ def assert_as_if_from_the_start(assert_same_run, assert_equal):
     ],
     ids="-".join,
 )
-def test_finished_run_continues_as_if_asked_for_from_the_start(
-    combination, short_run, straight_run, finish, assert_as_if_from_the_start, tmp_path, capfd
+def test_extended_run_equals_a_run_of_that_length(
+    combination, short_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path, capfd
 ):
     algorithm, *overrides = combination
     run_dir = shutil.copytree(short_run(*combination), tmp_path / "run")
-    # Otherwise the test would not see whether the last rows are removed.
+    # Otherwise the test would not detect whether the last rows are removed.
     assert steps(run_dir / "eval.csv") == [0, 70, 95]
     assert steps(run_dir / "train.csv") == [50, 95]
     finish(algorithm, run_dir, *overrides)
     assert "at step 95." in capfd.readouterr().err
-    assert_as_if_from_the_start(straight_run(*combination), run_dir)
+    assert_equals_run_of_full_length(straight_run(*combination), run_dir)
 
 
 def test_run_killed_at_the_start_of_its_continuation_continues(
-    short_run, straight_run, finish, assert_as_if_from_the_start, tmp_path
+    short_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path
 ):
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
     (run_dir / "finished").unlink()  # the first change to the directory
     finish(RUN[0], run_dir, *RUN[1:])
-    assert_as_if_from_the_start(straight_run(*RUN), run_dir)
+    assert_equals_run_of_full_length(straight_run(*RUN), run_dir)
 
 
 def test_run_killed_after_its_last_checkpoint_ends_as_before(
-    short_run, finish, assert_as_if_from_the_start, tmp_path, capfd
+    short_run, finish, assert_equals_run_of_full_length, tmp_path, capfd
 ):
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
     for name in ("finished", "policy.pt", "learning_curve.png"):
         (run_dir / name).unlink()
     finish(RUN[0], run_dir, *RUN[1:], SHORT)
     assert "at step 95." in capfd.readouterr().err
-    assert_as_if_from_the_start(short_run(*RUN), run_dir)
+    assert_equals_run_of_full_length(short_run(*RUN), run_dir)
 
 
 def test_continuation_that_crashes_is_unfinished_and_resumes(
-    short_run, straight_run, finish, at_step, assert_as_if_from_the_start, tmp_path
+    short_run, straight_run, finish, at_step, assert_equals_run_of_full_length, tmp_path
 ):
     class KilledError(Exception):
         pass
@@ -111,20 +111,20 @@ def test_continuation_that_crashes_is_unfinished_and_resumes(
     with at_step(50, kill), pytest.raises(KilledError):  # at 145, after evaluation and checkpoint
         finish(RUN[0], run_dir, *RUN[1:])
     assert not (run_dir / "finished").exists()
-    assert not (run_dir / "policy.pt").exists()  # that of step 95
+    assert not (run_dir / "policy.pt").exists()  # the checkpoint of step 95
     assert OmegaConf.load(run_dir / "config.yaml").total_frames == 161
     with pytest.raises(UserError, match=r"already at step 120, more than total_frames=95"):
         finish(RUN[0], run_dir, *RUN[1:], SHORT)
     finish(RUN[0], run_dir, *RUN[1:])
-    assert_as_if_from_the_start(straight_run(*RUN), run_dir)
+    assert_equals_run_of_full_length(straight_run(*RUN), run_dir)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", range(1, 11))
 def test_continuation_killed_before_any_change_of_its_directory_continues(
-    operation, short_run, straight_run, finish, assert_as_if_from_the_start, tmp_path
+    operation, short_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path
 ):
-    """Files are replaced and deleted by these two methods."""
+    """Kills the run before a call of the methods that replace and delete files."""
 
     class KilledError(BaseException):
         pass
@@ -146,18 +146,18 @@ def test_continuation_killed_before_any_change_of_its_directory_continues(
         with pytest.raises(KilledError):
             finish(RUN[0], run_dir, *RUN[1:])
     finish(RUN[0], run_dir, *RUN[1:])
-    assert_as_if_from_the_start(straight_run(*RUN), run_dir)
+    assert_equals_run_of_full_length(straight_run(*RUN), run_dir)
 
 
 def test_unfinished_run_can_end_earlier_than_planned(
-    crashed_run, straight_run, finish, assert_as_if_from_the_start, tmp_path, capfd
+    crashed_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
     with pytest.raises(UserError, match=r"already at step 120, more than total_frames=119: use at"):
         finish(RUN[0], run_dir, *RUN[1:], "total_frames=119")
     finish(RUN[0], run_dir, *RUN[1:], "total_frames=125")
     assert "at step 120." in capfd.readouterr().err
-    assert_as_if_from_the_start(straight_run(*RUN, "total_frames=125"), run_dir)
+    assert_equals_run_of_full_length(straight_run(*RUN, "total_frames=125"), run_dir)
 
 
 def test_finished_run_cannot_be_shortened(straight_run, finish):
@@ -168,7 +168,7 @@ def test_finished_run_cannot_be_shortened(straight_run, finish):
     assert content(run_dir) == before
 
 
-def test_run_that_kept_no_checkpoint_is_not_continued(train, tmp_path):
+def test_run_without_a_checkpoint_is_not_continued(train, tmp_path):
     short = ("total_frames=66", "keep_checkpoint=false")
     run_dir = train("td3", tmp_path / "run", *short)
     assert not (run_dir / "checkpoint").exists()
@@ -187,14 +187,14 @@ def test_only_other_lengths_are_allowed(short_run, finish):
     assert content(run_dir) == before
 
 
-def test_end_of_a_run_names_its_checkpoint_with_the_size(train, tmp_path, capsys):
+def test_end_of_a_run_shows_its_checkpoint_and_its_size(train, tmp_path, capsys):
     run_dir = train("td3", tmp_path / "run", "total_frames=66")
     (file,) = (run_dir / "checkpoint").iterdir()
     size = f"{file.stat().st_size / 1e6:.1f} MB"
     assert f"{file} ({size}, to train longer)" in capsys.readouterr().out
 
 
-def test_checkpoint_holds_the_policy(short_run, checkpoint, assert_equal):
+def test_checkpoint_contains_the_policy(short_run, checkpoint, assert_equal):
     run_dir = short_run(*RUN)
     assert_equal(dict(checkpoint(run_dir)["policy"]), weights(run_dir / "policy.pt"))
 
@@ -236,7 +236,7 @@ class TestBestPolicy:
         assert not (tmp_path / "best.pt").exists()
 
 
-def test_table_forgets_the_columns_of_removed_rows(tmp_path):
+def test_table_drops_the_columns_of_removed_rows(tmp_path):
     table = Table(tmp_path / "train.csv")
     table.write({"step": 1, "critic_loss": 0.5})
     saved, before = table.state_dict(), (tmp_path / "train.csv").read_bytes()

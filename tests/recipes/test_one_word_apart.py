@@ -1,4 +1,4 @@
-"""``sampler=uniform`` is TorchRL's own TD3 and SAC, and the other samplers change nothing else."""
+"""``sampler=uniform`` equals TorchRL's TD3 and SAC, and other samplers change nothing else."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def stock_sac():
 
 
 @pytest.mark.parametrize(("algorithm", "stock"), [("td3", stock_td3), ("sac", stock_sac)])
-def test_uniform_is_the_stock_algorithm_to_the_last_bit(
+def test_uniform_is_bitwise_equal_to_the_stock_algorithm(
     algorithm, stock, train, checkpoint, tmp_path
 ):
     train(
@@ -159,7 +159,7 @@ def test_uniform_is_the_stock_algorithm_to_the_last_bit(
 
 @pytest.fixture(scope="module", params=["td3", "sac"])
 def recorded(request, train, tmp_path_factory):
-    """By sampler: transitions, and the state of the random generator after each."""
+    """Returns, by sampler, the transitions and the state of the random generator after each."""
     runs = {}
     collect = TransitionCollector.next
     for sampler in SAMPLERS:
@@ -186,10 +186,8 @@ def recorded(request, train, tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_short_way_to_the_simulator_yields_the_transitions_of_torchrl(
-    algorithm, train, checkpoint, tmp_path
-):
-    """Warm-up, exploring policy, three ends of episodes, and the random generator behind."""
+def test_direct_collector_yields_the_transitions_of_torchrl(algorithm, train, checkpoint, tmp_path):
+    """Covers warm-up, exploration, three ends of episodes, and the random generator afterwards."""
     saved = {}
     for fast in ("true", "false"):
         train(
@@ -227,9 +225,9 @@ def test_environment_does_not_depend_on_the_sampler(sampler, recorded):
     runs, first_update = recorded
     (reference, _), (transitions, _) = runs["uniform"], runs[sampler]
     assert (transitions[:first_update] == reference[:first_update]).all()
-    # The second episode starts from the same state, though the actors have parted.
+    # The second episode starts from the same state, although the actors differ.
     assert torch.equal(transitions["observation"][EPISODE], reference["observation"][EPISODE])
-    # See that they have: with the same actions throughout this would say nothing.
+    # Check that they differ: with identical actions the test would prove nothing.
     assert not torch.equal(transitions["action"], reference["action"])
 
 
@@ -248,7 +246,7 @@ def test_termination_is_stored_as_terminated(train, checkpoint, tmp_path):
     assert torch.equal(rows["next"]["terminated"], rows["next"]["done"])
 
 
-def test_warm_up_is_random_and_kept(straight_run, checkpoint):
+def test_warm_up_is_random_and_stored(straight_run, checkpoint):
     saved = checkpoint(straight_run("td3", "sampler=vmf_rank"))
     rows = rows_in(saved["parts"]["replay"])
     observation, following = rows["observation"], rows["next"]["observation"]
@@ -259,5 +257,5 @@ def test_warm_up_is_random_and_kept(straight_run, checkpoint):
     warm_up = rows["action"][:30]
     assert warm_up.abs().max() > 0.8
     assert 0.2 < warm_up.var() < 0.47
-    # The untrained actor explores by little: noise of 0.1 around small outputs.
+    # The untrained actor explores little: noise of 0.1 around small outputs.
     assert rows["action"][30:32].abs().max() < 0.8

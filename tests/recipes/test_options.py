@@ -1,4 +1,4 @@
-"""Options of the command line reach the algorithm and do what they say."""
+"""Command-line options reach the algorithm and have the documented effect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = ("init_random_frames=60", "total_frames=100", "eval_interval=1000", "log
 
 @pytest.fixture
 def watch(train, tmp_path, monkeypatch):
-    """Trains, and keeps all that passes between recipe, loss and buffer."""
+    """Trains and records all calls between recipe, loss and buffer."""
 
     def start(algorithm, *overrides, before_critic_loss=lambda loss, batch: None):
         seen = SimpleNamespace(critic=[], actor=[], priorities=[], buffer=None, loss=None)
@@ -77,19 +77,19 @@ def mean_of(run_dir, column):
 @pytest.mark.parametrize(
     ("delay", "updates"), [(1, 40), (2, 20), (3, 13)], ids=["each", "second", "third"]
 )
-def test_td3_updates_its_actor_every_so_many_steps(watch, delay, updates):
+def test_td3_updates_its_actor_every_policy_delay_steps(watch, delay, updates):
     seen = watch("td3", f"policy_delay={delay}")
     assert len(seen.critic) == 40
     assert len(seen.actor) == updates
 
 
 @pytest.mark.parametrize(("algorithm", "actor_updates"), [("td3", 20), ("sac", 40)])
-def test_utd_ratio_updates_the_critics_and_only_them_several_times(watch, algorithm, actor_updates):
+def test_utd_ratio_repeats_only_the_updates_of_the_critics(watch, algorithm, actor_updates):
     seen = watch(algorithm, "utd_ratio=3")
     assert len(seen.critic) == 3 * 40
     assert len(seen.actor) == actor_updates
     batches = [batch["index"] for batch, *_ in seen.critic]
-    assert not torch.equal(batches[0], batches[1])  # each on a batch of its own
+    assert not torch.equal(batches[0], batches[1])  # each on a separate batch
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def order_of_updates(configuration, tmp_path, monkeypatch):
 
 
 class Recorded:
-    """Notes the calls of ``step``."""
+    """Records the calls of ``step``."""
 
     def __init__(self, part, name, session):
         self._part, self._name, self._session = part, name, session
@@ -137,8 +137,8 @@ class RecordingSession(TrainingSession):
             yield self.step
 
 
-def test_targets_follow_the_critics_of_td3(order_of_updates):
-    """Every ``policy_delay``-th update of the critics, whatever the UTD ratio."""
+def test_td3_targets_are_updated_with_the_policy_delay(order_of_updates):
+    """At every ``policy_delay``-th update of the critics, for any UTD ratio."""
     usual = order_of_updates("td3", "policy_delay=2")
     assert usual == {
         step: ["critic"] if step % 2 else ["critic", "actor", "targets"] for step in range(61, 81)
@@ -152,7 +152,7 @@ def test_targets_follow_the_critics_of_td3(order_of_updates):
     assert every[61] == ["critic", "targets", "critic", "actor", "targets"]
 
 
-def test_targets_follow_each_update_of_the_critics_of_sac(order_of_updates):
+def test_sac_targets_are_updated_after_each_critic_update(order_of_updates):
     assert order_of_updates("sac")[61] == ["critic", "actor", "targets"]
     thrice = order_of_updates("sac", "utd_ratio=3")
     assert thrice[80] == ["critic", "targets"] * 2 + ["critic", "actor", "targets"]
@@ -176,22 +176,24 @@ def test_five_critics_learn_and_differ(watch, algorithm):
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty"])
-def test_actor_noise_moves_the_actions_at_which_the_critics_are_asked(watch, brute_force, sampler):
+def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(
+    watch, brute_force, sampler
+):
     @torch.no_grad()
-    def asked_at_the_policy(seen):
+    def evaluated_at_the_policy(seen):
         batch, value, _, actor, critics = seen.actor[-1]
         action = brute_force.policy_action(seen.loss, batch, params=actor)
         at_policy = -brute_force.critic_values(seen.loss, batch, action, params=critics)[0].mean()
         return torch.allclose(value, at_policy, atol=1e-6)
 
-    assert asked_at_the_policy(watch("td3", f"sampler={sampler}"))
+    assert evaluated_at_the_policy(watch("td3", f"sampler={sampler}"))
     noisy = watch("td3", f"sampler={sampler}", "actor_noise=0.2")
     assert noisy.loss.actor_noise == 0.2
-    assert not asked_at_the_policy(noisy)
+    assert not evaluated_at_the_policy(noisy)
 
 
-def test_the_entropy_gradient_makes_critics_seem_to_agree(watch):
-    # It is common to all critics, and at the initial temperature of 1 it swamps them.
+def test_the_entropy_gradient_makes_critics_appear_to_agree(watch):
+    # It is the same for all critics, and at the initial temperature of 1 it dominates.
     without = watch("sac", "env=Hopper-v4", "entropy_gradient=false")
     with_ = watch("sac", "env=Hopper-v4", "entropy_gradient=true")
     assert mean_of(with_.run_dir, "resultant_length_mean") > mean_of(
@@ -201,7 +203,7 @@ def test_the_entropy_gradient_makes_critics_seem_to_agree(watch):
 
 @pytest.mark.parametrize("replay", ["per", "per_rank"])
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_prioritised_replay(watch, brute_force, monkeypatch, algorithm, replay):
+def test_prioritized_replay(watch, brute_force, monkeypatch, algorithm, replay):
     targets = []
     compute_target = VMFSACLoss._compute_target_v2
 
@@ -215,7 +217,7 @@ def test_prioritised_replay(watch, brute_force, monkeypatch, algorithm, replay):
     def predictions(loss, batch):
         return brute_force.critic_values(loss, batch, batch["action"])
 
-    options = (f"replay={replay}", "sampler=uniform", "fast=false")  # where targets can be seen
+    options = (f"replay={replay}", "sampler=uniform", "fast=false")  # where targets are accessible
     seen = watch(algorithm, *options, before_critic_loss=predictions)
     if algorithm == "td3":
         targets = [info["target_value"] for _, _, info, _ in seen.critic]
@@ -233,7 +235,7 @@ def test_prioritised_replay(watch, brute_force, monkeypatch, algorithm, replay):
         torch.testing.assert_close(value, weighted, rtol=1e-4, atol=1e-5)
     assert seen.critic[-1][0]["priority_weight"].unique().numel() > 1
 
-    # The buffer follows them: of the last batch, what erred most is the likeliest now.
+    # The buffer uses them: the row of the last batch with the largest error is now the most likely.
     index, priority = seen.priorities[-1]
     sampler = seen.buffer.critic_sampler
     chance = (
@@ -246,11 +248,11 @@ def test_prioritised_replay(watch, brute_force, monkeypatch, algorithm, replay):
 
     # The actor shares the batch but not the weights.
     for batch, *_ in seen.actor:
-        # TorchRL's SAC notes the policy's parameters in the batch.
+        # TorchRL's SAC writes the policy's parameters into the batch.
         assert set(batch.keys()) - {"loc", "scale"} == {"observation", "index"}
 
 
-def test_td3s_actor_loss_is_a_plain_mean_under_prioritised_replay(watch, brute_force):
+def test_td3_actor_loss_is_a_plain_mean_under_prioritized_replay(watch, brute_force):
     seen = watch("td3", "replay=per", "sampler=uniform")
     batch, value, _, actor, critics = seen.actor[-1]
     with torch.no_grad():
@@ -270,7 +272,7 @@ def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
     assert first.stdout.count("the random policy gets") == 2
     for number in (1, 2):
         assert f"Run {number} of 2: td3 on InvertedPendulum-v4" in first.stderr
-    # `sweeps` beside the runs and below `runs` tells status.py which runs there are.
+    # The records in `sweeps` and below `runs` tell status.py which runs there are.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "seed0", "seed1", "sweeps"]
     assert all((tmp_path / f"seed{seed}" / "finished").exists() for seed in (0, 1))
     assert (tmp_path / "seed0/eval.csv").read_text() != (tmp_path / "seed1/eval.csv").read_text()
@@ -282,6 +284,6 @@ def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
 @pytest.mark.parametrize("fast", ["true", "false"])
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
 def test_one_critic_is_enough_for_a_baseline(algorithm, fast, train, tmp_path):
-    """TorchRL makes parameters that cannot be optimised of a list of one critic."""
+    """TorchRL turns a list of one critic into parameters that cannot be optimized."""
     train(algorithm, tmp_path, *SHORT, "num_critics=1", "sampler=uniform", f"fast={fast}")
     assert (tmp_path / "finished").exists()

@@ -34,7 +34,7 @@ COMPOSED = tuple(each.replace("env.kwargs", "++env.kwargs") for each in WINDY)  
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """A directory outside the repository with the user's module, as the current one."""
+    """Makes a directory outside the repository, with the user's module, the current one."""
     shutil.copy(EXAMPLE, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -66,10 +66,10 @@ def test_example_trains_and_is_evaluated_from_its_own_directory(tmp_path):
     assert "over 2 episodes" in evaluated.stdout, evaluated.stderr[-2000:]
 
 
-def test_module_that_is_not_there_is_named_in_one_line(tmp_path):
-    refused = run(tmp_path, "td3.py", "env.name=my_tasks:Point-v0")
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+def test_missing_module_is_reported_in_one_line(tmp_path):
+    rejected = run(tmp_path, "td3.py", "env.name=my_tasks:Point-v0")
+    assert rejected.returncode == 2
+    (line,) = rejected.stderr.splitlines()
     assert "the module my_tasks cannot be imported" in line
     assert "run the command from the directory that contains it" in line
     assert "Acrobot" not in line
@@ -115,16 +115,16 @@ def test_wrappers_are_applied_in_order(elsewhere):
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_mistakes_are_explained_in_one_line(settings, parts, elsewhere):
-    with pytest.raises(UserError) as refusal:
+def test_user_errors_are_explained_in_one_line(settings, parts, elsewhere):
+    with pytest.raises(UserError) as error:
         make_environment(EnvConfig(**{"name": "my_tasks:Point-v0"} | settings), 0)
-    message = str(refusal.value)
+    message = str(error.value)
     assert all(part in message for part in parts), message
     assert "\n" not in message
-    assert message.count("-v") <= 5  # a few names, not the whole registry
+    assert message.count("-v") <= 5  # a few names, not the entire registry
 
 
-def test_error_of_a_wrapper_names_its_line(elsewhere, train):
+def test_error_in_a_wrapper_shows_its_line(elsewhere, train):
     (elsewhere / "my_broken.py").write_text(
         "import gymnasium as gym\n"
         "class Broken(gym.RewardWrapper):\n"
@@ -203,7 +203,7 @@ def test_perception_normalizes_both_observations_and_clips_them():
     assert (seen["next", "observation"] == 1.5).all()
 
 
-def test_normalization_is_refused_for_workers(configuration, tmp_path):
+def test_normalization_is_rejected_for_workers(configuration, tmp_path):
     options = ("env.normalize_observations=true", "collector=multi_async")
     with pytest.raises(UserError, match="normalize_observations=true needs"):
         to_config(configuration("td3", tmp_path, *options))

@@ -56,7 +56,7 @@ OWN = ("network=my_networks.Gated", "network_kwargs.width=8")
 
 
 def own(*overrides):
-    """Overrides as the command line passes them on: an entry of a dictionary may be new."""
+    """Overrides in the form that the command line passes on: dictionary entries may be new."""
     return [f"++{each}" if each.startswith("network_kwargs.") else each for each in overrides]
 
 
@@ -70,7 +70,7 @@ def module_of_the_user(tmp_path_factory):
 
 
 @pytest.mark.parametrize("recipe", [td3, sac], ids=["td3", "sac"])
-def test_actor_and_critics_are_the_users_own(recipe, configuration, tmp_path):
+def test_actor_and_critics_use_the_custom_network(recipe, configuration, tmp_path):
     name = recipe.__name__.rpartition(".")[2]
     cfg = to_config(configuration(name, tmp_path, *own(*OWN), "num_critics=3"))
     agent = recipe.make_agent(cfg, make_backend(fast=True))
@@ -95,7 +95,7 @@ def test_the_fast_path_gives_the_same_policy(algorithm, train, tmp_path, overrid
     weights = []
     for fast in ("true", "false"):
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*general path")  # it is no surprise here
+            warnings.filterwarnings("error", message=".*general path")  # expected here
             run_dir = train(
                 algorithm, tmp_path / fast, *own(*overrides), f"fast={fast}", "total_frames=76"
             )
@@ -105,14 +105,14 @@ def test_the_fast_path_gives_the_same_policy(algorithm, train, tmp_path, overrid
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_a_run_with_an_own_network_resumes_to_the_bit(
+def test_a_run_with_a_custom_network_resumes_bitwise(
     algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
 ):
     run_dir = shutil.copytree(crashed_run(algorithm, *own(*OWN)), tmp_path / "run")
     assert_same_run(finish(algorithm, run_dir, *own(*OWN)), straight_run(algorithm, *own(*OWN)))
 
 
-def test_the_policy_of_an_own_network_needs_its_module(straight_run, monkeypatch):
+def test_the_policy_of_a_custom_network_requires_its_module(straight_run, monkeypatch):
     policy = load_policy(straight_run("td3", *own(*OWN)))
     assert policy.act(np.zeros(17)).shape == (6,)
     assert "my_networks.Gated" in repr(policy)
@@ -139,7 +139,7 @@ def test_the_policy_of_an_own_network_needs_its_module(straight_run, monkeypatch
         (["activation=sine"], "activation must be relu"),
     ],
 )
-def test_a_wrong_network_is_refused_in_one_line(train, tmp_path, overrides, message):
+def test_an_invalid_network_is_reported_in_one_line(train, tmp_path, overrides, message):
     with pytest.raises(UserError, match=message) as error:
         train("td3", tmp_path / "run", *own(*overrides))
     assert "\n" not in str(error.value)
@@ -148,7 +148,7 @@ def test_a_wrong_network_is_refused_in_one_line(train, tmp_path, overrides, mess
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "elu", "gelu", "silu", "leaky_relu"])
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_the_mlp_has_the_layers_that_it_is_asked_for(activation, layer_norm):
+def test_the_mlp_has_the_configured_layers(activation, layer_norm):
     spec = NetworkSpec(hidden=[5, 7], activation=activation, layer_norm=layer_norm)
     names = [type(layer).__name__.lower() for layer in spec.make(3, 2)]
     block = ["linear", *(["layernorm"] * layer_norm), activation.replace("_", "")]

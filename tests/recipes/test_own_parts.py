@@ -1,4 +1,4 @@
-"""Samplers and recipes from modules of the user, outside the repository."""
+"""Custom samplers and recipes from modules outside the repository."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SMALL = (
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch) -> Path:
-    """A directory of the user's with two modules, in which programs are started."""
+    """A user's directory with two modules, in which programs are started."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "my_samplers.py").write_text(SAMPLERS)
@@ -82,7 +82,7 @@ def outside(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def execute(outside, monkeypatch):
-    """``execute(program, *arguments)``: a command line, in this process."""
+    """``execute(program, *arguments)``: runs a command line in this process."""
 
     def run(program, *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
@@ -106,17 +106,17 @@ def policy(run_dir: Path) -> dict:
     ],
     ids=["sampler", "replay"],
 )
-def test_own_sampler_that_equals_a_built_in_one_learns_the_same(
+def test_custom_sampler_equal_to_a_built_in_one_gives_the_same_run(
     own, built_in, outside, execute, assert_equal
 ):
-    """Also its priorities are the same: the factors and the TD errors."""
+    """Its priorities, the factors and TD errors, are the same too."""
     execute(td3, *SMALL, *own, "run_dir=own")
     execute(td3, *SMALL, built_in, "run_dir=built_in")
     assert Path("own/eval.csv").read_bytes() == Path("built_in/eval.csv").read_bytes()
     assert_equal(policy(outside / "own"), policy(outside / "built_in"))
 
 
-def test_crashed_run_with_an_own_sampler_ends_like_an_uninterrupted_one(
+def test_crashed_run_with_a_custom_sampler_ends_like_an_uninterrupted_one(
     outside, execute, at_step, assert_same_run
 ):
     class CrashError(Exception):
@@ -137,7 +137,7 @@ def test_crashed_run_with_an_own_sampler_ends_like_an_uninterrupted_one(
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         ("sampler=no_such_module.Sampler", "the module no_such_module cannot be imported"),
         ("sampler=my_samplers.Absent", "my_samplers has no such name"),
@@ -151,17 +151,19 @@ def test_crashed_run_with_an_own_sampler_ends_like_an_uninterrupted_one(
         ("env=my_samplers.Mine", "There is no env=my_samplers.Mine"),
     ],
 )
-def test_what_is_no_sampler_is_one_line_and_writes_nothing(choice, told, execute, outside, capsys):
+def test_invalid_sampler_is_reported_in_one_line_and_writes_nothing(
+    choice, message, execute, outside, capsys
+):
     with pytest.raises(SystemExit) as end:
         execute(td3, *SMALL, *choice.split())
     assert end.value.code == 2
     error = capsys.readouterr().err
-    assert told in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (outside / "runs").exists()
 
 
-def test_sweep_over_built_in_and_own_samplers_has_its_directories_and_status(
+def test_sweep_over_built_in_and_custom_samplers_has_directories_and_status(
     outside, execute, capsys
 ):
     short = ("total_frames=66", "init_random_frames=62", "-m")
@@ -178,7 +180,7 @@ def test_sweep_over_built_in_and_own_samplers_has_its_directories_and_status(
 
 
 class TestOwnAlgorithm:
-    def test_has_its_own_directory_keys_and_exact_continuation(
+    def test_has_its_own_directory_and_keys_and_resumes_exactly(
         self, outside, execute, assert_same_run, capsys
     ):
         execute(train_program.main, "my_algorithm", *SMALL, "run_dir=straight", "scale=1.5")
@@ -193,18 +195,18 @@ class TestOwnAlgorithm:
         assert_same_run(straight, end.parent)
 
     @pytest.mark.parametrize(
-        ("argument", "told"),
+        ("argument", "message"),
         [
             ("scale=-1", "scale must be a number from 0"),
             ("scael=1", "Did you mean: scale"),
             ("policy_delay=x", "policy_delay must be a whole number"),
         ],
     )
-    def test_validates_its_keys(self, argument, told, execute, capsys):
+    def test_validates_its_keys(self, argument, message, execute, capsys):
         with pytest.raises(SystemExit) as end:
             execute(train_program.main, "my_algorithm", *SMALL, argument)
         assert end.value.code == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
     def test_lists_its_keys(self, execute, capsys):
         execute(train_program.main, "my_algorithm", "--help")
@@ -217,7 +219,7 @@ class TestOwnAlgorithm:
 
 
 class TestTrain:
-    def test_runs_the_recipes_of_the_package_under_their_names(self, outside, execute):
+    def test_runs_the_recipes_of_the_package_by_name(self, outside, execute):
         execute(train_program.main, "td3", *SMALL, "total_frames=66")
         assert [file.name for file in (outside / "runs").iterdir()] == ["td3"]
 
@@ -228,7 +230,7 @@ class TestTrain:
         assert "  sac  " in text
 
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "message"),
         [
             ([], "The algorithm comes first"),
             (["env=Hopper-v4", "td3"], "The algorithm comes first"),
@@ -237,12 +239,12 @@ class TestTrain:
             (["my_algorithm.py"], "write my_algorithm, or run it with"),
         ],
     )
-    def test_reports_what_is_no_algorithm_in_one_line(self, arguments, told, execute, capsys):
+    def test_reports_an_unknown_algorithm_in_one_line(self, arguments, message, execute, capsys):
         with pytest.raises(SystemExit) as end:
             execute(train_program.main, *arguments)
         assert end.value.code == 2
         error = capsys.readouterr().err
-        assert told in error
+        assert message in error
         assert error.count("\n") == 1
 
 

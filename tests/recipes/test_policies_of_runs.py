@@ -1,4 +1,4 @@
-"""load_policy acts in plain environments as the run did in its own."""
+"""Loaded policies act in plain environments as in the environments of their runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FETCH = ("env=FetchReach-v4", "init_random_frames=60", "total_frames=111", "hidd
 
 @pytest.fixture(scope="module", params=["td3", "sac"])
 def run_dir(request, train, tmp_path_factory):
-    # Actions in [-3, 3]: to forget the bounds would show.
+    # Actions in [-3, 3], so that ignoring the bounds would be detected.
     return train(request.param, tmp_path_factory.mktemp("run") / "run", "total_frames=150")
 
 
@@ -40,7 +40,7 @@ def returns_by_evaluate(run_dir, monkeypatch, capsys, seed):
 
 
 def play(policy, env, seed):
-    """An episode in a plain environment."""
+    """Plays an episode in a plain environment."""
     observation, _ = env.reset(seed=seed)
     total, is_over = 0.0, False
     while not is_over:
@@ -57,7 +57,7 @@ def plain(name):
         return gym.make(name)
 
 
-def test_a_plain_environment_gives_the_return_of_evaluate(run_dir, monkeypatch, capsys):
+def test_a_plain_environment_gives_the_same_return_as_evaluate(run_dir, monkeypatch, capsys):
     policy, env = load_policy(run_dir), plain("InvertedPendulum-v4")
     assert (policy.observation_size, policy.action_size) == (4, 1)
     np.testing.assert_array_equal(policy.action_low, env.action_space.low)
@@ -110,7 +110,7 @@ def test_goals_without_hindsight_are_read_in_the_order_of_training(train, tmp_pa
     np.testing.assert_allclose(policy.act(raw), unit, atol=1e-6)  # its bounds are -1 and 1
 
 
-def test_the_policy_of_an_unfinished_run_is_that_of_its_checkpoint(crashed_run, tmp_path):
+def test_the_policy_of_an_unfinished_run_comes_from_its_checkpoint(crashed_run, tmp_path):
     run_dir = shutil.copytree(crashed_run("td3"), tmp_path / "run")
     policy = load_policy(run_dir)
     assert policy.step == 120
@@ -121,7 +121,7 @@ def test_the_policy_of_an_unfinished_run_is_that_of_its_checkpoint(crashed_run, 
         load_policy(run_dir, which="best")
 
 
-def test_saving_policies_leaves_the_random_numbers_of_a_run(configuration, tmp_path):
+def test_saving_policies_does_not_change_the_random_numbers_of_a_run(configuration, tmp_path):
     from vmfer_recipes.training.networks import network_spec, policy_data
     from vmfer_recipes.training.options import to_config
 

@@ -1,4 +1,4 @@
-"""What a run shows while it runs."""
+"""The progress output of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vmfer_recipes.training.progress import Progress
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """A clock that a test advances."""
 
     def __init__(self):
         self.now = 100.0
@@ -34,13 +34,13 @@ def clock():
 
 @pytest.fixture
 def progress(clock):
-    """``progress(start, total, random_steps)``: not drawn, with a clock that the test sets."""
+    """``progress(start, total, random_steps)``: a bar that is not drawn, with ``clock``."""
     return lambda *steps: Progress(*steps, stream=io.StringIO(), clock=clock)
 
 
 @pytest.fixture
 def terminal():
-    """The writing end of a terminal, and all that was written, with times."""
+    """The writing end of a terminal, and everything written to it, with times."""
     reader, writer = pty.openpty()
     seen, is_over = [], threading.Event()
 
@@ -58,7 +58,7 @@ def terminal():
     os.close(reader)
 
 
-def test_random_steps_have_no_time_left_and_do_not_count(progress, clock):
+def test_random_steps_show_no_time_left_and_do_not_count(progress, clock):
     bar = progress(0, 1000, 200)
     for step in range(1, 201):
         clock.now += 1 / 64
@@ -67,20 +67,20 @@ def test_random_steps_have_no_time_left_and_do_not_count(progress, clock):
             assert bar.facts() == ["random actions"]
     bar.advance(200)
     for step in range(201, 301):
-        clock.now += 1 / 8  # learning is eight times slower
+        clock.now += 1 / 8  # learning steps are eight times slower
         bar.advance(step)
     # 700 steps at 8 per second. From all steps it would be 700 / 300 × 15.6 s = 36 s.
     assert bar.facts() == ["01:27 left", "8.0 steps/s"]
 
 
-def test_a_resumed_run_counts_its_own_steps_only(progress, clock):
+def test_a_resumed_run_counts_only_its_own_steps(progress, clock):
     bar = progress(5000, 5300, 1000)
     clock.now += 40
     bar.advance(5100)
     assert bar.facts() == ["01:20 left", "2.5 steps/s"]
 
 
-def test_a_run_resumed_in_the_random_phase_is_still_there(progress, clock):
+def test_a_run_resumed_in_the_random_phase_continues_that_phase(progress, clock):
     bar = progress(50, 300, 100)
     clock.now += 10
     bar.advance(51)
@@ -96,7 +96,7 @@ def test_steps_of_several_environments_may_jump_over_the_end_of_the_random_phase
     assert bar.facts() == ["00:50 left", "2.0 steps/s"]
 
 
-def test_an_evaluation_says_which_episode_it_plays_and_then_its_result(progress):
+def test_an_evaluation_shows_its_episode_and_then_its_result(progress):
     bar = progress(0, 100, 0)
     bar.evaluate(3, 10)
     assert bar.facts() == ["evaluating 3/10"]
@@ -152,7 +152,7 @@ def test_a_log_file_is_not_flooded():
     assert stream.getvalue() == ""  # the first line comes after 30 s
 
 
-def test_the_first_line_says_what_starts_where_and_from_which_step(
+def test_the_first_line_shows_the_run_its_directory_and_its_first_step(
     crashed_run, finish, tmp_path, capfd
 ):
     run_dir = tmp_path / "run"

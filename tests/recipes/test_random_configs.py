@@ -1,4 +1,4 @@
-"""Any configuration is either valid or ends with one line that names what is wrong."""
+"""Every configuration is either valid or ends with one line that names the problem."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ARGUMENT = st.one_of(
         st.sampled_from(ODD) | TEXT | st.integers().map(str) | st.floats().map(repr),
     ),
     TEXT,
-).filter(lambda argument: not argument.startswith("-"))  # which would be an option of Hydra's
+).filter(lambda argument: not argument.startswith("-"))  # would be an option of Hydra
 VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("a0.é\n ", max_size=4)
     | st.sampled_from([int(HUGE), -int(HUGE), "auto", "cpu", "meta", "vmf", "rank", b"a"]),
@@ -57,7 +57,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def start(name, *arguments) -> tuple[Config | None, str]:
-    """Takes a recipe's way from the command line up to the training: its configuration, or why."""
+    """Runs a recipe up to the training. Returns its configuration or its error message."""
     accepted: list[Config] = []
     output, errors = io.StringIO(), io.StringIO()
     code = 0
@@ -98,7 +98,7 @@ def assert_valid(config):
     assert torch.zeros(1, device=config.device).item() == 0
 
 
-def assert_accepted_or_refused_by_name(name, argument):
+def assert_accepted_or_rejected_by_name(name, argument):
     config, errors = start(name, argument)
     if config is not None:
         assert errors == ""
@@ -125,22 +125,22 @@ def assert_accepted_or_refused_by_name(name, argument):
 @example("td3", "device='a\nb'")
 @example("sac", "target_entropy=nan")
 @example("td3", "total_frames=${nope}")
-def test_an_argument_is_good_or_refused_by_name(name, argument):
-    assert_accepted_or_refused_by_name(name, argument)
+def test_an_argument_is_valid_or_rejected_by_name(name, argument):
+    assert_accepted_or_rejected_by_name(name, argument)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000)
 @given(st.sampled_from(RECIPES), ARGUMENT)
-def test_a_thousand_arguments_are_good_or_refused_by_name(name, argument):
-    assert_accepted_or_refused_by_name(name, argument)
+def test_a_thousand_arguments_are_valid_or_rejected_by_name(name, argument):
+    assert_accepted_or_rejected_by_name(name, argument)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
-def test_every_odd_value_of_every_key_is_good_or_refused_by_name(key):
+def test_every_unusual_value_of_every_key_is_valid_or_rejected_by_name(key):
     for value in ODD[:40:3]:
-        assert_accepted_or_refused_by_name("sac", f"{key}={value}")
+        assert_accepted_or_rejected_by_name("sac", f"{key}={value}")
 
 
 @pytest.fixture(scope="module")
@@ -158,24 +158,24 @@ def composed(configuration, tmp_path_factory):
 @example("td3", "batch_size", True)
 @example("td3", "hidden", [8, 1.0])
 @example("td3", "sampler", {})
-def test_a_value_set_in_a_program_is_good_or_refused_by_name(composed, name, key, value):
-    """Who makes a configuration without Hydra has the same checks."""
+def test_a_value_set_in_a_program_is_valid_or_rejected_by_name(composed, name, key, value):
+    """A configuration that is made without Hydra is checked in the same way."""
     config = copy.deepcopy(composed[name])
     *groups, last = key.split(".")
     owner = getattr(config, groups[0]) if groups else config
     if not hasattr(owner, last):
         return
     setattr(owner, last, value)
-    refusal = None
+    message = None
     try:
         validate(config)
     except UserError as error:
-        refusal = str(error)
-    if refusal is None:
+        message = str(error)
+    if message is None:
         assert list(wrong_values(config)) == []
     else:
-        assert refusal.startswith(f"{key} must be")
-        assert repr(value) in refusal
+        assert message.startswith(f"{key} must be")
+        assert repr(value) in message
 
 
 @pytest.mark.parametrize(

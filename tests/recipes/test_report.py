@@ -1,4 +1,4 @@
-"""The report against numbers that are known, and references that share no code with it."""
+"""The report against known numbers and independent references."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def write_run(tmp_path):
 
 @pytest.fixture
 def fewer_repetitions(monkeypatch):
-    """For tests that do not look at intervals."""
+    """Speeds up tests that do not check intervals."""
     monkeypatch.setattr(statistics, "REPETITIONS", 100)
 
 
@@ -114,8 +114,8 @@ def test_iqm_and_probability_agree_with_rliable():
         )
 
 
-def test_the_bootstrap_interval_is_that_of_all_resamples():
-    """With three seeds all 27 resamples can be listed, and the percentiles known exactly."""
+def test_the_bootstrap_interval_equals_that_of_all_resamples():
+    """With three seeds, all 27 resamples can be listed, so the percentiles are known exactly."""
     scores = np.array([1.0, 2.0, 6.0])
     means = [np.mean(resample) for resample in itertools.product(scores, repeat=3)]
     low, high = np.percentile(means, [2.5, 97.5], method="inverted_cdf")
@@ -125,7 +125,7 @@ def test_the_bootstrap_interval_is_that_of_all_resamples():
     assert (found.low, found.high) == pytest.approx((low, high)) == (1.0, 6.0)
 
 
-def test_cells_of_different_size_are_resampled_on_their_own():
+def test_cells_of_different_sizes_are_resampled_independently():
     """The interval of a difference of means, against resamples drawn with NumPy alone."""
     generator = np.random.default_rng(1)
     x, y = generator.normal(1, 1, 12), generator.normal(0, 2, 7)
@@ -140,7 +140,7 @@ def test_cells_of_different_size_are_resampled_on_their_own():
 
 
 @pytest.mark.slow
-def test_intervals_cover_the_truth_about_as_often_as_the_report_says():
+def test_intervals_have_about_the_stated_coverage():
     """Percentile intervals of 5 normal seeds: about 84 %; of 30: about 93 %. Noise: ±4 %."""
     generator = np.random.default_rng(2)
     for seeds, expected in ((5, 0.84), (30, 0.935)):
@@ -151,7 +151,7 @@ def test_intervals_cover_the_truth_about_as_often_as_the_report_says():
         assert hits / 300 == pytest.approx(expected, abs=0.065)  # three standard errors
 
 
-def test_estimates_leave_the_global_generator_alone_and_repeat():
+def test_estimates_are_reproducible_and_do_not_use_the_global_generator():
     np.random.seed(7)  # noqa: NPY002
     before = np.random.get_state()[1].copy()  # noqa: NPY002
     first = statistics.estimate(np.mean, np.arange(6.0))
@@ -166,15 +166,15 @@ def test_a_single_seed_has_no_interval():
 
 
 @pytest.mark.parametrize(("seeds", "others"), [(1, 1), (3, 3), (4, 4), (2, 9), (5, 3)])
-def test_the_best_possible_p_is_that_of_the_rank_sum_test(seeds, others):
+def test_the_lowest_possible_p_value_is_that_of_the_rank_sum_test(seeds, others):
     from scipy.stats import mannwhitneyu
 
     separated = mannwhitneyu(np.arange(seeds) + 100, np.arange(others), method="exact").pvalue
     assert statistics.best_possible_p((seeds, others)) == pytest.approx(separated)
 
 
-def test_tasks_together_may_tell_what_none_of_them_can():
-    """All 20 ways to rank 3 + 3 seeds are alike on each of two tasks: 2 in 400 are as extreme."""
+def test_tasks_together_may_be_significant_when_no_single_one_is():
+    """All 20 rankings of 3 + 3 seeds are equally likely on each of two tasks: p = 2/400."""
     assert statistics.best_possible_p((3, 3)) == pytest.approx(0.1)
     assert statistics.best_possible_p((3, 3), (3, 3)) == pytest.approx(2 / 400)
 
@@ -217,7 +217,7 @@ def test_unequal_numbers_of_seeds_and_grids(write_run, study_of):
     assert curve["mean"] == pytest.approx([0, 25, 50, 75, 100])
 
 
-def test_unfinished_runs_are_named_and_do_not_count(write_run, study_of):
+def test_unfinished_runs_are_listed_and_do_not_count(write_run, study_of):
     write_run("uniform", 0, 100)
     stopped = write_run("uniform", 1, 5000, stop=400)
     study = study_of()
@@ -239,7 +239,7 @@ def test_kept_runs_of_which_only_configuration_and_table_remain(write_run, study
     assert len(study.comparisons) == 1
 
 
-def test_a_cell_without_a_finished_run_has_a_curve_only(write_run, study_of, tmp_path):
+def test_a_cell_without_a_finished_run_has_only_a_curve(write_run, study_of, tmp_path):
     write_run("uniform", 0, 100, stop=400)
     write_run("uniform", 1, 100, stop=700)
     study = study_of()
@@ -262,7 +262,7 @@ def test_versions_and_lengths_are_never_mixed(write_run, study_of):
     assert all(len(average.comparisons) == 1 for average in study.averages)
 
 
-def test_hyper_parameters_make_other_methods_with_other_labels(write_run, study_of):
+def test_different_hyperparameters_are_different_methods_with_different_labels(write_run, study_of):
     for critics in (2, 5):
         write_run("vmf_rank", 0, 100, num_critics=critics)
     for ratio in (1, 3):
@@ -283,7 +283,7 @@ def test_hyper_parameters_make_other_methods_with_other_labels(write_run, study_
     assert any("vmf_uncertainty is compared with nothing" in note for note in study.notes)
 
 
-def test_names_tell_only_what_varies_on_one_task(write_run, study_of):
+def test_names_contain_only_settings_that_vary_within_a_task(write_run, study_of):
     write_run("vmf_rank", 0, 100, env="Hopper-v4", init_random_frames=25000)
     write_run("vmf_rank", 0, 100, env="InvertedPendulum-v4", init_random_frames=1000)
     assert set(study_of().method_labels.values()) == {"TD3 · vmf_rank"}
@@ -302,7 +302,7 @@ def test_no_legend_is_cut_when_many_settings_vary(write_run, study_of):
     assert figure.bbox.y0 <= legend.y0
 
 
-def test_percentages_of_a_negative_baseline_are_refused(write_run, study_of):
+def test_percentages_of_a_negative_baseline_are_rejected(write_run, study_of):
     for seed in range(4):
         write_run("uniform", seed, -10)
         write_run("vmf_rank", seed, 20)
@@ -323,7 +323,7 @@ def test_success_rate_is_the_score_where_there_is_one(write_run, study_of):
     assert comparison.improvement.value == pytest.approx(200)
 
 
-def test_missing_cells_are_named(write_run, study_of):
+def test_missing_cells_are_listed(write_run, study_of):
     for env in ("Hopper-v4", "Ant-v4"):
         write_run("uniform", 0, 100, env=env)
     write_run("vmf_rank", 0, 100, env="Hopper-v4")
@@ -354,7 +354,7 @@ DAMAGE = {
 @pytest.mark.parametrize(
     ("name", "content"), [(name, text) for name, texts in DAMAGE.items() for text in texts]
 )
-def test_damaged_files_are_skipped_and_named(write_run, tmp_path, name, content):
+def test_damaged_files_are_skipped_and_listed(write_run, tmp_path, name, content):
     write_run("uniform", 0)
     damaged = write_run("uniform", 1)
     (damaged / name).write_text(content)
@@ -404,19 +404,19 @@ def report(runs):
     return _make_report(runs, runs.parent / "report")
 
 
-def test_the_page_holds_everything_itself(report):
+def test_the_page_is_self_contained(report):
     page = (report / "report.html").read_text()
     pictures = len(list((report / "pictures").glob("*.png")))
     assert page.count("data:image/png;base64,") == pictures >= 4
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)
     assert "://" not in page
-    assert "<b>Odd" not in page  # names are text, not markup
+    assert "<b>Odd" not in page  # names are escaped, not markup
     assert "too few to tell anything" in page
     assert "Finding: no method is shown to differ from its baseline." in page
     assert "unfinished: evaluated to step 300 of 1,000" in page
 
 
-def test_the_markdown_shows_the_pictures(report):
+def test_the_markdown_shows_the_figures(report):
     text = (report / "report.md").read_text()
     for picture in re.findall(r"\]\((pictures/.+?\.png)\)", text):
         assert (report / picture).exists()
@@ -427,7 +427,7 @@ def test_the_markdown_shows_the_pictures(report):
             assert len(re.findall(r"(?<!\\)\|", line)) == width
 
 
-def test_tables_hold_all_digits_and_intervals(runs, report, fewer_repetitions):
+def test_tables_contain_all_digits_and_intervals(runs, report, fewer_repetitions):
     rows = _rows(report / "tables" / "comparisons.csv")
     comparison = make_study(*read_runs(runs)).comparisons[0]
     assert float(rows[0]["P(improvement)"]) == comparison.probability.value
@@ -438,7 +438,7 @@ def test_tables_hold_all_digits_and_intervals(runs, report, fewer_repetitions):
     assert {row["paper, % of baseline"] for row in averages} == {"111.62", "117.75", ""}
 
 
-def test_the_same_runs_make_the_same_bytes(runs, report, tmp_path):
+def test_the_same_runs_give_the_same_bytes(runs, report, tmp_path):
     _make_report(runs, tmp_path / "again")
     files = [file for file in report.rglob("*") if file.is_file()]
     assert len(files) > 10
@@ -446,7 +446,7 @@ def test_the_same_runs_make_the_same_bytes(runs, report, tmp_path):
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(report)).read_bytes()
 
 
-def test_the_program_says_what_it_wrote_and_what_is_wrong(
+def test_the_program_reports_its_output_and_errors(
     runs, tmp_path, monkeypatch, capsys, fewer_repetitions
 ):
     program = importlib.import_module("vmfer_recipes.report")
@@ -467,7 +467,7 @@ def test_the_program_says_what_it_wrote_and_what_is_wrong(
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
-def test_a_browser_shows_every_picture_without_complaint(report, tmp_path):
+def test_a_browser_shows_every_figure_without_errors(report, tmp_path):
     # A script of the test, not of the report, writes what the browser sees into the page.
     probe = """<script>addEventListener("load", () => {
       const images = [...document.images];
@@ -501,7 +501,7 @@ def test_a_browser_shows_every_picture_without_complaint(report, tmp_path):
     assert picture.stat().st_size > 20_000
 
 
-def test_tasks_know_their_version():
+def test_task_names_include_the_version():
     assert Task("Hopper-v4", 1).version == "v4"
     assert Task("Hopper-v4", 1).name == "Hopper"
     assert Task("Custom", 1).version == ""

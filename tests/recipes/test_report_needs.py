@@ -1,4 +1,4 @@
-"""The report says which packages it needs."""
+"""The report names the packages it requires."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "recipes" / "report.py"
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "rliable", "pandas"])
-def test_a_report_without_its_packages_ends_with_the_way_to_install_them(tmp_path, package):
+def test_missing_packages_are_reported_with_the_install_command(tmp_path, package):
     code = (
         f"import runpy, sys; sys.modules[{package!r}] = None; sys.argv = ['report.py', '.'];"
         f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"

@@ -1,4 +1,4 @@
-"""The pictures of a report tell how many seeds stand behind each result."""
+"""The figures of a report show the number of seeds behind each result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vmfer_recipes.reporting.pictures import curve_figures, improvement_figures
 from vmfer_recipes.reporting.runs import read_runs
 from vmfer_recipes.reporting.study import make_study
 
-# Of both methods 5 seeds: p = 2/252. Of 2 and 5: 2/21 > 0.05, too few.
+# With 5 seeds of both methods, p = 2/252. With 2 and 5, p = 2/21 > 0.05: too few.
 SEEDS = {"uniform": 5, "vmf_rank": 5, "vmf_uncertainty": 2}
 
 
@@ -37,7 +37,7 @@ def study(tmp_path, monkeypatch):
 
 
 def _hollow(lines):
-    """The names of lines with white markers, and of those with filled ones."""
+    """Returns the names of lines with white markers and of those with filled ones."""
     marked = [line for line in lines if line.get_marker() not in ("None", "", None)]
     sides = [], []
     for line in marked:
@@ -45,7 +45,7 @@ def _hollow(lines):
     return sides
 
 
-def test_curves_say_n_and_are_hollow_below_four_seeds(study):
+def test_curves_show_n_and_are_hollow_below_four_seeds(study):
     ((_, figure, text),) = curve_figures(study, study.tasks[0])
     hollow, filled = _hollow(figure.axes[0].lines)
     assert [name.split(" · ", 1)[1] for name in hollow] == ["vmf_uncertainty · n = 2 seeds"]
@@ -56,7 +56,7 @@ def test_curves_say_n_and_are_hollow_below_four_seeds(study):
     assert "Hollow markers: fewer than 4 seeds" in text
 
 
-def test_comparisons_say_n_and_are_hollow_where_seeds_cannot_decide(study):
+def test_comparisons_show_n_and_are_hollow_with_too_few_seeds(study):
     ((_, figure, _),) = improvement_figures(study)
     left, right = figure.axes
     counts = {round(text.get_position()[1], 3): text.get_text() for text in right.texts}

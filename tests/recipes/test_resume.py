@@ -1,4 +1,4 @@
-"""A run that was stopped ends like one that never was."""
+"""An interrupted run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_crashed_run_ends_like_an_uninterrupted_one(
     resumed = shutil.copytree(crashed_run(*combination), tmp_path / "run")
     algorithm, *overrides = combination
     finish(algorithm, resumed, *overrides)
-    # Starting from nothing would give the same end, so see that it did not.
+    # Starting from step 0 would give the same result, so check that it did not.
     assert "at step 120." in capfd.readouterr().err
     assert_same_run(straight, resumed)
 
@@ -60,15 +60,15 @@ def test_resumed_checkpoint_lies_in_the_middle_of_an_episode(crashed_run, checkp
     assert elapsed == [20]
 
 
-def test_crashed_run_had_rows_that_its_checkpoint_does_not_know(crashed_run, checkpoint, table):
-    # Otherwise the tests of resuming would not see whether tables are cut.
+def test_crashed_run_has_rows_that_are_not_in_its_checkpoint(crashed_run, checkpoint, table):
+    # Otherwise the tests of resuming would not detect whether tables are truncated.
     run_dir = crashed_run("td3", "sampler=vmf_rank")
     parts = checkpoint(run_dir)["parts"]
     assert len(table(run_dir / "eval.csv")) > parts["evaluations"]["rows"]
     assert len(table(run_dir / "train.csv")) > parts["training"]["rows"]
 
 
-def test_run_that_crashed_before_its_first_checkpoint_starts_anew(
+def test_run_that_crashed_before_its_first_checkpoint_starts_again(
     straight_run, finish, assert_same_run, tmp_path
 ):
     straight = straight_run("td3", "sampler=vmf_rank")
@@ -78,7 +78,7 @@ def test_run_that_crashed_before_its_first_checkpoint_starts_anew(
     (run_dir / "eval.csv").write_text("step,return_mean\n0,1.0\n")
     (run_dir / "train.csv").write_text("step,critic_loss\n50,1.0\n")
     finish("td3", run_dir, "sampler=vmf_rank")
-    # It is the same command twice as well.
+    # This also tests that the same command gives the same run twice.
     assert_same_run(straight, run_dir)
 
 
@@ -118,7 +118,7 @@ def test_three_thousand_steps_with_a_kill_after_one_thousand(
     assert_same_run(train(algorithm, tmp_path / "straight", *overrides), killed)
 
 
-def test_finished_run_says_so_and_is_left_alone(straight_run, finish, capsys):
+def test_finished_run_is_reported_and_left_unchanged(straight_run, finish, capsys):
     run_dir = straight_run("td3", "sampler=vmf_rank")
     before = content(run_dir)
     capsys.readouterr()
@@ -127,7 +127,9 @@ def test_finished_run_says_so_and_is_left_alone(straight_run, finish, capsys):
     assert content(run_dir) == before
 
 
-def test_directory_of_another_configuration_is_refused_with_the_differing_keys(crashed_run, finish):
+def test_directory_of_another_configuration_is_rejected_with_the_differing_keys(
+    crashed_run, finish
+):
     run_dir = crashed_run("td3", "sampler=vmf_rank")
     before = content(run_dir)
     with pytest.raises(UserError) as refusal:
@@ -139,7 +141,7 @@ def test_directory_of_another_configuration_is_refused_with_the_differing_keys(c
     assert content(run_dir) == before
 
 
-def test_directory_of_a_run_is_refused_without_resume(crashed_run, finish):
+def test_directory_of_a_run_is_rejected_without_resume(crashed_run, finish):
     run_dir = crashed_run("td3", "sampler=vmf_rank")
     before = content(run_dir)
     with pytest.raises(UserError, match="resume=false"):
@@ -147,7 +149,7 @@ def test_directory_of_a_run_is_refused_without_resume(crashed_run, finish):
     assert content(run_dir) == before
 
 
-def test_table_cut_by_hand_is_refused(crashed_run, finish, tmp_path):
+def test_table_cut_by_hand_is_rejected(crashed_run, finish, tmp_path):
     run_dir = shutil.copytree(crashed_run("td3", "sampler=vmf_rank"), tmp_path / "run")
     (run_dir / "eval.csv").write_text("step\n")
     with pytest.raises(UserError, match=r"eval\.csv is shorter"):
@@ -162,8 +164,8 @@ def test_seeds_give_different_runs(train, tmp_path):
     assert any(not torch.equal(policies[0][key], policies[1][key]) for key in policies[0])
 
 
-def test_rows_without_an_update_of_the_actor_keep_to_the_columns(train, tmp_path):
-    # TD3's last step here is odd and has a row to itself: its critics alone are updated.
+def test_rows_without_an_actor_update_have_the_same_columns(train, tmp_path):
+    # The last step of TD3 is odd here and has a separate row: only the critics are updated.
     train("td3", tmp_path, "total_frames=101", "log_interval=50")
     header, *rows = (line.split(",") for line in (tmp_path / "train.csv").read_text().splitlines())
     assert [row[0] for row in rows] == ["100", "101"]
@@ -177,7 +179,7 @@ def test_rows_without_an_update_of_the_actor_keep_to_the_columns(train, tmp_path
 def test_compiled_run_resumes_exactly(
     algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
 ):
-    """Slow because it needs a C++ compiler and a minute of its time."""
+    """Slow: requires a C++ compiler, which takes a minute."""
     overrides = ("sampler=vmf_uncertainty", "compile=true")
     straight = straight_run(algorithm, *overrides)
     resumed = shutil.copytree(crashed_run(algorithm, *overrides), tmp_path / "run")

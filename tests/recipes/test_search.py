@@ -1,4 +1,4 @@
-"""Hyper-parameter search: each trial once, the same trials after a crash, and the best one told."""
+"""Hyperparameter search runs each trial once, resumes after a crash, and reports the best trial."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SPACE = ("critic_lr=tag(log,interval(1e-4,1e-2))", "batch_size=interval(16,64)",
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    """``search(trials, *arguments)``: searches with runs that take no time.
+    """``search(trials, *arguments)``: runs a search with runs that take no time.
 
-    ``crash_at=2`` ends the program in the run of that number, as Ctrl-C does. Returns the
+    ``crash_at=2`` ends the program in the run with that number, as Ctrl-C does. Returns the
     configurations of the runs that were started.
     """
 
@@ -67,7 +67,7 @@ def _table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_an_interrupted_search_continues_to_the_same_trials(search, tmp_path, capsys):
+def test_an_interrupted_search_resumes_with_the_same_trials(search, tmp_path, capsys):
     whole = search(4, *SPACE)
     assert len({*_values(whole)}) == 4
     assert len({cfg.run_dir for cfg in whole}) == 4
@@ -94,7 +94,7 @@ def test_more_trials_continue_a_search(search, tmp_path):
     first = search(2, SPACE[0])
     assert len(search(3, SPACE[0])) == 1
     assert len(_table(tmp_path)) == 3
-    # Other values are another search.
+    # Other values define another search.
     other = search(1, SPACE[0], "seed=1")
     assert Path(other[0].run_dir).parent != Path(first[0].run_dir).parent
 
@@ -119,7 +119,7 @@ def test_a_failed_trial_counts_and_the_search_continues(search, tmp_path, capsys
     ],
     ids=["no range", "end out of bounds", "empty range", "unknown objective"],
 )
-def test_mistakes_are_told_before_the_first_trial(search, capsys, arguments, message):
+def test_user_errors_are_reported_before_the_first_trial(search, capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_:
         search(3, *arguments)
     assert exit_.value.code == 2
@@ -128,14 +128,14 @@ def test_mistakes_are_told_before_the_first_trial(search, capsys, arguments, mes
     assert message in line
 
 
-def test_another_search_in_the_folder(search, capsys):
+def test_a_folder_of_another_search_is_rejected(search, capsys):
     search(1, SPACE[0], "run_dir=mine")
     with pytest.raises(SystemExit):
         search(1, SPACE[0], "tau=0.1,0.2", "run_dir=mine")
     assert "mine holds another search" in capsys.readouterr().err
 
 
-def test_without_the_package(search, monkeypatch, capsys):
+def test_a_missing_package_is_reported(search, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         search(1, SPACE[0])

@@ -1,4 +1,4 @@
-"""The toy experiments: the environment, the three ways of choosing, and the program."""
+"""The toy experiments: the environment, the three selection methods, and the program."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def test_critics_learn_from_the_rewards_of_the_environment():
 # --- networks in batches ---
 
 
-def test_a_seed_starts_the_same_however_many_are_trained_beside_it():
+def test_the_start_of_a_seed_does_not_depend_on_the_number_of_seeds():
     few, many = (Networks(2, [4, 8, 1], generators(count)) for count in (2, 5))
     inputs = torch.randn(7, 4)
     torch.testing.assert_close(few(inputs), many(inputs)[:, :2])
 
 
-def test_networks_in_a_batch_are_those_of_torch():
+def test_batched_networks_equal_those_of_torch():
     networks = Networks(2, [4, 8, 1], generators(3))
     inputs = torch.randn(2, 3, 7, 4)
     outputs = networks(inputs)
@@ -112,7 +112,7 @@ def test_networks_in_a_batch_are_those_of_torch():
             torch.testing.assert_close(outputs[group, seed], expected)
 
 
-def test_gradients_are_those_of_each_critics_own_loss():
+def test_gradients_are_those_of_the_loss_of_each_critic():
     critics = Critics([8], 0.001, generators(3))
     actions = torch.rand(3, 5, 2, requires_grad=True)
     for critic, gradients in enumerate(critics.gradients(actions)):
@@ -120,7 +120,7 @@ def test_gradients_are_those_of_each_critics_own_loss():
         torch.testing.assert_close(gradients, torch.autograd.grad(loss, actions)[0])
 
 
-# --- the three ways ---
+# --- the three selection methods ---
 
 
 def test_angles_are_those_of_the_scalar_product(candidates):
@@ -143,23 +143,23 @@ def test_uncertainty_uses_the_smallest_angles_of_each_seed(candidates, share):
         assert angles[seed][used[seed]].max() <= angles[seed][~used[seed]].min()
 
 
-def test_uncertainty_may_also_refuse_all_above_an_angle(candidates):
+def test_uncertainty_may_also_exclude_angles_above_a_limit(candidates):
     used = uncertainty(candidates, low_uncertainty=1.0, largest_angle=40.0)
     assert used.equal(angle(candidates.gradients) <= 40.0)
 
 
-def test_oracle_uses_those_that_bring_the_action_nearer(candidates):
+def test_oracle_uses_gradients_that_bring_the_action_closer(candidates):
     used = oracle(candidates)
     assert used.any()
     assert not used.all()
-    # A step so short that the path bends nowhere.
+    # A step so short that the path is straight.
     action = candidates.action.double()[:, None]
     moved = action - 1e-6 * candidates.gradients[0].double()
     assert used.equal(reward(moved) > reward(action))
 
 
-def test_the_three_ways_meet_the_same_critics(monkeypatch):
-    """The ways decide nothing the critics see: other choices leave them as they are, bit by bit."""
+def test_the_three_methods_use_the_same_critics(monkeypatch):
+    """The selection does not affect the critics, which are bitwise equal for all methods."""
     seen = {}
 
     def run(name, ways):
@@ -185,7 +185,7 @@ def test_the_three_ways_meet_the_same_critics(monkeypatch):
     assert not np.array_equal(together.actions[-1, 0], together.actions[-1, 1])
 
 
-def test_the_three_ways_start_from_the_same_policy():
+def test_the_three_methods_start_from_the_same_policy():
     actions = shooting.compare(configuration("updates=1")).actions[0]
     np.testing.assert_array_equal(actions[0], actions[1])
     np.testing.assert_array_equal(actions[0], actions[2])
@@ -200,10 +200,10 @@ def test_uniform_learns_to_hit():
     np.testing.assert_allclose(record.actions[-1, 0].mean(0), OPTIMAL_ACTION, atol=0.15)
 
 
-# --- what is told ---
+# --- results ---
 
 
-def test_an_interval_of_the_mean_covers_it_about_as_often_as_it_says():
+def test_the_interval_of_the_mean_has_about_the_stated_coverage():
     """20 values, 1000 times: 95 % nominal, about 93 % for this bootstrap; 4 sigma is 0.032."""
     values = np.random.default_rng(1).normal(size=(1000, 20))
     interval = mean_interval(values, resamples=1000)
@@ -215,7 +215,7 @@ def test_an_interval_of_the_mean_covers_it_about_as_often_as_it_says():
     ("low", "high", "verdict"),
     [(0.1, 0.3, "is better"), (-0.3, -0.1, "is worse"), (-0.1, 0.1, "no significant difference")],
 )
-def test_a_verdict_is_given_only_where_the_interval_leaves_out_zero(low, high, verdict):
+def test_a_verdict_is_given_only_if_the_interval_excludes_zero(low, high, verdict):
     difference = Difference("uncertainty", "final reward", (low + high) / 2, low, high)
     assert verdict in str(difference)
 
@@ -232,7 +232,7 @@ def test_the_simple_example_has_opposite_gradients_between_the_peaks():
         torch.testing.assert_close(best, torch.full((2,), float(peak)))
 
 
-def test_a_command_writes_tables_and_pictures_and_repeats_itself(start, capsys, tmp_path):
+def test_a_command_writes_tables_and_figures_and_is_reproducible(start, capsys, tmp_path):
     start("run_dir=one")
     output = capsys.readouterr().out
     assert "Uncertainty - Uniform, final reward:" in output
@@ -269,9 +269,7 @@ def test_a_command_writes_tables_and_pictures_and_repeats_itself(start, capsys, 
         ("seeds", "seeds"),
     ],
 )
-def test_a_bad_value_is_refused_in_one_line_that_names_the_key(
-    start, capsys, tmp_path, override, key
-):
+def test_a_bad_value_is_reported_in_one_line_with_its_key(start, capsys, tmp_path, override, key):
     with pytest.raises(SystemExit) as ended:
         start(override)
     assert ended.value.code == 2
@@ -281,7 +279,7 @@ def test_a_bad_value_is_refused_in_one_line_that_names_the_key(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_made_is_refused(start, capsys, tmp_path):
+def test_a_directory_that_cannot_be_made_is_rejected(start, capsys, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as ended:
         start(f"run_dir={tmp_path / 'file'}")

@@ -1,4 +1,4 @@
-"""Questions and mistakes are answered before torch, TorchRL and the simulators are imported."""
+"""Help and error messages appear before torch, TorchRL and the simulators are imported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES = [
     ("my_td3", "--help", 0),
     ("my_td3", "sede=3", 2),
 ]
-# Runs every command as a script, in one process, and notes what it has imported by then.
+# Runs every command as a script, in one process, and records which modules it has imported.
 PROGRAM = """
 import contextlib, io, json, runpy, sys
 for script, arguments in json.loads(sys.argv[1]):
@@ -80,7 +80,7 @@ def answers(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "arguments", "code"), CASES)
-def test_an_answer_comes_before_the_heavy_imports(answers, name, arguments, code):
+def test_an_answer_does_not_wait_for_the_heavy_imports(answers, name, arguments, code):
     ended_with, out, err, heavy = answers[name, arguments]
     assert ended_with == code
     assert heavy == []
@@ -92,14 +92,14 @@ def test_an_answer_comes_before_the_heavy_imports(answers, name, arguments, code
 
 
 @pytest.mark.parametrize("name", ["evaluate", "report", "status"])
-def test_help_of_a_program_says_what_it_does_and_lists_its_keys(answers, name):
+def test_help_of_a_program_describes_it_and_lists_its_keys(answers, name):
     _, out, _, _ = answers[name, "--help"]
     assert out.startswith(f"Usage: python recipes/{name}.py <")
     keys = {"evaluate": ["episodes=", "seed=", "video="], "report": ["out="], "status": ["recent="]}
     assert [key for key in keys[name] if f"\n  {key}" not in out] == []
 
 
-def test_help_that_nobody_reads_to_its_end_is_no_error():
+def test_help_into_a_closed_pipe_is_not_an_error():
     ended = subprocess.run(
         f"{sys.executable} {ROOT}/recipes/td3.py --help | head -1",
         shell=True,

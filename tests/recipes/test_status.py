@@ -1,4 +1,4 @@
-"""Where runs stand, of which some are done, running, stopped or not begun."""
+"""The status of runs: finished, running, stopped or not started."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _write_run(run_dir: Path, *, step: int, checkpoint: int = 0, age: float = 0,
 
 
 def _record_sweep(start: Path, *run_dirs: str, total: int = 1000) -> Path:
-    """The record of a sweep that was started in a folder."""
+    """Writes the record of a sweep that was started in a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(start)
         runs = [PlannedRun(Path(run_dir), "td3", total) for run_dir in run_dirs]
@@ -103,13 +103,13 @@ def test_kept_runs_of_which_only_the_tables_remain(runs):
     assert (states["b"], states["e"]) == ("stopped", "done")
 
 
-def test_a_sweep_started_since_does_not_hide_the_runs_left_by_another(tmp_path):
+def test_a_later_sweep_does_not_hide_the_remaining_runs_of_another(tmp_path):
     _record_sweep(tmp_path, "runs/a/0", "runs/a/1")
     _record_sweep(tmp_path, "runs/b/0", "runs/b/1")
     _write_run(tmp_path / "runs/a/0", step=1000, done=True)
     left = dict.fromkeys(("a/1", "b/0", "b/1"), "left")
     assert _states(tmp_path / "runs") == {"a/0": "done", **left}
-    # Of a folder further down, only its own.
+    # For a subfolder, only its own runs are shown.
     assert _states(tmp_path / "runs/a") == {"0": "done", "1": "left"}
 
 
@@ -138,7 +138,7 @@ def test_records_and_runs_can_be_moved_together(tmp_path):
     assert _states(tmp_path / "there/runs") == {"0": "done", "1": "left"}
 
 
-def test_a_finished_run_that_is_to_be_trained_longer_has_steps_left(tmp_path):
+def test_an_extended_finished_run_has_steps_left(tmp_path):
     _record_sweep(tmp_path, "runs/0", total=1000)
     _write_run(tmp_path / "runs/0", step=1000, done=True)
     _record_sweep(tmp_path, "runs/0", total=3000)
@@ -146,7 +146,7 @@ def test_a_finished_run_that_is_to_be_trained_longer_has_steps_left(tmp_path):
     assert (run.state, run.step, run.total, run.remaining) == ("stopped", 1000, 3000, 2000)
 
 
-def test_damaged_records_and_configs_are_named(runs):
+def test_damaged_records_and_configs_are_listed(runs):
     (runs / "a" / "config.yaml").write_text("a: [")
     (runs / "sweep_1.json").write_text('{"nothing": 1}')
     progress, complaints = read_progress(runs, recent=300)
@@ -158,7 +158,7 @@ def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
     _record_sweep(runs, "runs/td3/seed0", "runs/td3/seed1")
     _write_run(runs / "runs/td3/seed0", step=1000, done=True)
     program = importlib.import_module("vmfer_recipes.status")
-    # From anywhere: a run that has begun is not told again as one that is left.
+    # From any directory: a run that has started is not also listed as not started.
     monkeypatch.setattr(sys, "argv", ["status.py", str(runs)])
     program.main()
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Processes that are killed, interrupted, or meet on one run."""
+"""Processes that are killed, interrupted, or that try to train the same run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vmfer_recipes.training.lock import LockedError, lock
 RUN = ("td3", "sampler=vmf_rank")
 ROOT = Path(__file__).parents[2]
 
-# What a process of its own does: it is the command line, without the seconds that imports take.
+# The code of a separate process: the command line, without the seconds that imports take.
 PROGRAM = """
 import os, runpy, sys
 stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -35,7 +35,7 @@ runpy.run_path(arguments[0], run_name="__main__")
 
 @pytest.fixture(autouse=True)
 def _handlers():
-    """A run that is stopped holds signals back until its process ends, which this one does not."""
+    """Restores signal handlers: a stopped run blocks signals until its process ends."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -44,7 +44,7 @@ def _handlers():
 
 @pytest.fixture
 def start(command, tmp_path):
-    """``start(run_dir, *overrides)``: TD3 in another process, which is at work on the run."""
+    """``start(run_dir, *overrides)``: starts TD3 in another process, which locks the run."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vmfer_recipes.td3"])
     processes = []
@@ -95,7 +95,7 @@ KILLED = (
 
 
 def assert_intact(run_dir: Path, table) -> None:
-    """All checkpoints can be read, and no more was lost than lies between two of them."""
+    """Asserts that all checkpoints are readable, and that at most one interval was lost."""
     for file in (run_dir / "checkpoint").glob("*.pt"):
         assert zipfile.ZipFile(file).testzip() is None
         assert torch.load(file, weights_only=True)["step"] == int(file.stem[5:])
@@ -108,7 +108,7 @@ def assert_intact(run_dir: Path, table) -> None:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
-def test_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(
+def test_repeatedly_killed_run_ends_like_an_uninterrupted_one(
     kills, start, train, table, assert_same_run, tmp_path
 ):
     clock = time.perf_counter()
@@ -140,7 +140,7 @@ def test_run_that_is_killed_again_and_again_ends_as_if_nothing_had_been(
     assert {"saving", "other"} == {*moments}
 
 
-def test_run_is_refused_while_another_process_is_at_work_on_it(start, train, tmp_path):
+def test_run_is_rejected_while_another_process_trains_it(start, train, tmp_path):
     process = start(tmp_path, "total_frames=100000")
     with pytest.raises(LockedError) as error:
         train("td3", tmp_path, "total_frames=100000")
@@ -151,7 +151,7 @@ def test_run_is_refused_while_another_process_is_at_work_on_it(start, train, tmp
     lock(tmp_path).close()
 
 
-def test_refused_run_leaves_the_directory_alone(crashed_run, finish, tmp_path):
+def test_rejected_run_leaves_the_directory_unchanged(crashed_run, finish, tmp_path):
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
     with lock(run_dir):
         before = content(run_dir)
@@ -160,7 +160,7 @@ def test_refused_run_leaves_the_directory_alone(crashed_run, finish, tmp_path):
         assert content(run_dir) == before
 
 
-def test_crashed_run_lets_go_of_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
+def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
     # As in a sweep, which keeps the exceptions of its runs until its end.
     def crash():
         raise ZeroDivisionError
@@ -197,20 +197,20 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_signal_saves_the_very_step_from_which_the_run_resumes(
+def test_signal_saves_the_exact_step_from_which_the_run_resumes(
     number, code, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
 ):
     with at_step(97, lambda: signal.raise_signal(number)), pytest.raises(SystemExit) as stop:
         finish(RUN[0], tmp_path, *RUN[1:])
     assert stop.value.code == code
-    told = capfd.readouterr().err
-    assert f"Stopped {tmp_path} at step 97. Run the same command to resume from there." in told
+    output = capfd.readouterr().err
+    assert f"Stopped {tmp_path} at step 97. Run the same command to resume from there." in output
     finish(RUN[0], tmp_path, *RUN[1:])
     assert "at step 97." in capfd.readouterr().err
     assert_same_run(straight_run(*RUN), tmp_path)
 
 
-def test_signal_at_the_last_step_lets_the_run_finish(
+def test_run_finishes_after_a_signal_at_the_last_step(
     straight_run, finish, at_step, assert_same_run, tmp_path
 ):
     with at_step(161, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(SystemExit):
@@ -218,7 +218,7 @@ def test_signal_at_the_last_step_lets_the_run_finish(
     assert_same_run(straight_run(*RUN), tmp_path)
 
 
-def test_many_signals_are_as_one(start, table, tmp_path):
+def test_several_signals_act_like_one(start, table, tmp_path):
     run_dir = tmp_path / "run"
     process = start(run_dir, "total_frames=100000", "checkpoint_interval=90000")
     wait_until((run_dir / "train.csv").exists, process)
@@ -234,7 +234,7 @@ def test_many_signals_are_as_one(start, table, tmp_path):
 
 @pytest.fixture
 def sweep(command, tmp_path, monkeypatch):
-    """``sweep(*overrides)``: seeds 0 and 1 one after the other in this process."""
+    """``sweep(*overrides)``: trains seeds 0 and 1, one after the other, in this process."""
 
     def launch(*overrides: str) -> None:
         monkeypatch.chdir(tmp_path)
@@ -246,13 +246,13 @@ def sweep(command, tmp_path, monkeypatch):
     return launch
 
 
-def test_sweep_leaves_a_run_to_the_process_that_has_it(sweep, tmp_path, capfd):
+def test_sweep_skips_a_run_that_another_process_trains(sweep, tmp_path, capfd):
     with lock(tmp_path / "0"):
         sweep()
     assert f"{tmp_path / '0'} is being written by process {os.getpid()} " in capfd.readouterr().err
     assert [file.name for file in (tmp_path / "0").iterdir()] == ["lock"]
     assert (tmp_path / "1" / "finished").exists()
-    sweep()  # which finds the locks of both released
+    sweep()  # which requires that both locks are released
     assert (tmp_path / "0" / "finished").exists()
 
 
@@ -267,7 +267,7 @@ def test_ctrl_c_ends_a_whole_sweep(sweep, at_step, tmp_path):
     assert not (tmp_path / "1").exists()
 
 
-def test_mistake_in_a_sweep_is_told_with_its_run(sweep, tmp_path, capsys):
+def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         sweep("init_random_frames=99")
     assert stop.value.code == 2

@@ -1,4 +1,4 @@
-"""Sweeps: each run has a directory of its own, and mistakes appear before the first one starts."""
+"""Sweeps: each run has its own directory, and errors are reported before the first run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
-    """``sweep(*arguments)``: the directories of a sweep whose runs do nothing."""
+    """``sweep(*arguments)``: returns the directories of a sweep whose runs do nothing."""
     monkeypatch.chdir(tmp_path)
 
     def start(*arguments: str, name: str = "td3", config=TD3Config) -> list[str]:
@@ -36,8 +36,8 @@ def sweep(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def mistake(sweep, tmp_path, capsys):
-    """``mistake(*arguments)``: the error message of a sweep that must not start."""
+def error_line(sweep, tmp_path, capsys):
+    """``error_line(*arguments)``: returns the error message of a sweep that must not start."""
 
     def start(*arguments: str) -> str:
         before = {*tmp_path.rglob("*")}
@@ -78,11 +78,11 @@ def mistake(sweep, tmp_path, capsys):
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
 )
-def test_swept_keys_that_the_directory_lacks_become_part_of_it(sweep, arguments, expected):
+def test_swept_keys_become_part_of_the_directory(sweep, arguments, expected):
     assert sweep(*arguments) == [f"{DEFAULT}/{end}" for end in expected]
 
 
-def test_the_directory_of_a_run_depends_on_its_own_values_only(sweep):
+def test_the_directory_of_a_run_depends_only_on_its_own_values(sweep):
     few = sweep("batch_size=64,128", "tau=choice(0.1)")
     many = sweep("tau=0.1,0.2", "batch_size=64,128")
     assert len({*many}) == 4
@@ -122,16 +122,16 @@ def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypa
     assert sweep_position() is None
 
 
-def test_two_runs_with_one_directory(mistake, sweep):
-    line = mistake("batch_size=8,9", "seed=1", "run_dir=runs/x")
+def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
+    line = error_line("batch_size=8,9", "seed=1", "run_dir=runs/x")
     assert line == (
         "error: Two runs of this sweep have run_dir=runs/x: batch_size=8 and batch_size=9. Tell "
         "them apart with 'run_dir=runs/x/${batch_size}', or leave run_dir out."
     )
     assert sweep("batch_size=8,9", "run_dir=runs/x/${batch_size}") == ["runs/x/8", "runs/x/9"]
-    line = mistake("sampler=uniform,fresh", "run_dir=runs/${tau}")
+    line = error_line("sampler=uniform,fresh", "run_dir=runs/${tau}")
     assert "'run_dir=runs/${tau}/${sampler.name}'" in line
-    assert "They are the same: give each value once." in mistake("seed=0,0")
+    assert "They are the same: give each value once." in error_line("seed=0,0")
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,13 @@ def test_two_runs_with_one_directory(mistake, sweep):
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",
 )
-def test_a_mistake_in_any_value_is_told_before_the_first_run(mistake, arguments, messages):
-    line = mistake(*arguments)
+def test_an_error_in_any_value_is_reported_before_the_first_run(error_line, arguments, messages):
+    line = error_line(*arguments)
     assert all(message in line for message in messages), line
 
 
-def test_another_run_in_a_directory_is_told_before_the_first_run(mistake, train, tmp_path):
+def test_another_run_in_a_directory_is_reported_before_the_first_run(error_line, train, tmp_path):
     train("td3", tmp_path / "runs/2", "total_frames=70")
-    line = mistake("run_dir=runs/${seed}", "seed=1,2", "env=InvertedPendulum-v4")
+    line = error_line("run_dir=runs/${seed}", "seed=1,2", "env=InvertedPendulum-v4")
     assert f"{Path('runs/2')} holds a run of another configuration" in line
     assert line.endswith("No run was started; this one is seed=2.")

@@ -1,4 +1,4 @@
-"""Files from elsewhere are read, never executed: bombs in every file that a program opens."""
+"""Untrusted files are read, never executed: every file that a program opens may be a bomb."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -37,14 +37,14 @@ class Bomb:
 
 @pytest.fixture
 def marker(tmp_path):
-    """A folder that a bomb would make, and that must not be there in the end."""
+    """A folder that a bomb would create, and that must not exist after the test."""
     folder = tmp_path / "executed"
     yield folder
     assert not folder.exists()
 
 
 def replace_pickle(file, bomb):
-    """Puts a bomb in the place of data.pkl of a good file, and leaves all else as it is."""
+    """Replaces data.pkl in a valid file with a bomb, and changes nothing else."""
     with zipfile.ZipFile(file) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(file, "w") as archive:
@@ -54,7 +54,7 @@ def replace_pickle(file, bomb):
 
 
 def run_program(program, monkeypatch, capsys, *arguments):
-    """A program's exit code, output and errors."""
+    """Runs a program and returns its exit code, output and errors."""
     monkeypatch.setattr(sys, "argv", [program.__name__, *map(str, arguments)])
     code = 0
     try:
@@ -66,7 +66,7 @@ def run_program(program, monkeypatch, capsys, *arguments):
 
 @pytest.fixture
 def write_run(tmp_path):
-    """Writes a finished run with a policy that fits nothing."""
+    """Writes a finished run with a policy that fits no environment."""
 
     def write(name="run", **changes):
         run_dir = tmp_path / "runs" / name
@@ -178,7 +178,7 @@ def test_the_record_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, c
     ],
     ids=["formula", "bytes", "zero", "long", "code", "first rows lost"],
 )
-def test_an_odd_table_is_left_out_by_name(write_run, tmp_path, content):
+def test_an_invalid_table_is_skipped_and_reported(write_run, tmp_path, content):
     from vmfer_recipes.reporting.runs import read_runs
 
     write_run("good")

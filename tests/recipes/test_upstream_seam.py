@@ -42,7 +42,7 @@ def is_private(name: str) -> bool:
 
 @functools.cache
 def private_names(cls: type) -> frozenset[str]:
-    """The private attributes of a class, and those that its methods give to an instance."""
+    """Returns the private attributes of a class and those that its methods assign."""
     names = set(dir(cls))
     for base in cls.__mro__:
         for member in vars(base).values():
@@ -58,12 +58,12 @@ def private_names(cls: type) -> frozenset[str]:
 
 
 def used_names(tree: ast.AST, derived: dict[str, frozenset[str]]) -> set[str]:
-    """Upstream-private names that are read, called, overridden or given to ``getattr``.
+    """Returns upstream-private names that are read, called, overridden or passed to ``getattr``.
 
     Args:
         tree: the code.
         derived: by class that inherits from upstream ones, the private names of these. Other
-            classes may give their own attributes any name.
+            classes may use any names for their own attributes.
     """
     used: set[str] = set()
 
@@ -86,7 +86,7 @@ def used_names(tree: ast.AST, derived: dict[str, frozenset[str]]) -> set[str]:
 
 
 def derived_classes(module: object) -> dict[str, frozenset[str]]:
-    """The classes of a module that inherit from upstream ones, and the private names of these."""
+    """Returns the classes that inherit from upstream ones, with the private names of these."""
     classes = {
         name: [base for base in cls.__mro__ if base in USED]
         for name, cls in vars(module).items()
@@ -117,7 +117,7 @@ def test_names_that_the_seam_relies_on_exist(owner, name):
     )
 
 
-def test_seam_uses_no_other_names_than_it_lists():
+def test_seam_uses_only_the_names_that_it_lists():
     tree = ast.parse((RECIPES / "training" / "_upstream.py").read_text())
     listed = {name for names in RELIED_ON.values() for name in names}
     derived = {"CommandedCollector": private_names(Collector)}
@@ -127,7 +127,7 @@ def test_seam_uses_no_other_names_than_it_lists():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(RECIPES)))
 def test_recipes_use_no_private_names_elsewhere(file):
     parts = file.relative_to(RECIPES).with_suffix("").parts
-    # Workers inherit from a collector that they are told of when they start, and Ray is optional.
+    # Workers inherit from a collector that is chosen at startup, and Ray is optional.
     derived = {
         "_Worker": private_names(Collector),
         "_RayWorker": private_names(Collector),
@@ -158,6 +158,6 @@ def test_scan_finds_private_names(code):
     assert used_names(ast.parse(code), {"Mine": private_names(Collector)})
 
 
-def test_scan_ignores_attributes_of_classes_of_our_own():
+def test_scan_ignores_attributes_of_our_own_classes():
     code = "class Ours:\n    def next(self):\n        return self._frames"
     assert not used_names(ast.parse(code), {})

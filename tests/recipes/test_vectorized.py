@@ -17,9 +17,9 @@ from vmfer_recipes.training.options import to_config
 
 
 class Counting(gym.Env):
-    """Observes the number of its episode's seed and of its step; terminates at one length.
+    """Observes the seed of its episode and the step number; terminates after a fixed length.
 
-    Every instance has another length, so that the episodes of several never coincide.
+    Every instance has a different length, so that episodes never coincide.
     """
 
     observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
@@ -49,10 +49,10 @@ SMALL = ("num_envs=4", "env.name=Counting-v0", "eval_interval=1000", "checkpoint
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
-def test_transitions_of_each_environment_are_those_of_its_episodes(
+def test_transitions_of_each_environment_match_its_episodes(
     fast, train, checkpoint, table, tmp_path
 ):
-    first = next(Counting.made) + 2  # the next instance is that of the evaluation
+    first = next(Counting.made) + 2  # the next instance is used for evaluation
     train(
         "td3", tmp_path, *SMALL, f"fast={fast}", "total_frames=101", "init_random_frames=49",
         "checkpoint_interval=101", "log_interval=102",
@@ -76,7 +76,7 @@ def test_transitions_of_each_environment_are_those_of_its_episodes(
         length = min(7 + number % 4, 9) if terminates else 9
         assert steps.tolist() == [1 + frame % length for frame in range(26)]
         assert torch.equal(done, steps == length)
-        # Both a time limit and an end by the task at 9.
+        # Both a time limit and a termination at step 9.
         assert torch.equal(terminated, done if terminates and 7 + number % 4 <= 9 else done & False)
         ends += [length] * int(done.sum())
     (row,) = table(tmp_path / "train.csv")
@@ -167,7 +167,7 @@ def test_environments_start_in_different_states(train, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
-def test_hindsight_keeps_the_episodes_of_several_environments_apart(
+def test_hindsight_does_not_mix_the_episodes_of_several_environments(
     fast, train, at_step, checkpoint, assert_equal, table, tmp_path
 ):
     def crash():
@@ -197,13 +197,13 @@ def test_hindsight_keeps_the_episodes_of_several_environments_apart(
         (("replay.buffer_size=4",), "replay.buffer_size=4 cannot hold"),
     ],
 )
-def test_impossible_combinations_are_refused(overrides, message, configuration, tmp_path):
+def test_unsupported_combinations_are_rejected(overrides, message, configuration, tmp_path):
     with pytest.raises(UserError, match=message):
         to_config(configuration("td3", tmp_path, "num_envs=8", *overrides))
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
-def test_training_returns_of_one_environment_are_those_of_its_rewards(
+def test_training_returns_of_one_environment_match_its_rewards(
     fast, train, checkpoint, table, tmp_path
 ):
     train(

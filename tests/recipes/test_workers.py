@@ -22,19 +22,19 @@ from vmfer_recipes.training.workers import Workers
 KINDS = ("multi_sync", "multi_async")
 CAPACITY = 100
 TINY = (
-    "env=Hopper-v4",  # three actions, so that factors are of many sizes
+    "env=Hopper-v4",  # three action dimensions, so that factors vary
     "batch_size=16",
     "total_frames=150",
     "checkpoint_interval=50",
-    f"replay.buffer_size={CAPACITY}",  # the workers go around in it
+    f"replay.buffer_size={CAPACITY}",  # smaller than the run: workers overwrite rows
 )
 
 
 @pytest.fixture
 def _quick_starts():
-    """Workers that start from a process which has imported everything, once for all tests.
+    """Starts workers from a process that has imported everything, once for all tests.
 
-    They get what they get as those of TorchRL's ``spawn`` do, which the slow tests use.
+    They receive their arguments as with TorchRL's ``spawn``, which the slow tests use.
     """
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)
@@ -56,29 +56,29 @@ def collectors(monkeypatch) -> list[Workers]:
 
 @pytest.fixture
 def updates(monkeypatch) -> list[tuple[torch.Tensor, torch.Tensor, int, int]]:
-    """What the learner tells the actor's sampler, and how much had been written by then."""
-    told = []
+    """Records the updates of the actor's sampler and the number of rows written by then."""
+    recorded = []
     sample, update = (
         getattr(ActorCriticReplayBuffer, name) for name in ("sample_actor", "update_actor_priority")
     )
 
-    def noting_sample(self, *args, **kwargs):
+    def recording_sample(self, *args, **kwargs):
         with self.locked():
             self.written_at_sample = self.write_count
             return sample(self, *args, **kwargs)
 
-    def noting_update(self, index, factor, generation):
+    def recording_update(self, index, factor, generation):
         with self.locked():
-            told.append((index, factor.clone(), self.written_at_sample, self.write_count))
+            recorded.append((index, factor.clone(), self.written_at_sample, self.write_count))
             update(self, index, factor, generation)
 
-    monkeypatch.setattr(ActorCriticReplayBuffer, "sample_actor", noting_sample)
-    monkeypatch.setattr(ActorCriticReplayBuffer, "update_actor_priority", noting_update)
-    return told
+    monkeypatch.setattr(ActorCriticReplayBuffer, "sample_actor", recording_sample)
+    monkeypatch.setattr(ActorCriticReplayBuffer, "update_actor_priority", recording_update)
+    return recorded
 
 
 def factors_by_hand(updates, written: int) -> torch.Tensor:
-    """The factors after a run: frame number n lies in slot n % CAPACITY."""
+    """Computes the factors after a run: frame n is in slot n % CAPACITY."""
     factors = torch.ones(CAPACITY)
     seen = 0
     for index, factor, sampled_at, updated_at in updates:
@@ -105,7 +105,7 @@ def factors_by_hand(updates, written: int) -> torch.Tensor:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_lengths_factors_and_probabilities_are_right_whoever_writes(
+def test_lengths_factors_and_probabilities_are_correct_with_several_writers(
     algorithm, kind, overrides, train, table, checkpoint, collectors, updates, tmp_path
 ):
     run_dir = train(algorithm, tmp_path / "run", *TINY, f"collector={kind}", *overrides)
@@ -115,12 +115,14 @@ def test_lengths_factors_and_probabilities_are_right_whoever_writes(
     assert not multiprocessing.active_children()
 
     buffer = collectors[0]._buffer
-    assert 150 <= buffer.write_count <= 151  # a frame for each step; two workers may end at once
+    assert (
+        150 <= buffer.write_count <= 151
+    )  # one frame per step; two workers may end at the same time
     assert len(buffer) == CAPACITY
     assert buffer.writer._cursor == buffer.write_count % CAPACITY
     buffer.sample_actor()
     factors = factors_by_hand(updates, buffer.write_count)
-    if kind == "multi_sync":  # or else all may be written before the first is scored
+    if kind == "multi_sync":  # otherwise all frames may be written before the first is scored
         assert (factors == 1).any()
     assert (factors > 1).any()
     torch.testing.assert_close(buffer.actor_sampler.state_dict()["priorities"], factors)
@@ -131,14 +133,14 @@ def test_lengths_factors_and_probabilities_are_right_whoever_writes(
     else:
         expected = factors.double()
     torch.testing.assert_close(buffer.actor_sampler.probabilities(), expected / expected.sum())
-    # Both workers wrote, and each its own episodes.
+    # Both workers wrote their own episodes.
     assert len(buffer[:]["observation"].unique(dim=0)) == CAPACITY
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick_starts")
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_worker_ends_the_run_with_a_line_and_the_run_goes_on_later(
+def test_killed_worker_ends_the_run_with_one_line_and_the_run_can_be_resumed(
     kind, train, collectors, checkpoint, monkeypatch, tmp_path
 ):
     run_dir, collect = tmp_path / "run", Workers.collect
@@ -168,7 +170,7 @@ def test_killed_worker_ends_the_run_with_a_line_and_the_run_goes_on_later(
 
 
 def processes_of(run_dir: Path) -> list[int]:
-    """The processes of a command that names a directory, and those they have started."""
+    """Returns the processes whose command names a directory, and their children."""
     parents, ours = {}, set()
     for folder in Path("/proc").iterdir():
         try:
@@ -188,7 +190,7 @@ def processes_of(run_dir: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_process_outlives_a_run_that_was_terminated(kind, command, tmp_path):
+def test_no_process_outlives_a_terminated_run(kind, command, tmp_path):
     run_dir = tmp_path / "run"
     overrides = (*TINY, f"collector={kind}", "total_frames=1000000")
     with subprocess.Popen(
@@ -209,7 +211,7 @@ def test_no_process_outlives_a_run_that_was_terminated(kind, command, tmp_path):
         time.sleep(0.1)
 
 
-# Python reads it at the start of every process, so workers know the environment as well.
+# Python reads it when a process starts, so workers also register the environment.
 BROKEN = """
 import gymnasium, numpy
 
@@ -233,7 +235,7 @@ gymnasium.register("Broken-v0", Broken)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_worker_names_the_fault_of_its_environment(kind, run_command, tmp_path):
+def test_worker_reports_the_error_of_its_environment(kind, run_command, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(BROKEN)
     overrides = ("env.name=Broken-v0", f"collector={kind}", "total_frames=300", *TINY[3:])
     run = run_command(
@@ -277,13 +279,15 @@ def test_signal_to_learner_and_workers_saves(kind, command, tmp_path):
         (("collector=multi_sync", "device=cuda"), "device"),
     ],
 )
-def test_what_workers_cannot_do_is_refused(overrides, message, configuration, tmp_path):
+def test_options_that_workers_do_not_support_are_rejected(
+    overrides, message, configuration, tmp_path
+):
     with pytest.raises(UserError, match=message):
         to_config(configuration("td3", tmp_path, *overrides))
 
 
 @pytest.mark.slow
-def test_ray_trains_to_the_end_with_the_buffer_in_an_actor(train, table, checkpoint, tmp_path):
+def test_ray_run_with_the_buffer_in_an_actor_finishes(train, table, checkpoint, tmp_path):
     pytest.importorskip("ray")
     overrides = (*TINY, "collector=ray", "collector.frames_per_batch=10", "sampler=vmf_rank")
     run_dir = train("td3", tmp_path / "run", *overrides)
