@@ -112,7 +112,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.step()
 
 
-def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
+def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Run:
     """TorchRL's losses, collector and buffer, put together as its own scripts do.
 
     That is: its transforms of the environment, all entries stored, batches prefetched.
@@ -122,7 +122,9 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
         filled: transitions in the buffer.
         at_once: collect all steps and then make as many updates, as those scripts do, which is
             cheaper than one of each in turns.
+        tuned: use fused Adam and flush denormal numbers to zero, as the recipes do.
     """
+    torch.set_flush_denormal(tuned)
     from torchrl.collectors import Collector
     from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
     from torchrl.envs import (
@@ -154,11 +156,11 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool) -> Run:
     loss.make_value_estimator(gamma=0.99)
     targets = SoftUpdate(loss, eps=0.995)
     actor_optimizer, critic_optimizer = (
-        torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), lr=rate)
+        torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), lr=rate, fused=tuned)
         for name in ("actor_network_params", "qvalue_network_params")
     )
     if algorithm == "sac":
-        alpha_optimizer = torch.optim.Adam([loss.log_alpha], lr=rate)
+        alpha_optimizer = torch.optim.Adam([loss.log_alpha], lr=rate, fused=tuned)
         optimizers = group_optimizers(actor_optimizer, critic_optimizer, alpha_optimizer)
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, prefetch=3
@@ -321,6 +323,8 @@ def serve(make: str, algorithm: str, filled: int, sampler: str, connection: Conn
     if make == "sb3":
         run = stable_baselines(algorithm, filled)
     else:
-        run = stock_torchrl(algorithm, filled, at_once=make == "torchrl at once")
+        run = stock_torchrl(
+            algorithm, filled, at_once=make == "torchrl at once", tuned=make == "torchrl tuned"
+        )
     while True:
         connection.send(run(connection.recv()))

@@ -23,6 +23,7 @@ CONTENDERS = {
     "Stable-Baselines3": ("sb3", ""),
     "TorchRL's parts": ("torchrl", ""),
     "TorchRL's parts, a turn's steps at once": ("torchrl at once", ""),
+    "TorchRL's parts, fused Adam, no denormals": ("torchrl tuned", ""),
     "ours, sampler=uniform": ("recipe", "uniform"),
     "ours, sampler=fresh": ("recipe", "fresh"),
     "ours, sampler=vmf_uncertainty": ("recipe", "vmf_uncertainty"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.browser import CHROMIUM, REASON, view
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -47,3 +49,13 @@ def test_the_api_reference_describes_every_public_name(site):
     page = (site / "api.html").read_text()
     for name in set(torchrl_vmfer.__all__) - {"__version__"}:
         assert re.search(rf'id="torchrl_vmfer[\w.]*\.{name}"', page), name
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason=REASON)
+@pytest.mark.parametrize(("page", "pictures"), [("index", 1), ("method", 3)])
+def test_a_browser_shows_a_page_with_its_pictures(page, pictures, site, tmp_path):
+    seen = view(site / f"{page}.html", tmp_path)
+    assert f'data-shown="{pictures}"' in seen.document
+    assert f'data-images="{pictures}"' in seen.document
+    assert 'data-wide="false"' in seen.document
+    assert seen.screenshot.stat().st_size > 20_000

@@ -9,7 +9,6 @@ import itertools
 import math
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,14 +16,13 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from helpers.browser import CHROMIUM, REASON, view
 from vmfer_recipes.reporting import statistics
 from vmfer_recipes.reporting.methods import Method, Task
 from vmfer_recipes.reporting.page import write_report
 from vmfer_recipes.reporting.pictures import curve_figures
 from vmfer_recipes.reporting.runs import read_runs
 from vmfer_recipes.reporting.study import make_study
-
-CHROMIUM = shutil.which("chromium")
 
 
 def _write_run(
@@ -466,39 +464,14 @@ def test_the_program_reports_its_output_and_errors(
         assert len(message.splitlines()) == 1
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
+@pytest.mark.skipif(CHROMIUM is None, reason=REASON)
 def test_a_browser_shows_every_figure_without_errors(report, tmp_path):
-    # A script of the test, not of the report, writes what the browser sees into the page.
-    probe = """<script>addEventListener("load", () => {
-      const images = [...document.images];
-      document.body.dataset.shown = images.filter(i => i.complete && i.naturalWidth > 0).length;
-      document.body.dataset.wide =
-        document.documentElement.scrollWidth > document.documentElement.clientWidth;
-    })</script></body>"""
-    page = (report / "report.html").read_text()
-    probed = tmp_path / "probed.html"
-    probed.write_text(page.replace("</body>", probe))
-    command = [
-        str(CHROMIUM),
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1280,2000",
-        "--virtual-time-budget=10000",
-    ]
-    seen = subprocess.run(
-        [*command, "--dump-dom", probed.as_uri()], capture_output=True, text=True, timeout=120
-    )
-    assert f'data-shown="{page.count("<img")}"' in seen.stdout
-    assert 'data-wide="false"' in seen.stdout
-    assert "CONSOLE" not in seen.stderr
-    picture = tmp_path / "page.png"
-    subprocess.run(
-        [*command, f"--screenshot={picture}", probed.as_uri()], capture_output=True, timeout=120
-    )
-    assert picture.stat().st_size > 20_000
+    seen = view(report / "report.html", tmp_path)
+    pictures = (report / "report.html").read_text().count("<img")
+    assert f'data-shown="{pictures}"' in seen.document
+    assert 'data-wide="false"' in seen.document
+    assert "CONSOLE" not in seen.messages
+    assert seen.screenshot.stat().st_size > 20_000
 
 
 def test_task_names_include_the_version():

@@ -1,0 +1,45 @@
+"""The commands in the documentation are accepted by the recipes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from vmfer_recipes.training.launch import check_command_line
+from vmfer_recipes.training.options import SACConfig, TD3Config
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "benchmarks").glob("*.md"),
+    *(ROOT / "results").glob("*/*.md"),
+]
+CONFIGS = {"td3": TD3Config, "sac": SACConfig}
+# Shown as mistakes, or with files of the user.
+WRONG = ("--seed 3", "lr=1e-4", "--config-dir my_configs")
+
+
+def commands():
+    found = set()
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for name, arguments in re.findall(r"python recipes/(td3|sac)\.py([^`#\n]*)", text):
+            if not any(part in arguments for part in WRONG) and "--help" not in arguments:
+                found.add((name, " ".join(arguments.split())))
+    return sorted(found)
+
+
+def test_there_are_commands():
+    assert len(commands()) > 30
+
+
+@pytest.mark.parametrize(("name", "arguments"), commands())
+def test_a_documented_command_is_valid(name, arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [f"recipes/{name}.py", *shlex.split(arguments)])
+    check_command_line(name, CONFIGS[name])  # ends the program if it is wrong
