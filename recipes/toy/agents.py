@@ -1,6 +1,6 @@
-"""Critics that learn from shots fired at random, and actors that climb them.
+"""Critics that learn from random shots, and actors that follow their gradients.
 
-No actor fires: the critics of a seed are the same networks for each of its actors at every step.
+The actors do not shoot, so all actors of a seed share the same critics at every step.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class Actors:
     def update(self, actions: Tensor, gradients: Tensor, used: Tensor) -> None:
         """One step along the mean gradient of the transitions used.
 
-        Where none is used the gradient is zero, and Adam coasts.
+        If none is used, the gradient is zero, and Adam continues with its momentum.
 
         Args:
-            actions: the present :meth:`actions`.
+            actions: the current :meth:`actions`.
             gradients: ∂l_1/∂a ``[way, seed, batch, 2]``.
             used: which of them count, ``[way, seed, batch]``.
         """

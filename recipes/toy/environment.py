@@ -48,7 +48,7 @@ class Shooting(gym.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode in the one state there is."""
+        """Starts an episode in the only state."""
         super().reset(seed=seed, options=options)
         return np.array(INITIAL_STATE, np.float32), {}
 

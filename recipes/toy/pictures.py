@@ -134,7 +134,7 @@ def draw_rewards(record: Record, path: Path) -> Path:
 
 
 def draw_trajectories(record: Record, path: Path) -> Path:
-    """The way the action went, over what the critics of the first seed said at the time."""
+    """The path of the action, over the contours of the first seed's critics at that time."""
     figure = Figure(figsize=(3.4 * len(record.snapshots), 4.3), layout="constrained")
     panels = figure.subplots(1, len(record.snapshots), sharey=True, squeeze=False)[0]
     for axes, snapshot in zip(panels, record.snapshots, strict=True):

@@ -126,7 +126,7 @@ class Record:
         return np.linspace(0, 180, _BINS + 1)
 
     def add_actions(self, actions: Tensor) -> None:
-        """Keeps the actions ``[way, seed, 2]`` of the present policies."""
+        """Records the actions ``[way, seed, 2]`` of the current policies."""
         self._actions.append(actions.detach().clone())
 
     def add_angles(self, gradients: Tensor, used: Tensor) -> None:
@@ -146,7 +146,7 @@ class Record:
         self.snapshots.append(Snapshot(update, values, angles))
 
     def differences(self) -> list[Difference]:
-        """Both other ways against Uniform, by the reward at the end and on the way there."""
+        """Compares both other ways with Uniform, by the final and by the mean reward."""
         rewards = self.rewards
         measures = {"final reward": rewards[-1], "mean reward over all updates": rewards.mean(0)}
         differences = []

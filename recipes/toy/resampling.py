@@ -23,7 +23,7 @@ WAYS = ("uniform", "uncertainty", "oracle")
 
 @dataclass(frozen=True)
 class Candidates:
-    """What there is to choose from.
+    """The transitions to choose from.
 
     Attributes:
         action: the policy's action π(s₀), without noise, ``[seed, 2]``.
@@ -48,17 +48,17 @@ def angle(gradients: Tensor) -> Tensor:
 
 
 def uniform(candidates: Candidates) -> Tensor:
-    """All of them."""
+    """Selects all transitions."""
     return torch.ones(candidates.gradients.shape[1:-1], dtype=torch.bool)
 
 
 def uncertainty(
     candidates: Candidates, *, low_uncertainty: float, largest_angle: float = 180.0
 ) -> Tensor:
-    """Those on whose direction the critics agree best.
+    """Selects the transitions on whose direction the critics agree best.
 
     Args:
-        candidates: what there is to choose from.
+        candidates: the transitions to choose from.
         low_uncertainty: the fraction of each batch that is used.
         largest_angle: transitions with a larger angle are left out in any case, in degrees.
     """
@@ -71,7 +71,7 @@ def uncertainty(
 
 
 def oracle(candidates: Candidates) -> Tensor:
-    """Those whose gradient, the first critic's as in TD3, moves the action towards a*."""
+    """Selects transitions whose gradient (of the first critic) moves the action toward a*."""
     wanted = candidates.action.new_tensor(OPTIMAL_ACTION) - candidates.action
     return (-candidates.gradients[0] * wanted[:, None]).sum(-1) > 0
 

@@ -45,8 +45,8 @@ def square_grid(bound: float, side: int) -> Tensor:
 def simple_example(noise: float, seed: int, bound: float = 3.0, side: int = 61) -> Example:
     """The values and gradients of both critics at every action of a grid.
 
-    The critics are Q_i(a) = -‖a - peak_i + ε‖². The noise ε stands for what is wrong with a
-    critic that is still learning, so each critic draws its own at each action.
+    The critics are Q_i(a) = -‖a - peak_i + ε‖². The noise ε represents the errors of a critic
+    that is still learning, so each critic draws its own at each action.
 
     Args:
         noise: the standard deviation of ε.
