@@ -25,7 +25,7 @@ class StatusConfig(Config):
     """Shows the progress of all runs under a folder."""
 
     recent: float = key(
-        300, "a run counts as running if a file of it changed in so many seconds", low=1e-9
+        300, "a run counts as running if one of its files changed in this many seconds", low=1e-9
     )
 
 
@@ -55,9 +55,9 @@ def main() -> None:
     print(_summary(runs, speeds))
     print(
         f"A run counts as running if one of its files changed in the last {_time(options.recent)} "
-        "(recent=seconds) and its process still exists. Runs that are left are read from the "
-        "records of sweeps (sweep_*.json): delete one to forget a sweep. Time left excludes "
-        "evaluations."
+        "(recent=seconds) and its process still exists. Runs that have not started (left) are "
+        "read from the records of sweeps (sweep_*.json); delete a record to remove its sweep. "
+        "Time left excludes evaluations."
     )
 
 

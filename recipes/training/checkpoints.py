@@ -85,7 +85,7 @@ class Checkpoints:
         return int(files[0].stem.removeprefix("step_")) if files else None
 
     def reduce(self, to: int) -> Path | None:
-        """Deletes the oldest until so many are left. Returns the newest of these."""
+        """Deletes the oldest until this many are left. Returns the newest of these."""
         files = self._files()
         for old in files[to:]:
             old.unlink()
@@ -108,8 +108,8 @@ class Checkpoints:
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
             print(
-                f"Could not save the checkpoint of step {step} ({first_line(error)}): make room on "
-                "the disk. " + (f"{kept[0].name} is intact." if kept else "There is no older one."),
+                f"Could not save the checkpoint of step {step} ({first_line(error)}): free disk "
+                "space. " + (f"{kept[0].name} is intact." if kept else "There is no older one."),
                 file=sys.stderr,
             )
             return False

@@ -126,7 +126,7 @@ def _draw_success(
 def _draw_levels(
     axis: Axes, at_random: np.ndarray | None, solved: Solved | None, of_success: bool
 ) -> None:
-    """The random policy, and from where on the task counts as solved."""
+    """Draws the return of the random policy and the level at which the task counts as solved."""
     if at_random is not None and len(at_random):
         axis.axhline(float(at_random[-1]), color=GRAY, linestyle="--", label="random policy")
     if solved is not None and solved.is_success_rate == of_success:
@@ -146,7 +146,7 @@ def _are_signs(training: Columns, critics: int) -> bool:
 
 
 def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
-    """One line: signs have no quantiles that tell anything."""
+    """Draws one line, because quantiles of signs are not informative."""
     # Two signs agree (R = 1) or do not (R = 0), so that the mean is a fraction of the batch.
     label = "fraction of the actor's batch on which both critics agree"
     if critics > 2:

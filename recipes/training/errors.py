@@ -48,12 +48,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("sede", ["seed", "tau"])
         'Did you mean: seed?'
         >>> did_you_mean("color", ["a", "b", "c", "d"])
-        'Known are a, b, c, ...; --help lists all.'
+        'Known names: a, b, c, ...; --help lists all.'
     """
     known = sorted(known)
     if near_names(name, known):
         return f"Did you mean: {nearest(name, known)}?"
-    return f"Known are {nearest(name, known)}; --help lists all."
+    return f"Known names: {nearest(name, known)}; --help lists all."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -81,11 +81,11 @@ def unwritable(run_dir: object, error: Exception) -> UserError:
     number = error.errno if isinstance(error, OSError) else errno.ENOSPC  # as PyTorch reports it
     if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         cure = (
-            "make room on the disk and run the same command to resume from the last checkpoint, or "
+            "free disk space and run the same command to resume from the last checkpoint, or "
             "choose another run_dir"
         )
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        cure = "get the permission to write there, or choose another run_dir"
+        cure = "get write permission, or choose another run_dir"
     else:
         cure = "choose another run_dir"
     return UserError(

@@ -115,13 +115,13 @@ def evaluate(
 
 
 class Solved(NamedTuple):
-    """From which return or success rate on a task counts as solved."""
+    """The return or success rate at which a task counts as solved."""
 
     level: float
     is_success_rate: bool
 
     def includes(self, result: Evaluation) -> bool:
-        """Whether the result of an evaluation is as good."""
+        """Whether the result of an evaluation reaches the level."""
         score = result.success_rate if self.is_success_rate else result.return_mean
         return score is not None and score >= self.level
 

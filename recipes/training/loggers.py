@@ -66,7 +66,7 @@ def make_logger(cfg: Config, run_dir: Path) -> Any:
         run_dir: the directory of the run.
 
     Returns:
-        A ``torchrl.record.loggers.Logger`` that has received all hyper-parameters.
+        A ``torchrl.record.loggers.Logger`` that has received all hyperparameters.
     """
     make = {
         "csv": lambda *_: None,

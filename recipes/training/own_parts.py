@@ -1,6 +1,6 @@
 """Parts from the user's own modules: choices by import path, and recipes with keys of their own.
 
-Hydra composes configurations from files. The parts of users have none, so that their configurations
+Hydra composes configurations from files. Users' own parts have no files, so their configurations
 are registered here before Hydra starts. Nothing is imported yet.
 """
 

@@ -107,14 +107,14 @@ class Progress:
                 self._bar.close()
 
     def advance(self, step: int) -> None:
-        """Tells that a step is done."""
+        """Reports that a step is done."""
         self._step = step
         if self._learning_since is None and step >= self._first_learning:
             self._first_learning = step
             self._learning_since = self._clock()
 
     def evaluate(self, episode: int, episodes: int) -> None:
-        """Tells which episode of an evaluation is played, from 1; 0 after the last."""
+        """Reports which episode of an evaluation is played, from 1; 0 after the last."""
         self._evaluating = f"evaluating {episode}/{episodes}" if episode else ""
 
     def show(self, result: Evaluation) -> None:

@@ -1,7 +1,7 @@
-"""Hyper-parameter search with Optuna: ``hydra/sweeper=optuna``.
+"""Hyperparameter search with Optuna: ``hydra/sweeper=optuna``.
 
-Hydra's own plugin cannot resume: it adds ``n_trials`` to those that are there, never completes a
-trial that was interrupted, and draws the same values again if its sampler has a seed.
+Hydra's own plugin cannot resume: it adds ``n_trials`` to the existing ones, never completes an
+interrupted trial, and draws the same values again if its sampler has a seed.
 """
 
 from __future__ import annotations

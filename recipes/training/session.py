@@ -127,7 +127,7 @@ class Session(TrainingSession):
 
         A run ends with an evaluation and a row of metrics. If its last step is not a multiple of
         the intervals, a longer run would not have these: they are written after the last
-        checkpoint, which does not know them.
+        checkpoint and are not part of it.
 
         Args:
             policy: the policy to evaluate, and to save at the end.

@@ -80,7 +80,7 @@ def _relative(run_dir: Path, start: Path) -> str:
 
 
 def read_records(folder: Path) -> tuple[list[PlannedRun], list[str]]:
-    """The runs of the sweeps at, under and above a folder, and complaints.
+    """The runs of the sweeps in, below and above a folder, and messages about bad files.
 
     Of the folders above, only runs that lie under ``folder`` count. If several sweeps have the same
     run, the newest one counts. Directories are absolute.

@@ -24,7 +24,7 @@ __all__ = ["VectorCollector", "environment_seeds"]
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:
-    """The seeds of the environments of a run: its own, and others that no nearby run shares."""
+    """The seeds of a run's environments: its own seed, and others that no nearby run shares."""
     others = (np.random.SeedSequence([seed, number]) for number in range(1, count))
     return [seed, *(int(other.generate_state(1)[0] >> 1) for other in others)]
 

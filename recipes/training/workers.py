@@ -136,8 +136,8 @@ class Workers(StepCount):
         except RuntimeError as error:
             raise UserError(
                 f"The {count} workers of collector={cfg.collector.kind} could not be started "
-                f"({first_line(error)}): try again. If memory or /dev/shm is full, make room or "
-                "use collector=single."
+                f"({first_line(error)}): try again. If memory or /dev/shm is full, free some of it "
+                "or use collector=single."
             ) from error
         self._close = weakref.finalize(self, _close, self._workers, buffer.limit, cfg.threads)
         # A worker that died while it was writing keeps the lock.

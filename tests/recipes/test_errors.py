@@ -91,7 +91,7 @@ def test_an_unknown_name_suggests_the_nearest_ones(error_line, override, named):
 @pytest.mark.parametrize("override", ["qqqq=1", "env=qqqq", "sampler=qqqq", "seeed=1", "repla=x"])
 def test_an_unknown_name_lists_a_few_alternatives(error_line, override):
     line = error_line(override)
-    names = re.search(r"(?:Did you mean: |Known are )(.*?)[?;]", line)
+    names = re.search(r"(?:Did you mean: |Known names: )(.*?)[?;]", line)
     assert names is None or len(set(names[1].split(", ")) - {"..."}) <= 3
     assert len(line) < 180
 
@@ -262,18 +262,18 @@ def test_a_run_dir_that_cannot_be_made_is_rejected(error_line, tmp_path):
     line = error_line(run_dir=tmp_path / "file" / "run")
     assert str(tmp_path / "file" / "run") in line
     assert "choose another run_dir" in line
-    assert "make room" not in line
+    assert "free disk space" not in line
 
 
 @pytest.mark.parametrize(
     ("number", "cure"),
-    [(errno.EACCES, "permission"), (errno.EROFS, "permission"), (errno.ENOSPC, "make room")],
+    [(errno.EACCES, "permission"), (errno.EROFS, "permission"), (errno.ENOSPC, "free disk space")],
 )
 def test_a_failed_write_suggests_a_remedy_for_its_cause(number, cure):
     line = str(unwritable("runs/a", OSError(number, os.strerror(number))))
     assert "runs/a" in line
     assert cure in line
-    assert ("make room" in line) == (number == errno.ENOSPC)
+    assert ("free disk space" in line) == (number == errno.ENOSPC)
 
 
 @pytest.mark.parametrize(

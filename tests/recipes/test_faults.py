@@ -159,7 +159,7 @@ def test_full_disk_does_not_damage_saved_files(
     run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
     saved = saved_files(run_dir)
     filler = fill(disk, but_for=room)
-    with pytest.raises(UserError, match=r"No space left.*: make room on the disk and run the same"):
+    with pytest.raises(UserError, match=r"No space left.*: free disk space and run the same"):
         finish(RUN[0], run_dir, *RUN[1:])
     failed = "Could not save the checkpoint of step 160" in capfd.readouterr().err
     assert failed == (room > 0)
