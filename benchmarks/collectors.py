@@ -38,7 +38,7 @@ def _config(*overrides: str) -> Any:
 
 
 def speed(frames: int, *overrides: str) -> float:
-    """The median over the rows of ``train.csv``, but for the first, in which the run warms up."""
+    """The median over the rows of ``train.csv``, except the first, which includes the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         cfg = _config(
             f"run_dir={folder}/run",

@@ -77,7 +77,7 @@ def timed(function: Callable[[int], Any]) -> Run:
 
 
 def stable_baselines(algorithm: str, filled: int) -> Run:
-    """Stable-Baselines3, of the same sizes."""
+    """Stable-Baselines3, with the same sizes."""
     import stable_baselines3
 
     make = {"td3": stable_baselines3.TD3, "sac": stable_baselines3.SAC}[algorithm]
@@ -113,7 +113,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 
 
 def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Run:
-    """TorchRL's losses, collector and buffer, put together as its own scripts do.
+    """TorchRL's losses, collector and buffer, combined as in its own scripts.
 
     That is: its transforms of the environment, all entries stored, batches prefetched.
 
@@ -205,7 +205,7 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Ru
 
 
 def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:
-    """The recipe itself, with a session that waits for orders and parts that are timed."""
+    """The recipe itself, with a session that waits for commands and components that are timed."""
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         cfg = to_config(
             compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
@@ -235,19 +235,19 @@ class Stopwatch:
         self._since = 0.0
 
     def start(self) -> None:
-        """Forgets what was measured so far."""
+        """Discards the measurements so far."""
         self.seconds.clear()
         self._since = time.perf_counter()
 
     def end_of(self, part: str) -> None:
-        """Counts the time since the last report towards a part of a step."""
+        """Adds the time since the last report to a part of a step."""
         now = time.perf_counter()
         self.seconds[part] += now - self._since
         self._since = now
 
 
 class Watched:
-    """An object some of whose methods report when they end; all else is that of the object.
+    """A proxy of an object, some of whose methods report when they end.
 
     Args:
         watched: the object.
@@ -290,7 +290,7 @@ def watch(agent: Any, stopwatch: Stopwatch) -> None:
 
 
 class BenchmarkSession(TrainingSession):
-    """A ``TrainingSession`` that takes as many steps as are asked for, and writes nothing."""
+    """A ``TrainingSession`` that takes as many steps as requested, and writes nothing."""
 
     def __init__(self, connection: Connection) -> None:
         self.backend = make_backend(fast=True)
@@ -313,7 +313,7 @@ class BenchmarkSession(TrainingSession):
 
 
 def serve(make: str, algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:
-    """Builds a contender and lets it run the numbers of steps that come by the connection."""
+    """Builds a contender and runs the numbers of steps received through the connection."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")

@@ -1,8 +1,8 @@
 """Cost of hindsight sampling, by buffer and size, and of resampling from candidates.
 
 One transition is written before each sample, as in training. Both buffers hold the same data
-and take turns in one process on one thread, so that the noise of the machine falls on both
-alike; ratios are taken within a turn and the median over the turns is reported.
+and take turns in one process on one thread, so that the noise of the machine affects both
+alike; ratios are taken within a turn, and the median over the turns is reported.
 
     python benchmarks/hindsight.py                # 10⁴ to 10⁶ transitions, about a minute
     python benchmarks/hindsight.py --sizes 1e4
@@ -115,7 +115,7 @@ def first_factors(batch: TensorDictBase) -> Tensor:
 
 
 def sample_by(buffer: HindsightReplayBuffer, sampler: VMFSampler) -> Any:
-    """Draw the actor's batch by another sampler than the buffer's."""
+    """Draws the actor's batch with another sampler than the buffer's."""
     return buffer.draw_with(sampler.sample, BATCH, ACTOR_KEYS)
 
 

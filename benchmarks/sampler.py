@@ -1,7 +1,7 @@
 """Cost of one sample and one priority update of 256 transitions, by sampler and buffer size.
 
 Every sampler does the same work on the same storage in turns, so that the noise of the machine
-falls on all alike; ratios are taken within a turn and the median over the turns is reported.
+affects all alike; ratios are taken within a turn, and the median over the turns is reported.
 
     python benchmarks/sampler.py                  # 10⁴ to 10⁷ transitions, a few minutes
     python benchmarks/sampler.py --sizes 1e4 1e6
@@ -42,7 +42,7 @@ class ArgsortSampler:
         self.factors = torch.ones(size)
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Tensor, dict]:
-        """Draws by the rank of the present factors."""
+        """Draws by the rank of the current factors."""
         order = self.factors.argsort(descending=True)
         probabilities = 1 / torch.arange(1, len(order) + 1)
         return order[torch.multinomial(probabilities, batch_size, replacement=True)], {}
@@ -116,7 +116,7 @@ def time_cycles(size: int, turns: int) -> dict[str, list[float]]:
     for _ in range(turns):
         for name, sampler in samplers.items():
             if name == SORTING:
-                # Sorting takes the same time every time, and lots of it.
+                # Sorting is slow and always takes the same time, so a few repetitions suffice.
                 if size <= 1e6 or not times[name]:
                     times[name].append(seconds_per_cycle(sampler, storage, cycles=2))
             else:

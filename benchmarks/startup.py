@@ -59,7 +59,7 @@ def commands(folder: str) -> dict[str, list[str]]:
 
 
 def measure(command: list[str], folder: str) -> tuple[float, float]:
-    """Seconds by the clock, and of the processor."""
+    """Wall-clock seconds and CPU seconds."""
     # A new directory for each, so that no run resumes another.
     with tempfile.TemporaryDirectory(dir=folder) as cwd:
         start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)

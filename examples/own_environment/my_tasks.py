@@ -18,7 +18,7 @@ Eight environments at a time:
 
     python /path/to/recipes/td3.py env.name=my_tasks:Point-v0 num_envs=8 run_dir=runs/eight
 
-The trained policy is evaluated from the same directory, because it needs this module, too:
+Evaluate the trained policy from the same directory, because evaluation imports this module too:
 
     python /path/to/recipes/evaluate.py runs/windy
 """
@@ -44,7 +44,7 @@ class Point(gym.Env):
         self.render_mode = render_mode
 
     def reset(self, *, seed=None, options=None):
-        """Starts somewhere at a distance of 1."""
+        """Starts at a random point at a distance of 1."""
         super().reset(seed=seed)
         angle = self.np_random.uniform(0, 2 * np.pi)
         self.position = np.array([np.cos(angle), np.sin(angle)])

@@ -7,8 +7,8 @@ Run from this directory:
     python ../../recipes/td3.py -m env=InvertedPendulum-v4 sampler=vmf_rank,recent.RecentSampler seed=0,1
     python ../../recipes/td3.py env=InvertedPendulum-v4 sampler=recent.AgreementSampler
 
-Nothing has to be installed or registered: a module in the current directory is found, as is any
-installed one.
+Nothing has to be installed or registered: a module is found if it is in the current directory or
+installed.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchrl.data.replay_buffers.storages import Storage
 class RecentSampler(RandomSampler):
     """Prefers new transitions: P(j) ∝ decay^age, with the age counted in transitions.
 
-    It does not define ``update_priority``, so that no factors are computed for it.
+    It does not define ``update_priority``, so no factors are computed for it.
 
     Args:
         decay: the weight of a transition relative to the next younger one; 1 is uniform.
