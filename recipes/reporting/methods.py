@@ -44,7 +44,7 @@ class Task:
 
 @dataclass(frozen=True, order=True)
 class Method:
-    """An algorithm with all its hyper-parameters. Runs of one method differ by the seed only."""
+    """An algorithm with all its hyperparameters. Runs of one method differ only in the seed."""
 
     algorithm: str
     replay: str
@@ -67,7 +67,7 @@ class Method:
         return self.algorithm.upper() + ("" if self.replay == "uniform" else f"+{self.replay}")
 
     def differing(self, other: Method) -> list[str]:
-        """The hyper-parameters in which two methods differ, but for those of the sampler."""
+        """The hyperparameters in which two methods differ, except those of the sampler."""
         here, there = dict(self.settings), dict(other.settings)
         return [
             key
@@ -79,8 +79,8 @@ class Method:
 def label_methods(cells: Iterable[tuple[Task, Method]]) -> dict[Method, str]:
     """A name for each method: ``TD3 · vmf_rank``.
 
-    Methods that share a sampler are told apart by the hyper-parameters in which they differ on the
-    same task.
+    Methods that share a sampler are distinguished by the hyperparameters in which they differ on
+    the same task.
     """
     alike: dict[tuple[Task, str, str], list[Method]] = defaultdict(list)
     for task, method in cells:
@@ -128,4 +128,4 @@ def baseline_of(method: Method, candidates: Iterable[Method]) -> tuple[Method | 
     told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
     if set(differing) <= _IRRELEVANT_TO_BASELINE:
         return nearest, told
-    return None, f"the nearest run with sampler={BASELINE} has other hyper-parameters: {told}"
+    return None, f"the nearest run with sampler={BASELINE} has other hyperparameters: {told}"

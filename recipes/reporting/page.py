@@ -91,7 +91,7 @@ def _finding(study: Study) -> str:
     results: list[Average | Comparison] = [*study.averages, *_without_percentage(study)]
     count = Counter(result.verdict for result in results)
     if not count:
-        return "Finding: none, as no finished method has a finished baseline."
+        return "Finding: none, because no finished method has a finished baseline."
     if count.keys() <= {"too few seeds", "undecided"}:
         return "Finding: no method is shown to differ from its baseline."
     told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items()))
@@ -99,7 +99,7 @@ def _finding(study: Study) -> str:
 
 
 def _numbers(study: Study) -> list[str]:
-    """The numbers behind the finding; an average speaks for its tasks."""
+    """The numbers behind the finding; an average replaces those of its tasks."""
     lines = []
     for average in study.averages:
         place = study.task_labels[average.comparisons[0].cell.task]
@@ -135,17 +135,17 @@ def _warnings(study: Study) -> list[str]:
             concerned[comparison.seeds].append(place)
     for seeds, places in sorted(concerned.items()):
         warnings.append(
-            f"{_count(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to tell "
-            "anything: even if every seed beat every seed of the baseline, chance would do so with "
-            f"p = {best_possible_p(seeds):.2f} (two-sided rank-sum test). This concerns "
+            f"{_count(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "
+            "a difference: even if every seed beat every seed of the baseline, the p-value would "
+            f"be {best_possible_p(seeds):.2f} (two-sided rank-sum test). This concerns "
             f"{'; '.join(places)}."
         )
     fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
     if 0 < fewest < 10 and study.comparisons:
         warnings.append(
             f"The smallest cell has {_count(fewest, 'seed')}. Below about ten, bootstrap intervals "
-            "are narrower than they claim: of five normally distributed seeds the 95 % interval of "
-            "the mean holds the truth in about 84 % of cases."
+            "are too narrow: with five normally distributed seeds, the 95 % interval of the mean "
+            "contains the true mean in about 84 % of cases."
         )
     return warnings
 
@@ -160,16 +160,16 @@ def _file_name(text: str) -> str:
 
 _EXPLANATIONS = (
     "A seed is one run. Its score is the mean of its evaluations in the last tenth of the "
-    "training: success rate where the task has one, return otherwise.",
+    "training: the success rate if the task reports one, and the return otherwise.",
     "IQM is the mean without the lowest and the highest quarter of the seeds; with fewer than four "
-    "seeds it is the mean.",
+    "seeds, it is the mean.",
     f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
     "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
-    "other seeds on these tasks, not of other tasks. Those of curves hold step by step.",
-    "Runs that were evaluated at different steps are interpolated linearly to the steps of the "
-    "coarsest of their cell.",
-    "A method is compared with sampler=uniform of the same hyper-parameters. Only the number of "
-    "critics may differ, as critics beyond the second do not influence the baseline.",
-    "Many comparisons are made at once: among twenty of equal methods one interval is expected to "
-    "miss the truth.",
+    "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
+    "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
+    "the steps of the run with the fewest evaluations.",
+    "A method is compared with sampler=uniform with the same hyperparameters. Only the number of "
+    "critics may differ, because critics beyond the second do not influence the baseline.",
+    "Many comparisons are made at once: of twenty comparisons of equal methods, one interval is "
+    "expected to miss the true value.",
 )

@@ -204,7 +204,7 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         name = methods[0].family_label
         figure.suptitle(f"{name}: compared with sampler={BASELINE}", fontsize=14)
         text = (
-            f"{name}: final score in per cent of the baseline's, and the probability that a seed "
+            f"{name}: final score in percent of the baseline's, and the probability that a seed "
             "beats a seed of the baseline, with 95 % stratified-bootstrap intervals."
         )
         text += " Stars are the numbers of the paper's Table 1." if starred else ""
@@ -223,7 +223,7 @@ class _Row(NamedTuple):
 
 
 def _rows(study: Study, family: str) -> list[_Row]:
-    """Task by task, and the averages below; what belongs to one place stands together."""
+    """The rows of all tasks, then those of the averages; rows of one place are adjacent."""
     rows = []
     for c in study.comparisons:
         if c.cell.method.family == family:

@@ -47,11 +47,11 @@ class Progress:
 
 
 def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str]]:
-    """The progress of the runs under a folder and of those of its sweeps, and complaints.
+    """The progress of the runs under a folder and of its sweeps, and messages about bad files.
 
     Args:
         folder: where to look; runs below it are named relative to it.
-        recent: a run is running if one of its files changed within so many seconds.
+        recent: a run is running if one of its files changed within this many seconds.
     """
     found: dict[Path, Progress] = {}
     folder = folder.resolve()
@@ -76,7 +76,7 @@ def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str
 
 
 def _extended(run: Progress, total: int) -> Progress:
-    """A run of which a sweep asks more steps than it was started with."""
+    """A run for which a sweep requests more steps than it was started with."""
     if run.state != "done" or total <= run.total:
         return run
     return replace(run, state="stopped", start=run.step, total=total)

@@ -22,7 +22,7 @@ class Cell:
     """The runs of one method on one task.
 
     Attributes:
-        runs: those that the numbers are of.
+        runs: the runs from which the numbers are computed.
         complete: whether they are finished. If none is, there is a curve but no final number.
         curves: by ``return`` and ``success_rate``, estimates at the steps of ``step``.
         final: by the same names, one number per seed: the mean over the end of training.
@@ -69,7 +69,7 @@ class Comparison:
 
     Attributes:
         note: how the baseline differs, apart from the sampler.
-        improvement: the score in per cent of the baseline's, if that is positive for every seed.
+        improvement: the score in percent of the baseline's, if that is positive for every seed.
     """
 
     cell: Cell
@@ -133,7 +133,7 @@ def _verdict(probability: Estimate, too_few: bool) -> str:
 
 @dataclass
 class Study:
-    """All results, and all that they do without."""
+    """All results, and everything that is not part of them."""
 
     cells: dict[tuple[Task, Method], Cell] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Study:
 
 
 def order(method: Method) -> tuple[Any, ...]:
-    """By family, the baseline first, and numbers in hyper-parameters by size."""
+    """By family, the baseline first, with numbers in hyperparameters sorted by size."""
     settings = tuple(
         (key, (0, float(value), "") if value.replace(".", "", 1).isdigit() else (1, 0.0, value))
         for key, value in method.settings

@@ -54,7 +54,7 @@ class Run:
     Attributes:
         path: its directory, relative to where reading began.
         variant: the keys of ``env.`` besides the name that differ from their defaults.
-        settings: the hyper-parameters by dotted key, without seed and housekeeping.
+        settings: the hyperparameters by dotted key, without seed and housekeeping.
         steps: when it was evaluated, increasing.
         returns: mean return of each evaluation.
         success: success rate of each evaluation, if the task has one.

@@ -6,7 +6,7 @@ import numpy as np
 
 __all__ = ["FINAL_SHARE", "area", "final"]
 
-# The last tenth of the training: one evaluation of ten episodes is a noisy thing.
+# The last tenth of the training, because a single evaluation of ten episodes is noisy.
 FINAL_SHARE = 0.1
 
 

@@ -68,7 +68,7 @@ def probability_of_improvement(scores: np.ndarray, baseline: np.ndarray) -> floa
 
 
 def mean_improvement(*cells: np.ndarray) -> float:
-    """The mean over tasks of the mean score in per cent of the baseline's.
+    """The mean over tasks of the mean score in percent of the baseline's.
 
     Args:
         *cells: the method's scores task by task, and then the baseline's in the same order.

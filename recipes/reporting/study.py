@@ -65,8 +65,8 @@ def _make_cell(task: Task, method: Method, runs: list[Run], study: Study) -> Cel
     if not finished:
         study.notes.append(
             f"{study.task_labels[task]}: no run of {study.method_labels[method]} is finished "
-            f"({len(runs)} started). Its curve ends where the slowest of them is, and it has no "
-            "final numbers."
+            f"({len(runs)} started). Its curve ends at the last step that all of them have "
+            "reached, and it has no final numbers."
         )
     has_success = all(run.success is not None for run in used)
     values: dict[str, Callable[[Run], np.ndarray]] = {"return": lambda run: run.returns}
@@ -99,13 +99,13 @@ def _compare(cell: Cell, complete: list[Cell], study: Study) -> None:
     label = study.method_labels[cell.method]
     if baseline is None:
         where = study.task_labels[cell.task]
-        study.notes.append(f"{where}: {label} is compared with nothing: {note}.")
+        study.notes.append(f"{where}: {label} has no comparison: {note}.")
         return
     other = study.cells[cell.task, baseline]
     if cell.score_name != other.score_name:
         study.notes.append(
-            f"{study.task_labels[cell.task]}: {label} is compared with nothing: only one of it and "
-            "its baseline has a success rate."
+            f"{study.task_labels[cell.task]}: {label} has no comparison: only one of the method "
+            "and its baseline has a success rate."
         )
         return
     scores = (cell.scores, other.scores)
@@ -131,7 +131,7 @@ def _average(study: Study) -> None:
             study.notes.append(
                 f"{study.task_labels[task]}: {study.method_labels[comparison.cell.method]} is not "
                 "part of an average improvement: a seed of its baseline has a score of zero or "
-                "less, of which there is no percentage."
+                "less, so a percentage of it is meaningless."
             )
             continue
         suite = "paper" if task.name in paper["tasks"] else "other"
@@ -195,6 +195,6 @@ def _note_missing_cells(study: Study) -> None:
         missing = sorted(study.task_labels[task] for task in siblings - set(own))
         if missing:
             study.notes.append(
-                f"{study.method_labels[method]} has no run on {'; '.join(missing)}, where other "
-                "samplers have."
+                f"{study.method_labels[method]} has no run on {'; '.join(missing)}, but other "
+                "samplers do."
             )

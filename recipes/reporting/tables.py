@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 _NUMBERS = ("final (mean)", "final (IQM)", "area (mean)", "area (IQM)")
-_INTERVAL = "in brackets the 95 % stratified-bootstrap interval"
+_INTERVAL = "in brackets, the 95 % stratified-bootstrap interval"
 
 
 def _place(study: Study, cell: Cell) -> dict[str, Value]:
@@ -83,9 +83,9 @@ def comparison_table(study: Study) -> Table:
         )
     return Table(
         "comparisons",
-        "P(improvement): how probable it is that a seed of the method beats a seed of the baseline "
-        f"(ties count half); {_INTERVAL}. The verdict is of that interval: above the baseline if "
-        "all of it lies above 0.5.",
+        "P(improvement): the probability that a seed of the method beats a seed of the baseline "
+        f"(ties count half); {_INTERVAL}. The verdict follows from this interval: above the "
+        "baseline if all of it is above 0.5.",
         rows,
         {"% of baseline": "{:.1f}", "P(improvement)": "{:.2f}"},
     )
@@ -111,9 +111,9 @@ def average_table(study: Study) -> Table:
         )
     return Table(
         "average_improvement",
-        "Average performance improvement: the final score in per cent of the baseline's, task by "
-        f"task, and then the mean over tasks; {_INTERVAL}. The paper gives no interval and does "
-        "not say which score it takes nor which versions of the environments.",
+        "Average performance improvement: the final score in percent of the baseline's, averaged "
+        f"over tasks; {_INTERVAL}. The paper gives no interval and does not say which score and "
+        "which versions of the environments it uses.",
         rows,
         {"% of baseline": "{:.1f}", "P(improvement)": "{:.2f}", "paper, % of baseline": "{:.2f}"},
     )
@@ -147,9 +147,9 @@ def speed_table(study: Study) -> Table:
         )
     return Table(
         "speed",
-        "Training steps per second between evaluations: the median over a run and over runs. It "
-        "compares methods only if they ran on the same machine under the same load. The paper's "
-        "number is the time of an update of SAC on a 2080 Ti.",
+        "Training steps per second between evaluations: the median over a run and over runs. "
+        "Compare methods only if they ran on the same machine under the same load. The paper's "
+        "number is the time of a SAC update on a 2080 Ti.",
         rows,
         {
             "steps per second": "{:.1f}",
@@ -209,4 +209,6 @@ def left_out_table(study: Study) -> Table:
     rows: list[dict[str, Value]] = [
         {"run": item.path, "reason": item.reason} for item in study.left_out
     ]
-    return Table("left_out", "Runs that no number is of.", rows, {}, header=("run", "reason"))
+    return Table(
+        "left_out", "Runs that are not part of any number.", rows, {}, header=("run", "reason")
+    )

@@ -278,7 +278,7 @@ def test_different_hyperparameters_are_different_methods_with_different_labels(w
     notes = {c.cell.method: c.note for c in study.comparisons}
     # Five critics are compared with the two of the baseline, and five updates with nothing.
     assert sorted(notes.values()) == ["", "num_critics=2"]
-    assert any("vmf_uncertainty is compared with nothing" in note for note in study.notes)
+    assert any("vmf_uncertainty has no comparison" in note for note in study.notes)
 
 
 def test_names_contain_only_settings_that_vary_within_a_task(write_run, study_of):
@@ -309,7 +309,7 @@ def test_percentages_of_a_negative_baseline_are_rejected(write_run, study_of):
     assert comparison.improvement is None
     assert comparison.probability.value == 1
     assert not study.averages
-    assert any("no percentage" in note for note in study.notes)
+    assert any("a percentage of it is meaningless" in note for note in study.notes)
 
 
 def test_success_rate_is_the_score_where_there_is_one(write_run, study_of):
@@ -409,7 +409,7 @@ def test_the_page_is_self_contained(report):
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)
     assert "://" not in page
     assert "<b>Odd" not in page  # names are escaped, not markup
-    assert "too few to tell anything" in page
+    assert "too few to detect a difference" in page
     assert "Finding: no method is shown to differ from its baseline." in page
     assert "unfinished: evaluated to step 300 of 1,000" in page
 
