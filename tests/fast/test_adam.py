@@ -1,4 +1,4 @@
-"""The optimizer of the recipes is PyTorch's Adam, only faster."""
+"""The fast optimizer equals PyTorch's Adam."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parameters():
 
 @pytest.mark.parametrize("stop", [None, 0, 1, 5])
 def test_same_numbers_and_state_as_pytorch(stop):
-    """Also after saving and loading, when counters that are one tensor must not count twice."""
+    """Also after saving and loading, where a shared counter must not be incremented twice."""
     ours, theirs = parameters(), parameters()
     optimizer = Adam(ours, lr=0.01, fused=True)
     reference = torch.optim.Adam(theirs, lr=0.01, fused=True)

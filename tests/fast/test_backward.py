@@ -1,4 +1,4 @@
-"""Gradients that are found along with the loss, against autograd's."""
+"""Gradients that are computed with the loss, against autograd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrl.modules import MLP
 from helpers.fast_losses import SEED, TOLERANCE, pair
 from torchrl_vmfer.fast import backward
 
-# Critics off the shortest path: their gradients come from autograd or from other products.
+# Critics that do not use the fastest code: autograd or other products compute their gradients.
 CRITICS = {
     "relu": {"activation_class": nn.ReLU},
     "wide": {"activation_class": nn.ReLU, "num_cells": [128, 128]},
@@ -43,8 +43,8 @@ def test_gradients_have_the_layout_of_their_parameters(algorithm, loss, make_bat
             assert parameter.grad.stride() == parameter.stride(), name
 
 
-def test_a_fused_optimizer_makes_the_steps_that_it_makes_by_autograd(algorithm, loss, make_batch):
-    """The fused kernel reads the memory of parameter and gradient side by side."""
+def test_a_fused_optimizer_makes_the_same_steps_as_with_autograd(algorithm, loss, make_batch):
+    """The fused kernel reads parameter and gradient in the same memory order."""
     twin, batch = copy.deepcopy(loss), make_batch(64)
     for trained, run in ((loss, backward), (twin, torch.Tensor.backward)):
         optimizer = torch.optim.Adam(trained.parameters(), lr=1e-2, fused=True)
@@ -57,8 +57,8 @@ def test_a_fused_optimizer_makes_the_steps_that_it_makes_by_autograd(algorithm, 
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
 
 
-def test_backward_is_that_of_autograd(algorithm, make_batch):
-    """Also where there are gradients already, and parameters that do not learn."""
+def test_backward_equals_autograd(algorithm, make_batch):
+    """Also with existing gradients and frozen parameters."""
     batch = make_batch(16)
     results = []
     for run in (torch.Tensor.backward, backward):
@@ -104,7 +104,7 @@ def test_backward_fills_the_gradient_of_a_loss_that_retains_it(algorithm, make_b
 
 
 @pytest.mark.parametrize("first", [backward, torch.Tensor.backward])
-def test_gradients_are_handed_over_once(algorithm, make_batch, first):
+def test_gradients_can_be_used_only_once(algorithm, make_batch, first):
     _, loss = pair(algorithm)
     value = algorithm.critic_loss(loss, make_batch(16))[0]
     first(value)

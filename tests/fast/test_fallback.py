@@ -1,4 +1,4 @@
-"""What has no fast path takes TorchRL's, says why once, and returns when the reason is gone."""
+"""Losses without a fast path use TorchRL's, warn once, and return when the reason is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FALLS_BACK = "uses TorchRL's general path"
     ],
     ids=str,
 )
-def test_masks_and_several_steps_go_by_the_stock_path(algorithm, make_batch, key, value):
+def test_masks_and_several_steps_use_the_general_path(algorithm, make_batch, key, value):
     slow, fast = pair(algorithm)
     batch = make_batch(64).set(key, value)
     torch.manual_seed(SEED)
@@ -45,7 +45,7 @@ def test_masks_and_several_steps_go_by_the_stock_path(algorithm, make_batch, key
     assert repr(key) in fast.fast_path
     torch.manual_seed(SEED)
     plain = algorithm.critic_loss(slow, make_batch(64))[0]
-    assert not torch.equal(plain, expected)  # or else nothing would be tested
+    assert not torch.equal(plain, expected)  # otherwise nothing would be tested
 
 
 class Unknown(nn.Module):
@@ -65,7 +65,7 @@ def with_layer_norm():
     "network",
     [with_layer_norm, Unknown],
 )
-def test_other_critics_go_by_the_stock_path(algorithm, make_batch, network):
+def test_other_critics_use_the_general_path(algorithm, make_batch, network):
     torch.manual_seed(0)
     critic = algorithm.critic(network=network())
     slow, fast = pair(algorithm, critic=critic)
@@ -82,14 +82,14 @@ def test_other_critics_go_by_the_stock_path(algorithm, make_batch, network):
 @pytest.mark.parametrize(
     "options", [{"entropy_gradient": True}, {"skip_done_states": True}], ids=str
 )
-def test_other_options_go_by_the_stock_path(sac, make_batch, options):
+def test_other_options_use_the_general_path(sac, make_batch, options):
     _, fast = pair(sac, **options)
     with pytest.warns(UserWarning, match=FALLS_BACK):
         fast.actor_loss(make_batch(16))
     assert fast.fast_path == f"{next(iter(options))}=True"
 
 
-def test_batches_of_several_dimensions_go_by_the_stock_path(algorithm, make_batch):
+def test_batches_of_several_dimensions_use_the_general_path(algorithm, make_batch):
     slow, fast = pair(algorithm)
     batch = make_batch((4, 3))
     torch.manual_seed(SEED)
@@ -124,7 +124,7 @@ def test_bounds_may_be_tensors(sac, make_batch):
     assert loss.fast_path == "fast"
 
 
-def test_other_distributions_go_by_the_stock_path(sac, make_batch):
+def test_other_distributions_use_the_general_path(sac, make_batch):
     network = nn.Sequential(MLP(5, 6, num_cells=[8]), sac.actor().module[0].module[1])
     actor = ProbabilisticActor(
         TensorDictModule(network, ["observation"], ["loc", "scale"]),
@@ -137,7 +137,7 @@ def test_other_distributions_go_by_the_stock_path(sac, make_batch):
     assert loss.fast_path == "the policy is not a TanhNormal"
 
 
-def test_modules_that_are_not_a_chain_go_by_the_stock_path(td3, make_batch):
+def test_modules_that_are_not_a_chain_use_the_general_path(td3, make_batch):
     actor = TensorDictSequential(
         TensorDictModule(nn.Linear(5, 3), ["observation"], ["param"]),
         TensorDictModule(lambda param, observation: param * observation[..., :3],
@@ -149,7 +149,7 @@ def test_modules_that_are_not_a_chain_go_by_the_stock_path(td3, make_batch):
     assert loss.fast_path == "the modules of the policy are not a chain"
 
 
-def test_critics_that_read_the_action_in_between_go_by_the_stock_path(td3, make_batch):
+def test_critics_that_read_the_action_neither_first_nor_last_use_the_general_path(td3, make_batch):
     keys = ["observation", "action", "goal"]
     critic = ValueOperator(MLP(9, 1, num_cells=[8]), in_keys=keys)
     actor = TensorDictModule(MLP(6, 3, num_cells=[8]), ["observation", "goal"], ["action"])
@@ -159,21 +159,21 @@ def test_critics_that_read_the_action_in_between_go_by_the_stock_path(td3, make_
     assert loss.fast_path == "the critics do not read the action first or last"
 
 
-def test_mean_and_deviation_in_another_order_go_by_the_stock_path(sac, make_batch):
+def test_mean_and_deviation_in_another_order_use_the_general_path(sac, make_batch):
     loss = gaussian(sac, ["scale", "loc"])
     with pytest.warns(UserWarning, match=FALLS_BACK):
         loss.qvalue_v2_loss(make_batch(16))
     assert "loc" in loss.fast_path
 
 
-def test_trajectory_numbers_of_collectors_do_not_keep_from_the_fast_path(algorithm, make_batch):
+def test_trajectory_numbers_of_collectors_do_not_prevent_the_fast_path(algorithm, make_batch):
     _, fast = pair(algorithm)
     batch = make_batch(16).set(("collector", "traj_ids"), torch.zeros(16, dtype=torch.int64))
     fast.actor_loss(batch)
     assert fast.fast_path == "fast"
 
 
-def test_a_value_estimator_without_fast_path_is_not_the_last_word(algorithm, make_batch):
+def test_the_fast_path_returns_when_the_value_estimator_is_replaced(algorithm, make_batch):
     _, fast = pair(algorithm)
     fast.make_value_estimator(ValueEstimators.TDLambda, gamma=0.9, lmbda=0.9)
     assert "TDLambdaEstimator" in fast.fast_path
@@ -181,7 +181,7 @@ def test_a_value_estimator_without_fast_path_is_not_the_last_word(algorithm, mak
     assert fast.fast_path == "fast"
 
 
-def test_autocast_goes_by_the_stock_path(algorithm, make_batch):
+def test_autocast_uses_the_general_path(algorithm, make_batch):
     _, fast = pair(algorithm)
     with torch.autocast("cpu", torch.bfloat16), pytest.warns(UserWarning, match=FALLS_BACK):
         algorithm.critic_loss(fast, make_batch(16))[0].backward()
@@ -189,7 +189,7 @@ def test_autocast_goes_by_the_stock_path(algorithm, make_batch):
 
 
 @pytest.mark.filterwarnings("ignore:SACLoss with reduction", f"ignore:.*{FALLS_BACK}")
-def test_losses_without_reduction_go_by_the_stock_path(algorithm, make_batch):
+def test_losses_without_reduction_use_the_general_path(algorithm, make_batch):
     slow, fast = pair(algorithm, reduction="none")
     batch = make_batch(16)
     values = []
@@ -202,7 +202,7 @@ def test_losses_without_reduction_go_by_the_stock_path(algorithm, make_batch):
 
 @pytest.mark.filterwarnings(f"ignore:.*{FALLS_BACK}")
 def test_gradients_reach_an_encoder(algorithm, make_batch):
-    """Observations that ask for gradients get them, by TorchRL's path."""
+    """Observations that require gradients receive them through TorchRL's path."""
     batch = make_batch(16)
     found = []
     for loss in pair(algorithm):
@@ -216,13 +216,13 @@ def test_gradients_reach_an_encoder(algorithm, make_batch):
 
 
 @pytest.mark.filterwarnings(f"ignore:.*{FALLS_BACK}")
-def test_empty_batches_go_by_the_stock_path(td3, make_batch):
+def test_empty_batches_use_the_general_path(td3, make_batch):
     slow, fast = pair(td3)
     assert slow.value_loss(make_batch(0))[0].isnan()
     assert fast.value_loss(make_batch(0))[0].isnan()
 
 
-def test_the_warning_comes_once_and_says_why(algorithm, make_batch):
+def test_the_warning_appears_once_with_the_reason(algorithm, make_batch):
     _, fast = pair(algorithm)
     with pytest.warns(UserWarning, match=rf"{FALLS_BACK}: the batch has the shape \[2, 3\]"):
         fast.actor_loss(make_batch((2, 3)))
@@ -234,7 +234,7 @@ def test_the_warning_comes_once_and_says_why(algorithm, make_batch):
     assert fast.fast_path == "the batch has the shape [3, 2]"
 
 
-def test_nothing_is_said_where_nothing_is_lost(algorithm, make_batch):
+def test_there_is_no_warning_without_fast_or_with_a_fast_path(algorithm, make_batch):
     slow, fast = pair(algorithm)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=f".*{FALLS_BACK}")
@@ -248,7 +248,7 @@ def test_nothing_is_said_where_nothing_is_lost(algorithm, make_batch):
         fast.fast_path = "slow"
 
 
-def test_an_option_that_is_set_later_is_noticed(sac, make_batch):
+def test_an_option_that_is_set_later_is_detected(sac, make_batch):
     slow, fast = pair(sac)
     fast.actor_loss(make_batch(16))
     slow.entropy_gradient = fast.entropy_gradient = True
@@ -308,7 +308,7 @@ def test_a_forward_that_is_assigned_to_a_layer_is_called(td3, make_batch, kind):
         assert_agree(slow, fast, lambda loss: td3.critic_loss(loss, batch.clone()))
 
 
-def test_a_layer_that_is_replaced_later_is_noticed(td3, make_batch):
+def test_a_layer_that_is_replaced_later_is_detected(td3, make_batch):
     slow, fast = pair(td3)
     for loss in (slow, fast):
         loss.actor_loss(make_batch(16))

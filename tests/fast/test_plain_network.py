@@ -1,4 +1,4 @@
-"""Stacks of layers as batched products, against the modules."""
+"""Stacks of layers as batched matrix products, against the modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_inputs_are_not_changed_in_place():
     torch.testing.assert_close(result, network(inputs))
 
 
-def test_a_network_that_is_not_plain_is_refused():
+def test_a_network_that_is_not_plain_is_rejected():
     network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
 
     params = TensorDict.from_module(network, as_module=False)
@@ -49,8 +49,8 @@ def test_a_network_that_is_not_plain_is_refused():
     assert issubclass(NotPlainError, TypeError)
 
 
-def test_a_module_that_comes_twice_counts_twice():
-    """``named_children`` passes over the second."""
+def test_a_module_that_occurs_twice_is_applied_twice():
+    """``named_children`` skips the second occurrence."""
     act = nn.ReLU()
     network = nn.Sequential(nn.Linear(4, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 1))
     params = TensorDict.from_module(network, as_module=False)
@@ -58,14 +58,14 @@ def test_a_module_that_comes_twice_counts_twice():
     torch.testing.assert_close(PlainNetwork(network, params)(inputs), network(inputs))
 
 
-def test_hooks_go_by_the_stock_path():
+def test_networks_with_hooks_are_rejected():
     network = nn.Sequential(nn.Linear(4, 4))
     network[0].register_forward_hook(lambda module, inputs, output: 2 * output)
     with pytest.raises(NotPlainError, match="hooks"):
         PlainNetwork(network, TensorDict.from_module(network, as_module=False))
 
 
-def test_networks_that_change_their_inputs_are_refused():
+def test_networks_that_change_their_inputs_are_rejected():
     network = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
     with pytest.raises(NotPlainError, match="changing its inputs"):
         PlainNetwork(network, TensorDict.from_module(network, as_module=False))

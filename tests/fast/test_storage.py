@@ -1,4 +1,4 @@
-"""The recipes' storage and writer hold what TorchRL's hold."""
+"""The fast storage and writer store the same data as TorchRL's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_same_rows_slots_and_samples(buffers, sizes):
         assert set(expected.keys(True, True)) == set(sample.keys(True, True))
 
 
-def test_a_transition_that_is_overwritten_does_not_change_what_is_stored(buffers):
+def test_overwriting_the_source_does_not_change_stored_transitions(buffers):
     buffer, transition = buffers[0], rows(1, 0)
     expected = transition.clone()
     buffer.extend(transition)

@@ -1,4 +1,4 @@
-"""The networks of TorchRL's TD3, SAC and REDQ scripts go by the fast path, with equal results."""
+"""The networks of TorchRL's TD3, SAC and REDQ scripts use the fast path, with equal results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spec_of(bounds):
 
 
 def lazy_mlp(outputs, activation):
-    """As in the scripts: the number of inputs is found with the first batch."""
+    """As in the scripts, the first batch determines the number of inputs."""
     return MLP(out_features=outputs, num_cells=[32, 32], activation_class=activation)
 
 
@@ -191,7 +191,7 @@ def test_sac_with_every_mapping_of_the_scale(make_batch, mapping):
     assert_both_updates_agree(slow, fast, batch, "qvalue_v2_loss")
 
 
-def test_a_whole_call_of_sac_equals_torchrls(make_batch):
+def test_forward_of_sac_equals_torchrls(make_batch):
     batch = make_batch(64)
     _, fast = sac_pair(batch, **SCRIPT, bounds=WIDE)
     torch.manual_seed(0)
@@ -210,7 +210,7 @@ def test_a_whole_call_of_sac_equals_torchrls(make_batch):
     assert results[1]["vmf_factor"].shape == (64,)
 
 
-def test_bounds_are_followed_where_parameters_move(make_batch):
+def test_bounds_are_found_after_parameters_move_in_memory(make_batch):
     batch = make_batch(64)
     slow, fast = td3_pair(batch, bounds=WIDE)
     fast.actor_loss(batch.clone())

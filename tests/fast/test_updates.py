@@ -1,4 +1,4 @@
-"""The fast path against TorchRL's own: same losses, same gradients, same random numbers."""
+"""The fast path against TorchRL's: same losses, gradients and random numbers."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def test_uncertainty_agrees(algorithm, make_batch, critics):
         torch.testing.assert_close(results[1][name], expected, rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_paths_stay_together_over_many_updates(algorithm, make_batch):
-    """Catches stale references: parameters and targets that one path sees move and one not."""
+def test_paths_agree_over_many_updates(algorithm, make_batch):
+    """Detects stale references to parameters and targets in either path."""
     losses = pair(algorithm)
     for loss, targets in zip(losses, (SoftUpdate, FastSoftUpdate), strict=True):
         updater = targets(loss, tau=0.3)
@@ -107,7 +107,7 @@ def test_soft_update_equals_torchrl(algorithm):
 
 
 @pytest.mark.parametrize("change", ["double", "load", "copy", "measure", "estimator"])
-def test_follows_changes_of_the_loss(algorithm, make_batch, change):
+def test_changes_of_the_loss_take_effect(algorithm, make_batch, change):
     slow, fast = pair(algorithm)
     batch = make_batch(16)
     for loss in (slow, fast):
@@ -133,7 +133,7 @@ def test_follows_changes_of_the_loss(algorithm, make_batch, change):
     assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
 
 
-def test_soft_update_follows_parameters_that_moved_in_memory(algorithm):
+def test_soft_update_finds_parameters_that_moved_in_memory(algorithm):
     losses = pair(algorithm)
     for loss, updater in zip(losses, (SoftUpdate, FastSoftUpdate), strict=True):
         targets = updater(loss, tau=0.5)
@@ -145,27 +145,27 @@ def test_soft_update_follows_parameters_that_moved_in_memory(algorithm):
         torch.testing.assert_close(losses[1].state_dict()[name], value)
 
 
-def test_parameters_that_moved_in_memory_are_followed(algorithm, make_batch):
+def test_parameters_that_moved_in_memory_are_found(algorithm, make_batch):
     _, fast = pair(algorithm)
     batch = make_batch(16)
     algorithm.critic_loss(fast, batch)
     fast.actor_loss(batch)
     for parameter in fast.parameters():
         parameter.data = parameter.data + 0.1
-    slow, _ = pair(algorithm)  # TorchRL's own loss remembers the old memory
+    slow, _ = pair(algorithm)  # TorchRL's loss still refers to the old memory
     slow.load_state_dict(fast.state_dict())
     assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
     assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
 
 
-def test_batches_without_terminated_end_with_done(algorithm, make_batch):
+def test_batches_without_terminated_use_done(algorithm, make_batch):
     slow, fast = pair(algorithm)
     batch = make_batch(32)
     del batch["next", "terminated"]
     assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch.clone()))
 
 
-def test_biases_learn_where_weights_are_frozen(td3, make_batch):
+def test_biases_learn_if_weights_are_frozen(td3, make_batch):
     slow, fast = pair(td3)
     for loss in (slow, fast):
         for name, parameter in loss.named_parameters():
@@ -190,7 +190,7 @@ def changed(batch, key, change):
 
 @pytest.mark.filterwarnings("ignore:.*uses TorchRL's general path")
 @pytest.mark.parametrize("key", ["action", ("next", "reward"), ("next", "observation")], ids=str)
-def test_entries_that_ask_for_gradients(algorithm, make_batch, key):
+def test_entries_that_require_gradients(algorithm, make_batch, key):
     slow, fast = pair(algorithm)
     batch = changed(make_batch(16), key, lambda entry: entry.clone().requires_grad_())
     assert_agree(slow, fast, lambda loss: algorithm.critic_loss(loss, batch))
@@ -205,7 +205,7 @@ def test_rewards_and_weights_in_double_precision(algorithm, make_batch):
 
 
 @pytest.mark.filterwarnings("ignore:.*uses TorchRL's general path")
-def test_options_that_change_later(algorithm, make_batch):
+def test_options_that_change_later_take_effect(algorithm, make_batch):
     slow, fast = pair(algorithm)
     for name, value in (("loss_function", "l1"), ("reduction", "sum"), ("reduction", "none")):
         results = []
@@ -217,7 +217,7 @@ def test_options_that_change_later(algorithm, make_batch):
         torch.testing.assert_close(results[1], results[0], **TOLERANCE)
 
 
-def test_discount_and_number_of_critics_that_change_later(algorithm, make_batch):
+def test_discount_and_number_of_critics_that_change_later_take_effect(algorithm, make_batch):
     slow, fast = pair(algorithm, num_qvalue_nets=3)
     batch = make_batch(16)
     for loss in (slow, fast):
@@ -228,7 +228,7 @@ def test_discount_and_number_of_critics_that_change_later(algorithm, make_batch)
     assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
 
 
-def test_weights_of_another_shape_are_refused(algorithm, make_batch):
+def test_weights_of_another_shape_are_rejected(algorithm, make_batch):
     _, fast = pair(algorithm)
     batch = make_batch(16).set("priority_weight", torch.rand(16, 1))
     with pytest.raises(ValueError, match=r"\[16, 1\] for a batch of \[16\]"):
@@ -236,7 +236,7 @@ def test_weights_of_another_shape_are_refused(algorithm, make_batch):
 
 
 @pytest.mark.parametrize("last", [nn.ELU, nn.Hardtanh, nn.ReLU])
-def test_activations_in_place_behind_the_last_layer(td3, make_batch, last):
+def test_in_place_activations_after_the_last_layer(td3, make_batch, last):
     def build(fast, inplace):
         torch.manual_seed(0)
         network = nn.Sequential(

@@ -1,4 +1,4 @@
-"""Ways to make a buffer with two samplers: as instances, as factories, late, on stored data."""
+"""Construction of a buffer with two samplers: instances, factories, delayed, on existing data."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def test_default_samplers_are_uniform_for_the_critics_and_vmf_for_the_actor():
 
 
 @pytest.mark.parametrize("as_factory", [False, True])
-def test_samplers_are_taken_as_instances_and_as_factories(as_factory):
+def test_samplers_may_be_instances_or_factories(as_factory):
     critic, actor = RankPrioritizedSampler, partial(VMFSampler, "rank")
     buffer = ActorCriticReplayBuffer(
         storage=LazyTensorStorage(CAPACITY),
@@ -51,7 +51,7 @@ def test_samplers_are_taken_as_instances_and_as_factories(as_factory):
     ],
     ids=["actor_sampler", "extend", "set_rng", "empty", "state_dict", "len"],
 )
-def test_delayed_init_draws_as_a_buffer_made_at_once(first_use):
+def test_a_buffer_with_delayed_init_draws_like_any_other(first_use):
     buffer, twin = make("rank_per", delayed_init=True), make("rank_per")
     assert not buffer.initialized
     for one in (buffer, twin):
@@ -62,7 +62,7 @@ def test_delayed_init_draws_as_a_buffer_made_at_once(first_use):
 
 
 @pytest.mark.parametrize("use", ["sample_actor", "update_actor_priority"])
-def test_a_delayed_buffer_on_a_filled_storage_serves_the_actor_first(use):
+def test_a_buffer_with_delayed_init_on_a_filled_storage_can_sample_the_actor_first(use):
     storage = LazyTensorStorage(CAPACITY)
     TensorDictReplayBuffer(storage=storage).extend(rows(0, 20))
     buffer = ActorCriticReplayBuffer(storage=storage, delayed_init=True)
@@ -74,13 +74,13 @@ def test_a_delayed_buffer_on_a_filled_storage_serves_the_actor_first(use):
 
 
 @pytest.mark.parametrize("actor", ACTOR_SAMPLERS)
-def test_the_actor_draws_from_data_that_were_stored_before(actor):
+def test_the_actor_draws_from_existing_data(actor):
     storage = LazyTensorStorage(CAPACITY)
     TensorDictReplayBuffer(storage=storage).extend(rows(0, 20))
     buffer = ActorCriticReplayBuffer(
         storage=storage, actor_sampler=ACTOR_SAMPLERS[actor](), generator=generator()
     )
     drawn = buffer.sample_actor(1000)["index"]
-    # All 20 keys are equal: a slot is missed with probability 20 * 0.95^1000 < 1e-20 (under
-    # rank mode, too, where ties share alike).
+    # All 20 priorities are equal: a slot is missed with probability 20 * 0.95^1000 < 1e-20 (also
+    # in rank mode, where ties share the probability).
     assert drawn.unique().tolist() == list(range(20))

@@ -1,4 +1,4 @@
-"""Saving and loading a buffer with both samplers and its prefetched batches, in every way."""
+"""All ways to save and load a buffer with both samplers and its prefetched batches."""
 
 import pickle
 from functools import partial
@@ -113,7 +113,7 @@ def test_a_prefetched_batch_keeps_its_device_and_nested_batch_size(transport, tm
 
 
 @pytest.mark.parametrize("transport", [by_dumps, by_state_dict, by_checkpoint])
-def test_a_restore_replaces_what_the_buffer_held(transport, tmp_path):
+def test_a_restore_replaces_the_contents_of_the_buffer(transport, tmp_path):
     source = used_buffer(prefetch=2)
     target = make("rank_per", "vmf_rank", seed=99, prefetch=2)
     target.extend(rows(500, CAPACITY))
@@ -197,7 +197,7 @@ def test_strings_in_stored_rows_survive_a_restore(storage, tmp_path):
     assert torch.equal(restored["number"], batch["number"])
 
 
-def test_an_entry_that_only_pickle_could_save_is_named(tmp_path):
+def test_an_entry_that_only_pickle_could_save_is_reported(tmp_path):
     buffer = make()
     data = rows(0, 3)
     data["secret"] = NonTensorStack(*(NonTensorData(object()) for _ in range(3)))
@@ -220,7 +220,7 @@ def test_rows_with_other_non_tensor_entries_do_not_load(named_first):
         target.load_state_dict(source.state_dict())
 
 
-def test_a_failing_save_leaves_the_older_one_intact(tmp_path, monkeypatch):
+def test_a_failed_save_leaves_the_older_one_intact(tmp_path, monkeypatch):
     source = used_buffer()
     source.dumps(tmp_path)
     reference = pickle.loads(pickle.dumps(source))
@@ -266,7 +266,7 @@ def damage(name):
 @pytest.mark.parametrize(
     "name", ["writer", "critic_sampler", "rows", "generator", "storage", "prefetched"]
 )
-def test_a_failing_load_changes_nothing(name):
+def test_a_failed_load_changes_nothing(name):
     buffer = used_buffer()
     reference = pickle.loads(pickle.dumps(buffer))
     other = used_buffer()
@@ -278,7 +278,7 @@ def test_a_failing_load_changes_nothing(name):
     assert_same_future(reference, buffer)
 
 
-def test_saving_again_into_the_same_folder_saves_the_present_state(tmp_path):
+def test_saving_again_into_the_same_folder_saves_the_current_state(tmp_path):
     source = used_buffer(prefetch=2)
     source.dumps(tmp_path)
     source.extend(rows(200, 7))
@@ -297,7 +297,7 @@ def buffer_with_factors():
     return buffer, buffer.actor_sampler.probabilities()
 
 
-def test_a_folder_that_is_not_there_leaves_the_actors_factors(tmp_path):
+def test_a_missing_folder_leaves_the_actors_factors_unchanged(tmp_path):
     buffer, before = buffer_with_factors()
     with pytest.raises(OSError, match="nowhere"):
         buffer.loads(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""What the critics draw and what the actor draws, against plain buffers and exact probabilities."""
+"""Draws of the critics and the actor against plain buffers and exact probabilities."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ each_critic = pytest.mark.parametrize("critic", CRITIC_SAMPLERS)
 
 
 @each_critic
-def test_critic_batches_are_those_of_a_plain_buffer(critic):
+def test_critic_batches_equal_those_of_a_plain_buffer(critic):
     buffer = make(critic)
     plain = TensorDictReplayBuffer(
         storage=LazyTensorStorage(CAPACITY),
@@ -53,7 +53,7 @@ def test_critic_batches_are_those_of_a_plain_buffer(critic):
         batch["td_error"] = factors(BATCH, step + 100)
         buffer.update_tensordict_priority(batch.clone())
         if critic == "rank_per":
-            # In a plain buffer TorchRL silently passes over samplers that are not its own.
+            # In a plain buffer, TorchRL silently ignores samplers that are not its own.
             plain.update_priority(batch["index"], batch["td_error"])
         else:
             plain.update_tensordict_priority(batch.clone())
@@ -73,7 +73,7 @@ OTHER_ACTOR_SAMPLERS = {
     [*ACTOR_SAMPLERS.values(), *OTHER_ACTOR_SAMPLERS.values()],
     ids=[*ACTOR_SAMPLERS, *OTHER_ACTOR_SAMPLERS],
 )
-def test_actor_batches_are_those_of_a_plain_buffer(sampler):
+def test_actor_batches_equal_those_of_a_plain_buffer(sampler):
     buffer = ActorCriticReplayBuffer(
         storage=LazyTensorStorage(CAPACITY),
         actor_sampler=sampler(),
@@ -100,7 +100,7 @@ def test_actor_batches_are_those_of_a_plain_buffer(sampler):
 
 @pytest.mark.parametrize("mode", ["uncertainty", "rank"])
 def test_actor_draws_follow_the_factors(mode):
-    # Chi-square at 1e-4: a right sampler fails one seed in 10,000 per mode, and the seed is fixed.
+    # Chi-square test at 1e-4: a correct sampler fails for one seed in 10,000. The seed is fixed.
     buffer = ActorCriticReplayBuffer(
         storage=LazyTensorStorage(CAPACITY), actor_sampler=VMFSampler(mode), generator=generator(1)
     )
@@ -117,7 +117,7 @@ def test_actor_draws_follow_the_factors(mode):
     assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
-def test_the_actors_batch_size_is_the_argument_or_else_the_buffers():
+def test_the_actors_batch_size_defaults_to_the_buffers():
     buffer = make()
     buffer.extend(rows(0, 20))
     assert buffer.sample_actor().batch_size == (BATCH,)
@@ -125,7 +125,7 @@ def test_the_actors_batch_size_is_the_argument_or_else_the_buffers():
     assert buffer.sample_actor(batch_size=50, keys=["action"]).batch_size == (50,)
 
 
-def test_a_missing_batch_size_is_an_error_with_the_cure():
+def test_a_missing_batch_size_is_an_error_that_says_what_to_do():
     buffer = make(batch_size=None)
     buffer.extend(rows(0, 20))
     with pytest.raises(RuntimeError, match=r"batch size: pass it"):

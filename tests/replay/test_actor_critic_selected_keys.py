@@ -1,4 +1,4 @@
-"""The actor's batch holds the entries that were asked for, from any storage, and little else."""
+"""The actor's batch contains the requested entries, from any storage, and little else."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from torchrl.envs.transforms import CatTensors, RewardScaling
 
 from helpers.actor_critic import BATCH, CAPACITY, make, rows
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 
@@ -24,7 +24,7 @@ def store_one_dimension(storage):
     buffer = make("rank_per", storage=storage)
     for start in range(0, 50, 10):
         buffer.extend(rows(start, 10))
-    # 50 rows wrote 32 slots: the last 18 of them went to the front again.
+    # 50 rows in 32 slots: the last 18 rows overwrote the first ones.
     return buffer, torch.cat([torch.arange(32, 50), torch.arange(18, 32)])
 
 
@@ -55,7 +55,7 @@ each_store = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
     ],
     ids=str,
 )
-def test_the_actor_receives_the_keys_asked_for_and_the_index(store, keys):
+def test_the_actor_receives_the_requested_keys_and_the_index(store, keys):
     buffer, number_at = store()
     batch = buffer.sample_actor(200, keys=keys)
     index = batch["index"]
@@ -71,7 +71,7 @@ def test_the_actor_receives_the_keys_asked_for_and_the_index(store, keys):
 
 @each_store
 @pytest.mark.parametrize("missing", ["reward", ("next", "obs")], ids=str)
-def test_a_key_that_is_not_stored_is_named_in_a_key_error(store, missing):
+def test_a_missing_key_is_reported_in_a_key_error(store, missing):
     buffer, _ = store()
     with pytest.raises(KeyError, match=missing if isinstance(missing, str) else missing[-1]):
         buffer.sample_actor(keys=["observation", missing])
@@ -88,7 +88,7 @@ def test_a_batch_for_the_actor_is_a_copy(store):
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
-def test_keys_are_taken_from_what_the_transform_makes(storage):
+def test_keys_are_selected_after_the_transform(storage):
     buffer = make(storage=storage)
     buffer.append_transform(
         CatTensors(["observation", "action"], "state_action", del_keys=False),
@@ -100,11 +100,11 @@ def test_keys_are_taken_from_what_the_transform_makes(storage):
     number = batch["index"].float()[:, None]
     # CatTensors joins its inputs in the order of their names.
     assert torch.equal(batch["state_action"], torch.cat([-number, number.repeat(1, 3)], -1))
-    # The inverse of the scaling is not applied at writing: the reward stored is number / 2.
+    # The inverse of the scaling is not applied on writing: the stored reward is number / 2.
     assert torch.equal(batch["next", "reward"], number / 2 * 2 + 1)
 
 
-def test_the_importance_weights_of_an_actors_sampler_come_along():
+def test_the_batch_contains_the_importance_weights_of_the_actors_sampler():
     buffer = make(actor="per")
     buffer.extend(rows(0, 20))
     assert set(buffer.sample_actor(keys=["action"]).keys()) >= {
@@ -115,7 +115,7 @@ def test_the_importance_weights_of_an_actors_sampler_come_along():
 
 
 @pytest.mark.parametrize("ndim", [1, 2])
-def test_the_generation_of_a_slot_comes_along_where_the_writer_counts_it(ndim):
+def test_the_batch_contains_generations_if_the_writer_counts_them(ndim):
     buffer = make(
         storage=partial(LazyTensorStorage, ndim=ndim),
         writer=TensorDictRoundRobinWriter(track_generations=True),
@@ -151,6 +151,6 @@ def test_entries_that_are_not_tensors_can_be_selected(storage, keys):
     }
 
 
-def test_sample_units_are_an_error_with_the_cure():
+def test_sample_units_are_an_error_that_says_what_to_do():
     with pytest.raises(ValueError, match="leave out sample_unit"):
         make(sample_unit=Sequence(length=2))

@@ -1,4 +1,4 @@
-"""Two samplers side by side: priorities of their own, the same writes, one random generator."""
+"""Two samplers with separate priorities, the same writes and one random generator."""
 
 import itertools
 import pickle
@@ -22,7 +22,7 @@ from helpers.actor_critic import (
 )
 from torchrl_vmfer import ActorCriticReplayBuffer
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 PAIRS = list(itertools.product(CRITIC_SAMPLERS, ACTOR_SAMPLERS))
@@ -55,13 +55,13 @@ def test_update_tensordict_priority_reaches_the_critics_sampler_only():
     batch["index"] = torch.arange(20)
     batch["td_error"] = torch.where(torch.arange(20) == 7, 1e9, 0.0)
     buffer.update_tensordict_priority(batch)
-    # TorchRL adds 1e-8 to each priority: another slot comes up less than once in 1e10 draws.
+    # TorchRL adds 1e-8 to each priority: another slot is drawn less than once in 1e10 draws.
     assert set(buffer.sample(1000)["index"].tolist()) == {7}
     assert torch.equal(stored_factors(buffer.actor_sampler), before)
 
 
-class Diary(RandomSampler):
-    """A user's own sampler, which notes what it is told of writes."""
+class WriteLog(RandomSampler):
+    """A custom sampler that records the writes reported to it."""
 
     def __init__(self):
         self.told = []
@@ -77,10 +77,10 @@ class Diary(RandomSampler):
 
 
 @pytest.mark.parametrize("side", ["critic_sampler", "actor_sampler"])
-def test_either_sampler_is_told_of_writes_as_in_a_plain_buffer(side):
-    # Prioritized samplers with max_priority_within_buffer=True depend on it, for one.
-    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), **{side: Diary()})
-    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=Diary())
+def test_writes_are_reported_to_both_samplers_as_in_a_plain_buffer(side):
+    # Prioritized samplers with max_priority_within_buffer=True depend on it, for example.
+    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), **{side: WriteLog()})
+    plain = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=WriteLog())
     for one in (buffer, plain):
         one.extend(rows(0, 3))
         one.add(rows(3, 1)[0])
@@ -88,7 +88,7 @@ def test_either_sampler_is_told_of_writes_as_in_a_plain_buffer(side):
 
 
 @pytest.mark.parametrize("write", ["extend", "add"])
-def test_a_write_gives_the_overwritten_slots_their_default_in_both_samplers(write):
+def test_a_write_resets_the_overwritten_slots_in_both_samplers(write):
     buffer = make("rank_per", "vmf_uncertainty")
     buffer.extend(rows(0, CAPACITY))
     index = torch.arange(CAPACITY)
@@ -103,11 +103,11 @@ def test_a_write_gives_the_overwritten_slots_their_default_in_both_samplers(writ
     actor = stored_factors(buffer.actor_sampler)
     assert torch.equal(actor, torch.where(fresh, 1.0, 2.5))
     critic = stored_factors(buffer.critic_sampler)
-    # A fresh transition has the highest priority seen, so that the critics see it soon.
+    # A new transition has the highest priority seen, so that the critics sample it soon.
     assert torch.equal(critic, torch.where(fresh, 5.0, torch.linspace(0.1, 5.0, CAPACITY)))
 
 
-def test_overwriting_resets_the_priority_in_a_torchrl_sampler_of_either_side():
+def test_overwriting_resets_the_priority_in_a_torchrl_sampler_for_actor_or_critics():
     buffer = make("per", "per")
     buffer.extend(rows(0, CAPACITY))
     index = torch.arange(CAPACITY)
@@ -116,7 +116,7 @@ def test_overwriting_resets_the_priority_in_a_torchrl_sampler_of_either_side():
     assert set(buffer.sample(500)["index"].tolist()) == {0}
     assert set(buffer.sample_actor(500)["index"].tolist()) == {0}
     buffer.extend(rows(100, 3))
-    # TorchRL's default is the highest priority seen: slots 0 to 2 share all the mass by three.
+    # TorchRL's default is the highest priority seen: slots 0 to 2 have a third of the mass each.
     assert set(buffer.sample(500)["index"].tolist()) == {0, 1, 2}
     assert set(buffer.sample_actor(500)["index"].tolist()) == {0, 1, 2}
 
@@ -143,7 +143,7 @@ def test_empty_resets_both_samplers(critic, actor):
 
 
 @each_pair
-def test_one_generator_serves_both_samplers_and_no_other(critic, actor):
+def test_both_samplers_use_only_the_generator_of_the_buffer(critic, actor):
     buffer = make(critic, actor)
     buffer.extend(rows(0, CAPACITY))
     refresh_priorities(buffer, critic, actor, CAPACITY)
@@ -160,7 +160,7 @@ def test_one_generator_serves_both_samplers_and_no_other(critic, actor):
 
 
 @pytest.mark.parametrize("actor", ACTOR_SAMPLERS)
-def test_the_generators_state_decides_what_is_drawn(actor):
+def test_the_state_of_the_generator_determines_the_draws(actor):
     buffer = make("rank_per", actor)
     buffer.extend(rows(0, CAPACITY))
     refresh_priorities(buffer, "rank_per", actor, CAPACITY)

@@ -1,4 +1,4 @@
-"""Loading a saved buffer runs no code from its file."""
+"""Loading a saved buffer executes no code from its file."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from helpers.actor_critic import make, used_buffer
 
 
 class Bomb:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -32,7 +32,7 @@ each_plant = pytest.mark.parametrize("plant", [plant_pickle, plant_archive])
 
 
 @each_plant
-def test_the_bombs_go_off_when_they_are_unpickled(plant, tmp_path):
+def test_unpickling_executes_the_bombs(plant, tmp_path):
     plant(tmp_path / "file", Bomb(tmp_path / "marker"))
     with contextlib.suppress(RuntimeError):
         torch.load(tmp_path / "file", weights_only=False)

@@ -1,4 +1,4 @@
-"""Resampling from candidates against probabilities that are computed here in another way."""
+"""Resampling from candidates against independently computed probabilities."""
 
 import itertools
 
@@ -75,12 +75,12 @@ def hindsight(count=20, seed=0, **kwargs):
 
 
 def by_number(batch):
-    """A score that follows from the slot."""
+    """A score that is a function of the slot."""
     return 1 + batch["observation"][:, 0]
 
 
 def reference(factors, mode):
-    """The probabilities, one candidate after the other."""
+    """Computes the probabilities, one candidate after the other."""
     factors = np.asarray(factors, dtype=np.float64)
     if mode == "uncertainty":
         return factors / factors.sum()
@@ -92,7 +92,7 @@ def reference(factors, mode):
 
 
 def marginal(factors, size, mode):
-    """The probability of each slot over all pools that may be drawn."""
+    """Computes the probability of each slot over all possible pools."""
     count = len(factors)
     total = np.zeros(count)
     for pool in itertools.product(range(count), repeat=size):
@@ -101,7 +101,7 @@ def marginal(factors, size, mode):
 
 
 def assert_follows(draws, probabilities):
-    """Chi-square at 1e-4: right draws fail one seed in 10,000, and the seeds are fixed."""
+    """Chi-square test at 1e-4: correct draws fail for one seed in 10,000, and seeds are fixed."""
     counts = np.bincount(draws, minlength=len(probabilities))
     assert counts[probabilities == 0].sum() == 0
     possible = probabilities > 0
@@ -200,7 +200,7 @@ def test_vmf_uncertainty_scores_candidates(mode):
     assert chosen.mean() > every.mean()
 
 
-# --- what is read and returned -----------------------------------------------------------------
+# --- entries read and returned -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("score", [by_number, lambda batch: by_number(batch)[:, None]])
@@ -231,7 +231,7 @@ def reward(achieved, desired):
 
 
 @pytest.mark.parametrize("score", [by_number, lambda batch: by_number(batch)[:, None]])
-def test_generations_come_with_the_index(score):
+def test_the_batch_contains_index_and_generations(score):
     writer = TensorDictRoundRobinWriter(track_generations=True)
     buffer = plain(writer=writer)
     batch = CandidatePool(buffer, 32, score=score).sample(keys=["observation"])
@@ -239,7 +239,7 @@ def test_generations_come_with_the_index(score):
 
 
 @pytest.mark.parametrize("score", [lambda batch: batch["number"] + 1.0])
-def test_storages_of_two_dimensions_serve_a_plain_buffer(score):
+def test_a_plain_buffer_may_have_a_storage_of_two_dimensions(score):
     buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(60, ndim=2), batch_size=100)
     buffer.extend(TensorDict({"number": torch.arange(24).reshape(4, 6)}, [4, 6]))
     batch = CandidatePool(buffer, 512, score=score).sample()
@@ -271,14 +271,14 @@ def test_storages_of_two_dimensions_serve_a_plain_buffer(score):
         ),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_cure(make, error, message):
+def test_wrong_arguments_are_errors_that_say_what_to_do(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
 
 @each_mode
 @pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0, float("inf"), 1e-60])
-def test_a_bad_factor_is_refused_by_candidate_and_value(mode, bad):
+def test_a_bad_factor_is_reported_with_candidate_and_value(mode, bad):
     factors = torch.ones(8, dtype=torch.float64)
     factors[3:5] = bad
     pool = CandidatePool(plain(), 8, mode, score=lambda batch: factors)
@@ -298,12 +298,12 @@ def test_a_bad_factor_is_refused_by_candidate_and_value(mode, bad):
         lambda batch: 1.0,
     ],
 )
-def test_a_score_of_a_wrong_form_is_refused(score):
+def test_a_score_of_the_wrong_type_or_shape_is_rejected(score):
     with pytest.raises(ValueError, match=r"for 8 candidates: it must return a tensor \[8\]"):
         CandidatePool(plain(), 8, score=score).sample()
 
 
-def test_sampling_without_data_batch_size_or_a_list_of_keys_is_refused():
+def test_sampling_without_data_batch_size_or_a_list_of_keys_is_rejected():
     empty = ActorCriticReplayBuffer(
         storage=LazyTensorStorage(8), actor_sampler=VMFSampler(), batch_size=4
     )

@@ -1,4 +1,4 @@
-"""The index of episodes against an enumeration of everything that was written."""
+"""The episode index against an enumeration of all writes."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ STRATEGIES = ("future", "final", "episode")
 
 
 class Ring:
-    """A ring of steps and its index, with a list of all that was written as the reference."""
+    """A ring buffer of steps and its index, with a list of all writes as the reference."""
 
     def __init__(self, capacity):
         self.capacity = capacity
@@ -32,14 +32,14 @@ class Ring:
         self.index.append(np.array(slots), np.array(trajectory), np.array(done, bool))
 
     def episodes(self):
-        """The live slots of each episode in order."""
+        """Returns the live slots of each episode in order."""
         episodes = {}
         for slot, episode in self.written[-self.capacity :]:
             episodes.setdefault(episode, []).append(slot)
         return list(episodes.values())
 
 
-def assert_right(index, episodes):
+def assert_correct(index, episodes):
     assert len(index) == sum(map(len, episodes))
     for slots in episodes:
         for step, slot in enumerate(slots):
@@ -66,15 +66,15 @@ def writes(draw):
 
 @settings(max_examples=150)
 @given(writes())
-def test_episodes_and_draws_are_those_of_an_enumeration(plan):
+def test_episodes_and_draws_equal_an_enumeration(plan):
     capacity, chunks = plan
     ring = Ring(capacity)
     for chunk in chunks:
         ring.write(*map(list, zip(*chunk, strict=True)))
-        assert_right(ring.index, ring.episodes())
+        assert_correct(ring.index, ring.episodes())
 
 
-def test_long_use_neither_takes_more_memory_nor_rebuilds_often(monkeypatch):
+def test_long_use_does_not_grow_memory_or_rebuild_often(monkeypatch):
     rebuilt = []
     live_steps = EpisodeIndex._live_steps
     monkeypatch.setattr(
@@ -89,9 +89,9 @@ def test_long_use_neither_takes_more_memory_nor_rebuilds_often(monkeypatch):
         step[environment] *= not done
         ring.write([environment], [done])
         if time % 499 == 0:
-            assert_right(ring.index, ring.episodes())
-    # Each of them leaves room for at least as many cells as there are, and a step takes four at
-    # most: those of its block, and of the blocks that it was moved from.
+            assert_correct(ring.index, ring.episodes())
+    # Each rebuild leaves at least as many free cells as used ones, and a step uses at most four:
+    # one in its block, the others in blocks that it was moved from.
     assert len(rebuilt) < 4 * 6000 / 200
     assert len(ring.index._pool) < 10 * 200 + 2 * 5 * 64
     assert len(ring.index._episodes) < 10 * 200
@@ -102,28 +102,28 @@ def test_an_episode_may_be_longer_than_the_ring():
     ring = Ring(10)
     for _ in range(1000):
         ring.write([0], [False])
-    assert_right(ring.index, ring.episodes())
+    assert_correct(ring.index, ring.episodes())
     assert ring.index.episode(3).tolist() == list(range(10))
     assert len(ring.index._pool) < 1000
 
 
-def test_abandoned_trajectories_are_forgotten():
-    # A collector that is reset gives up trajectories that never end.
+def test_abandoned_trajectories_are_removed():
+    # A collector that is reset abandons its unfinished trajectories.
     ring = Ring(50)
     for number in range(1500):
         ring.write([number], [False])
     assert len(ring.index._unfinished) < 500
-    assert_right(ring.index, ring.episodes())
+    assert_correct(ring.index, ring.episodes())
 
 
-def test_nothing_to_append_changes_nothing():
+def test_appending_no_steps_changes_nothing():
     ring = Ring(5)
     ring.write([0, 0], [False, False])
     ring.index.append(np.empty(0, int), np.empty(0, int), np.empty(0, bool))
-    assert_right(ring.index, ring.episodes())
+    assert_correct(ring.index, ring.episodes())
 
 
-def test_an_unknown_strategy_is_refused():
+def test_an_unknown_strategy_is_rejected():
     ring = Ring(3)
     ring.write([0], [False])
     with pytest.raises(ValueError, match="'random'"):

@@ -1,4 +1,4 @@
-"""Factors arrive with the batch they belong to, whichever way a loss is called."""
+"""Factors are stored for the batch they were computed on, however a loss is called."""
 
 import warnings
 
@@ -33,7 +33,7 @@ def per():
 
 
 @pytest.mark.parametrize("critic", [RandomSampler, RankPrioritizedSampler, per])
-def test_a_joint_batch_gives_both_samplers_their_due(critic):
+def test_a_shared_batch_updates_both_samplers(critic):
     buffer = make_buffer(critic_sampler=critic())
     batch = buffer.sample()
     factor = 1 + batch["index"] / 10
@@ -46,7 +46,7 @@ def test_a_joint_batch_gives_both_samplers_their_due(critic):
         assert set(torch.where(priorities == 9)[0].tolist()) == set(batch["index"].tolist())
 
 
-def test_without_factors_only_the_critics_learn_of_it():
+def test_a_batch_without_factors_updates_only_the_critics_sampler():
     buffer = make_buffer(critic_sampler=RankPrioritizedSampler())
     batch = buffer.sample()
     batch["td_error"] = torch.full((6,), 9.0)
@@ -54,7 +54,7 @@ def test_without_factors_only_the_critics_learn_of_it():
     assert (factors(buffer) == 1).all()
 
 
-def test_an_actor_sampler_without_factors_is_left_alone():
+def test_an_actor_sampler_without_priorities_is_not_updated():
     buffer = make_buffer(actor_sampler=RandomSampler())
     batch = buffer.sample()
     batch["vmf_factor"] = torch.full((6,), 2.0)
@@ -63,7 +63,7 @@ def test_an_actor_sampler_without_factors_is_left_alone():
         buffer.update_tensordict_priority(batch)
 
 
-def test_a_batch_stands_for_its_index():
+def test_a_batch_may_replace_its_index():
     buffer = make_buffer()
     batch = buffer.sample_actor(keys=["observation"])
     factor = 1 + batch["index"] / 10
@@ -71,7 +71,7 @@ def test_a_batch_stands_for_its_index():
     torch.testing.assert_close(factors(buffer), expected(batch["index"], factor))
 
 
-def test_sampler_is_another_name_of_the_critics_sampler():
+def test_sampler_is_another_name_for_critic_sampler():
     buffer = make_buffer(sampler=RankPrioritizedSampler())
     assert isinstance(buffer.critic_sampler, RankPrioritizedSampler)
     assert isinstance(buffer.actor_sampler, VMFSampler)

@@ -1,4 +1,4 @@
-"""Slots that were overwritten since they were sampled, and slots that other processes write."""
+"""Slots that were overwritten after sampling, and slots that other processes write."""
 
 import multiprocessing
 import os
@@ -55,7 +55,7 @@ def priorities(sampler):
 
 
 def in_another_process(function):
-    """Runs a function in a copy of this process and waits for its end."""
+    """Runs a function in a forked process and waits for it to end."""
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     process.join(30)
@@ -72,7 +72,7 @@ def shared(buffer, filled=CAPACITY):
 # --- Generations.
 
 
-def test_a_slot_overwritten_since_it_was_sampled_does_not_get_the_old_factor():
+def test_a_slot_overwritten_after_sampling_does_not_get_the_old_factor():
     buffer = make_buffer()
     buffer.extend(rows(CAPACITY))
     batch = buffer.sample_actor()
@@ -89,7 +89,7 @@ def test_a_slot_overwritten_since_it_was_sampled_does_not_get_the_old_factor():
 @pytest.mark.parametrize(
     "critic", [RankPrioritizedSampler, partial(PrioritizedSampler, CAPACITY, 1.0, 1.0, eps=0.0)]
 )
-def test_nor_does_it_get_the_old_priority(critic):
+def test_a_slot_overwritten_after_sampling_does_not_get_the_old_priority(critic):
     buffer, reference = make_buffer(critic), make_buffer(critic)
     for each in (buffer, reference):
         each.extend(rows(CAPACITY))
@@ -105,7 +105,7 @@ def test_nor_does_it_get_the_old_priority(critic):
     assert (ours[5:10] < ours[10]).all()
 
 
-def test_all_rows_may_be_overwritten_and_one_factor_may_serve_all():
+def test_all_rows_may_be_overwritten_and_one_factor_may_apply_to_all():
     buffer = make_buffer(ndim=2)
     data = TensorDict({"observation": torch.zeros(2, 8)}, [2, 8])  # time comes second
     buffer.extend(data)
@@ -121,7 +121,7 @@ def test_all_rows_may_be_overwritten_and_one_factor_may_serve_all():
     assert (keys(buffer.actor_sampler) == 1).all()
 
 
-def test_generations_that_nobody_counts_are_refused():
+def test_generations_are_rejected_if_the_writer_does_not_count_them():
     buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4)
     buffer.extend(rows(4))
     with pytest.raises(ValueError, match="track_generations=True"):
@@ -137,7 +137,7 @@ def test_generations_that_nobody_counts_are_refused():
     [(CAPACITY, 5), (CAPACITY, CAPACITY), (CAPACITY, 3 * CAPACITY + 2), (6, 4), (6, 13), (6, 30)],
     ids=lambda count: str(count),
 )
-def test_what_another_process_wrote_is_new_to_both_samplers(mode, filled, written):
+def test_writes_of_another_process_are_new_to_both_samplers(mode, filled, written):
     buffer = shared(make_buffer(RankPrioritizedSampler, partial(VMFSampler, mode)), filled)
     reference = make_buffer(RankPrioritizedSampler, partial(VMFSampler, mode))
     reference.extend(rows(filled))
@@ -163,7 +163,7 @@ def test_what_another_process_wrote_is_new_to_both_samplers(mode, filled, writte
         assert torch.equal(ours.probabilities(), theirs.probabilities())
 
 
-def test_an_update_that_comes_after_a_write_of_another_process_spares_its_slots():
+def test_an_update_does_not_change_slots_that_another_process_has_overwritten():
     buffer = shared(make_buffer(RankPrioritizedSampler))
     batch, critic_batch = buffer.sample_actor(), buffer.sample()
     in_another_process(lambda: buffer.extend(rows(4)))
@@ -175,15 +175,15 @@ def test_an_update_that_comes_after_a_write_of_another_process_spares_its_slots(
     assert (keys(buffer.critic_sampler)[:6] != 9).all()
     kept = critic_batch["index"][critic_batch["index"] >= 6]
     assert (keys(buffer.critic_sampler)[kept] == 9).all()
-    # Without another write the next update counts again.
+    # Without another write, the next update is applied again.
     batch = buffer.sample_actor()
     buffer.update_actor_priority(batch["index"], 2.5, batch["index_generation"])
     assert (keys(buffer.actor_sampler)[batch["index"]] == 2.5).all()
 
 
 @pytest.mark.parametrize("way", ["index", "batch", "generation", "tensordict"])
-def test_a_shared_buffer_counts_generations_without_being_told(way):
-    """With any of the ways to return factors, and TorchRL's default writer."""
+def test_a_shared_buffer_counts_generations_by_default(way):
+    """For all ways to return factors, with TorchRL's default writer."""
     buffer = shared(
         ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64), CAPACITY
     )
@@ -206,7 +206,7 @@ def test_a_shared_buffer_counts_generations_without_being_told(way):
     torch.testing.assert_close(keys(buffer.actor_sampler), expected)
 
 
-def test_only_shared_buffers_pay_for_generations():
+def test_only_shared_buffers_count_generations():
     buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4)
     buffer.extend(rows(4))
     assert "index_generation" not in buffer.sample_actor()
@@ -217,7 +217,7 @@ def test_only_shared_buffers_pay_for_generations():
     assert built_shared.writer.tracks_generations
 
 
-def test_a_pool_and_a_saved_state_know_what_another_process_wrote(tmp_path):
+def test_a_pool_and_a_saved_state_include_writes_of_another_process(tmp_path):
     buffer = shared(make_buffer())
     buffer.update_actor_priority(torch.arange(CAPACITY), 2.0)
     in_another_process(lambda: buffer.extend(rows(4)))
@@ -252,7 +252,7 @@ def test_a_process_that_dies_while_it_writes_does_not_hang_the_others(monkeypatc
         buffer.sample()
 
 
-def test_hindsight_in_several_processes_needs_to_know_whose_episode_is_whose():
+def test_hindsight_in_several_processes_requires_trajectory_numbers():
     def goal_rows(**entries):
         after = {"achieved_goal": torch.zeros(4, 1), "reward": torch.zeros(4, 1)}
         after["done"] = torch.zeros(4, 1, dtype=torch.bool)
@@ -272,7 +272,7 @@ def test_hindsight_in_several_processes_needs_to_know_whose_episode_is_whose():
     make(goal_rows(collector={"traj_ids": torch.tensor([0, 1, 0, 1])})).sample()
 
 
-def test_a_folder_named_ray_is_not_taken_for_ray(monkeypatch):
+def test_a_folder_named_ray_is_not_mistaken_for_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
     buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
     buffer.extend(TensorDict({"observation": torch.zeros(4, 1)}, [4]))

@@ -1,4 +1,4 @@
-"""Wrong arguments, rewards and data for goals in hindsight: refused with the cure."""
+"""Errors of hindsight relabeling: wrong arguments, rewards and data."""
 
 import re
 
@@ -24,7 +24,7 @@ from helpers.hindsight import World, make
         ({"storage": lambda n: LazyTensorStorage(n, ndim=2)}, ValueError, "ndim=2: flatten"),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_cure(kwargs, error, message):
+def test_wrong_arguments_are_errors_that_say_what_to_do(kwargs, error, message):
     with pytest.raises(error, match=message):
         make(**kwargs)
 
@@ -39,7 +39,7 @@ def test_wrong_arguments_are_refused_with_the_cure(kwargs, error, message):
         (lambda a, d: a[:, :1] + torch.inf, "returned inf"),
     ],
 )
-def test_a_bad_reward_is_refused_with_shape_or_goals(returned, message):
+def test_a_bad_reward_is_reported_with_shape_or_goals(returned, message):
     buffer = make(reward_fn=returned)
     buffer.extend(World().steps(20))
     with pytest.raises(ValueError, match=message):
@@ -55,7 +55,7 @@ def test_a_bad_reward_is_refused_with_shape_or_goals(returned, message):
         (("next", "done"), "done_key"),
     ],
 )
-def test_data_without_an_entry_are_refused_by_name(key, argument):
+def test_a_missing_entry_is_reported_by_name(key, argument):
     buffer = make()
     buffer.extend(World().steps(20).exclude(key))
     for sample in (buffer.sample, buffer.sample_actor):
@@ -67,7 +67,7 @@ def test_data_without_an_entry_are_refused_by_name(key, argument):
     ("key", "message"),
     [("desired_goal", r"'desired_goal' has the shape \[3\]"), (("next", "reward"), "one reward")],
 )
-def test_entries_of_a_wrong_shape_are_refused(key, message):
+def test_entries_of_a_wrong_shape_are_rejected(key, message):
     buffer = make()
     rows = World().steps(20)
     rows[key] = torch.zeros(20, 3)

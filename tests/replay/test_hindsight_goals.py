@@ -1,4 +1,4 @@
-"""The goals that transitions get in hindsight, and how often, against an enumeration."""
+"""The goals of hindsight relabeling and their frequencies, against an enumeration."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from helpers.hindsight import (
 )
 from torchrl_vmfer import ActorCriticReplayBuffer
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 WRITES = {
@@ -38,7 +38,7 @@ WRITES = {
 @each_strategy
 @pytest.mark.parametrize("environments", [1, 3])
 @pytest.mark.parametrize("writes", WRITES.values(), ids=WRITES)
-def test_goals_are_those_of_an_enumeration(writes, environments, strategy):
+def test_goals_equal_an_enumeration(writes, environments, strategy):
     world = World(environments)
     buffer = make(strategy=strategy)
     for number, count in enumerate(writes):
@@ -47,14 +47,14 @@ def test_goals_are_those_of_an_enumeration(writes, environments, strategy):
         else:
             buffer.extend(world.steps(count))
         if number % 3 == 0:
-            buffer.sample()  # the index is brought up to date at arbitrary times
+            buffer.sample()  # the index is updated at arbitrary times
         if number % 17 == 0:
             assert_goals_are_those_enumerated(buffer, world, strategy)
     assert_goals_are_those_enumerated(buffer, world, strategy)
 
 
 @each_strategy
-def test_without_trajectory_numbers_episodes_end_where_they_are_done(strategy):
+def test_without_trajectory_numbers_episodes_end_at_done(strategy):
     world = World(trajectories=False)
     buffer = make(strategy=strategy)
     for count in (10, 30, 5, 50, 1):
@@ -63,7 +63,7 @@ def test_without_trajectory_numbers_episodes_end_where_they_are_done(strategy):
 
 
 @pytest.mark.parametrize("storage", [LazyMemmapStorage, ListStorage, LazyStackStorage])
-def test_any_storage_of_one_dimension_serves_and_keeps_the_original_goals(storage):
+def test_every_storage_of_one_dimension_works_and_keeps_the_original_goals(storage):
     world = World(2)
     buffer = make(storage)
     buffer.extend(world.steps(20))
@@ -79,7 +79,7 @@ def test_any_storage_of_one_dimension_serves_and_keeps_the_original_goals(storag
 
 @each_strategy
 def test_goals_are_drawn_uniformly(strategy):
-    # Chi-square at 1e-4: a right buffer fails one seed in 10,000, and the seed is fixed.
+    # Chi-square test at 1e-4: a correct buffer fails for one seed in 10,000. The seed is fixed.
     world = World(2, seed=3)
     buffer = make(strategy=strategy, seed=1)
     buffer.extend(world.steps(20))
@@ -101,20 +101,20 @@ def test_goals_are_drawn_uniformly(strategy):
 @pytest.mark.filterwarnings("ignore:.*never given a factor")
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("side", ["sample", "sample_actor"])
-def test_each_row_gets_a_goal_with_the_same_probability(ratio, side):
+def test_each_row_is_relabeled_with_the_same_probability(ratio, side):
     buffer = make(her_ratio=ratio)
     buffer.extend(World().steps(30))
     relabelled = torch.stack(
         [getattr(buffer, side)()["desired_goal"][:, 0] != ORIGINAL for _ in range(100)]
     )
-    # Binomial tests at 1e-5 for each of 16 rows and the total: one wrong alarm in 5,000 seeds.
+    # Binomial tests at 1e-5 for each of 16 rows and the total: one false alarm in 5,000 seeds.
     for hits, total in [(int(relabelled.sum()), 100 * BATCH)] + [
         (int(column.sum()), 100) for column in relabelled.T
     ]:
         assert stats.binomtest(hits, total, ratio).pvalue > 1e-5
 
 
-def test_without_relabelling_samples_are_those_of_a_plain_buffer():
+def test_without_relabeling_samples_equal_those_of_a_plain_buffer():
     rows = World().steps(30)
     buffer = make(her_ratio=0.0, reward_fn=unexpected)
     plain = ActorCriticReplayBuffer(

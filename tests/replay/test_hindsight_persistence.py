@@ -6,7 +6,7 @@ from torchrl.checkpoint import Checkpoint
 
 from helpers.hindsight import World, assert_equal, assert_goals_are_those_enumerated, make
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 
@@ -41,7 +41,7 @@ WAYS = (
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_loaded_buffer_continues_like_the_original(way, count, tmp_path):
     world = World(2)
-    # The strategy that looks at all of an episode.
+    # This strategy uses all steps of an episode.
     buffer = make(strategy="episode", her_ratio=0.7)
     twin = make(strategy="episode", her_ratio=0.7, seed=99)
     for rows in world.steps(count).split(4):
@@ -58,7 +58,7 @@ def test_a_loaded_buffer_continues_like_the_original(way, count, tmp_path):
     assert_goals_are_those_enumerated(twin, world, "episode")
 
 
-def test_loading_into_a_buffer_in_use_forgets_its_episodes(tmp_path):
+def test_loading_into_a_used_buffer_replaces_its_episodes(tmp_path):
     world, other = World(2, seed=1), World(2, seed=2)
     buffer, target = make(), make()
     buffer.extend(world.steps(50))

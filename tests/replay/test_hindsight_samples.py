@@ -1,4 +1,4 @@
-"""What a sample with goals in hindsight holds: new goals and rewards, and what was asked for."""
+"""Relabeled samples: new goals and rewards, and the requested entries."""
 
 import gymnasium
 import pytest
@@ -8,10 +8,10 @@ from tensordict import TensorDict
 from helpers.hindsight import BATCH, ORIGINAL, World, assert_equal, make, reward_fn, unexpected
 from torchrl_vmfer import HindsightReplayBuffer
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
-# --- what is written into the sample -----------------------------------------------------------
+# --- relabeled entries -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", ["sample", "sample_actor"])
@@ -37,13 +37,13 @@ def test_goal_next_goal_and_reward_change_together_and_nothing_else_does(side, s
     assert_equal(batch.exclude(*changed, "index"), original.exclude(*changed, "index"))
 
 
-def test_data_without_a_next_goal_get_none():
+def test_no_next_goal_is_added_to_data_without_one():
     buffer = make()
     buffer.extend(World().steps(20).exclude(("next", "desired_goal")))
     assert ("next", "desired_goal") not in buffer.sample().keys(True)
 
 
-def test_types_are_those_stored():
+def test_dtypes_equal_the_stored_ones():
     buffer = make()
     rows = World().steps(20)
     rows["next", "achieved_goal"] = rows["next", "achieved_goal"].double()
@@ -54,7 +54,7 @@ def test_types_are_those_stored():
     assert batch["next", "reward"].shape == (BATCH,)
 
 
-def test_other_names_and_nested_goals_are_followed():
+def test_other_names_and_nested_goals_are_supported():
     rows = World().steps(20)
     renamed = TensorDict(
         {
@@ -84,7 +84,7 @@ def test_other_names_and_nested_goals_are_followed():
     assert torch.equal(batch["gain"], expected["next", "reward"])
 
 
-# --- reading only what is asked for ------------------------------------------------------------
+# --- reading only the requested entries --------------------------------------------------------
 
 
 def columns_read(buffer, monkeypatch):
@@ -100,7 +100,7 @@ def columns_read(buffer, monkeypatch):
     return read
 
 
-def test_the_actors_goals_cost_one_entry_and_no_reward(monkeypatch):
+def test_the_actors_goals_require_one_entry_and_no_reward(monkeypatch):
     buffer = make(reward_fn=unexpected)
     buffer.extend(World().steps(20))
     read = columns_read(buffer, monkeypatch)
@@ -110,7 +110,7 @@ def test_the_actors_goals_cost_one_entry_and_no_reward(monkeypatch):
     assert (batch["desired_goal"] != ORIGINAL).all()
 
 
-def test_observations_alone_cost_no_goals(monkeypatch):
+def test_observations_alone_require_no_goals(monkeypatch):
     buffer = make(reward_fn=unexpected)
     buffer.extend(World().steps(20))
     read = columns_read(buffer, monkeypatch)
@@ -129,7 +129,7 @@ def test_observations_alone_cost_no_goals(monkeypatch):
         ["observation", "desired_goal", ("next", "achieved_goal")],
     ],
 )
-def test_entries_do_not_depend_on_what_else_is_read(keys):
+def test_entries_do_not_depend_on_the_other_entries_read(keys):
     buffer, twin = make(her_ratio=0.6), make(her_ratio=0.6)
     rows = World().steps(50)
     for one in (buffer, twin):
@@ -142,7 +142,7 @@ def test_entries_do_not_depend_on_what_else_is_read(keys):
 # --- the environment's reward ------------------------------------------------------------------
 
 
-def test_gymnasium_rewards_are_those_of_the_environment():
+def test_gymnasium_rewards_equal_those_of_the_environment():
     gymnasium_robotics = pytest.importorskip("gymnasium_robotics")
     gymnasium.register_envs(gymnasium_robotics)
     environment = gymnasium.make("FetchReach-v4")
@@ -153,7 +153,7 @@ def test_gymnasium_rewards_are_those_of_the_environment():
     environment.close()
 
 
-def test_an_environment_without_goals_is_refused_with_the_cure():
+def test_an_environment_without_goals_is_an_error_that_says_what_to_do():
     environment = gymnasium.make("CartPole-v1")
     with pytest.raises(TypeError, match=r"CartPoleEnv has no compute_reward.*FetchReach"):
         HindsightReplayBuffer.gymnasium_reward(environment)

@@ -1,4 +1,4 @@
-"""The bugs of TorchRL 0.14.1's HERReplayBuffer, none of which is here."""
+"""Bugs of TorchRL 0.14.1's HERReplayBuffer that this package does not have."""
 
 import copy
 
@@ -18,7 +18,7 @@ from helpers.hindsight import (
     transitions,
 )
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 
@@ -53,7 +53,7 @@ def test_the_nearest_goal_is_that_of_the_next_state():
 
 
 def test_buffer_transforms_see_the_new_goals():
-    # There: transforms run before.
+    # There: transforms run before relabeling.
     keys = ["observation", "desired_goal"]
     buffer = make(transform=CatTensors(keys, "input", del_keys=False, sort=False))
     buffer.extend(World().steps(40))
@@ -63,7 +63,7 @@ def test_buffer_transforms_see_the_new_goals():
 
 
 @each_strategy
-def test_environments_that_are_written_side_by_side_never_mix(strategy):
+def test_interleaved_environments_are_not_mixed(strategy):
     # There: two thirds of the goals came from the other environment.
     buffer = make(strategy=strategy, batch_size=512)
     for start in range(0, 90, 6):
@@ -74,7 +74,7 @@ def test_environments_that_are_written_side_by_side_never_mix(strategy):
         assert [number // 100 for number in numbers] == [goal // 100 for goal in goals]
 
 
-def test_one_seed_gives_identical_samples_whatever_the_global_generator():
+def test_one_seed_gives_identical_samples_for_any_global_generator():
     # There: goals are drawn by the global generator.
     rows = World().steps(50)
     samples = []
@@ -87,7 +87,7 @@ def test_one_seed_gives_identical_samples_whatever_the_global_generator():
         assert_equal(first, second)
 
 
-def test_loading_leaves_the_callers_state_as_it_is():
+def test_loading_does_not_change_the_callers_state():
     # There: an entry is removed.
     buffer = make()
     buffer.extend(World().steps(50))

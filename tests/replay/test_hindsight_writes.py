@@ -1,4 +1,4 @@
-"""Hindsight relabeling follows the storage, whoever writes into it or empties it."""
+"""Hindsight relabeling follows all changes to the storage, by any buffer."""
 
 import pytest
 import torch
@@ -23,12 +23,12 @@ from torchrl_vmfer import RankPrioritizedSampler
 from torchrl_vmfer.fast.storage import RowStorage
 from torchrl_vmfer.replay.episode_index import EpisodeIndex
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 
 def rebuilds(monkeypatch):
-    """Counts how often the index of episodes is rebuilt."""
+    """Counts how often the episode index is rebuilt."""
     done = []
     clear = EpisodeIndex.clear
     monkeypatch.setattr(EpisodeIndex, "clear", lambda self: done.append(1) or clear(self))
@@ -36,7 +36,7 @@ def rebuilds(monkeypatch):
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, RowStorage])
-def test_the_storage_is_scanned_once_and_then_followed(storage, monkeypatch):
+def test_the_storage_is_scanned_once_and_then_tracked(storage, monkeypatch):
     world, buffer = World(1, trajectories=False), make(storage)
     done = rebuilds(monkeypatch)
     for _ in range(100):
@@ -47,7 +47,7 @@ def test_the_storage_is_scanned_once_and_then_followed(storage, monkeypatch):
 
 
 @pytest.mark.parametrize("count", [20, 32])
-def test_a_storage_that_was_filled_before_is_scanned_once(count, monkeypatch):
+def test_a_prefilled_storage_is_scanned_once(count, monkeypatch):
     world, storage = World(2), LazyTensorStorage(CAPACITY)
     TensorDictReplayBuffer(storage=storage).extend(world.steps(count))
     buffer = make(lambda _: storage)
@@ -58,7 +58,7 @@ def test_a_storage_that_was_filled_before_is_scanned_once(count, monkeypatch):
 
 
 @pytest.mark.parametrize("empty_write_count", [False, True])
-def test_an_emptied_buffer_starts_afresh(empty_write_count):
+def test_an_emptied_buffer_starts_from_scratch(empty_write_count):
     buffer = make()
     buffer.extend(World().steps(40))
     buffer.sample()
@@ -71,7 +71,7 @@ def test_an_emptied_buffer_starts_afresh(empty_write_count):
         assert_goals_are_those_enumerated(buffer, world, "future")
 
 
-def test_writes_through_another_buffer_are_seen():
+def test_writes_through_another_buffer_are_detected():
     world = World(2)
     buffer = make()
     other = TensorDictReplayBuffer(storage=buffer.storage, writer=buffer.writer)
@@ -81,7 +81,7 @@ def test_writes_through_another_buffer_are_seen():
         assert_goals_are_those_enumerated(buffer, world, "future")
 
 
-def test_a_slot_that_is_rewritten_in_place_is_noticed():
+def test_a_slot_that_is_rewritten_in_place_is_detected():
     world = World(2)
     buffer = make()
     buffer.extend(world.steps(20))
@@ -94,7 +94,7 @@ def test_a_slot_that_is_rewritten_in_place_is_noticed():
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage, RowStorage])
 @pytest.mark.parametrize("then_written", [0, 1, 3])
 @pytest.mark.parametrize("sampled_first", [False, True])
-def test_a_done_flag_that_is_changed_in_place_is_noticed(storage, then_written, sampled_first):
+def test_a_done_flag_that_is_changed_in_place_is_detected(storage, then_written, sampled_first):
     world = World(1, trajectories=False)
     world.left, world.num_episodes = [9], 1
     buffer = make(storage)
@@ -124,7 +124,7 @@ def test_another_buffer_may_empty_and_refill_the_storage(storage, count):
     assert_goals_are_those_enumerated(buffer, world, "future")
 
 
-def test_prefetched_batches_are_relabelled():
+def test_prefetched_batches_are_relabeled():
     world, buffer = World(2), make(prefetch=2)
     buffer.extend(world.steps(50))
     for _ in range(20):
@@ -134,7 +134,7 @@ def test_prefetched_batches_are_relabelled():
     buffer.shutdown()
 
 
-def test_critic_priorities_generations_and_delayed_construction_go_together():
+def test_critic_priorities_generations_and_delayed_init_work_together():
     world = World(2)
     buffer = make(
         critic_sampler=RankPrioritizedSampler(),

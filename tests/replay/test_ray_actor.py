@@ -1,4 +1,4 @@
-"""The buffer in a Ray actor, with TorchRL's handle of it."""
+"""The buffer in a Ray actor, used through TorchRL's handle."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def _end_ray():
 
 
 @pytest.mark.parametrize("maker", MAKERS)
-def test_the_handle_samples_for_the_actor_and_takes_its_factors(maker):
+def test_the_handle_samples_for_the_actor_and_accepts_its_factors(maker):
     buffer = MAKERS[maker]()
     try:
         data = TensorDict({"observation": torch.arange(16.0)}, [16])

@@ -21,7 +21,7 @@ from torchrl.objectives import SoftUpdate, TD3Loss
 
 from torchrl_vmfer import RankPrioritizedSampler, VMFSampler, VMFTD3Loss
 
-# Tests draw more than a batch where they look at a distribution.
+# Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 CAPACITY = 24
@@ -69,7 +69,7 @@ def test_writes_through_the_first_are_drawn_through_the_second(mode, storage, cr
         assert actor.write_count == critic.write_count == start + 5
         batch = actor.sample(400)
         assert batch["number"].tolist() == [last[slot] for slot in batch["index"].tolist()]
-        # Keys are all equal: of at most 24 slots one is missed with probability
+        # All priorities are equal: one of at most 24 slots is missed with probability
         # 24 * (23/24)^400 < 1e-6 at each of the 12 rounds.
         assert set(batch["index"].tolist()) == set(last)
 
@@ -111,7 +111,7 @@ def test_writes_through_either_buffer_reach_both_samplers():
         assert sorted(set(buffer.sample(1000)["number"].tolist())) == list(range(20))
 
 
-def test_one_generator_makes_both_buffers_repeatable():
+def test_one_generator_makes_both_buffers_reproducible():
     sequences = []
     for _ in range(2):
         critic, actor = make_pair(seed=7)
@@ -146,7 +146,7 @@ def test_a_checkpoint_restores_both(mode, archive, critic_sampler, tmp_path):
     assert result.loaded == {"replay_buffer", "vmf_sampler"}
     assert len(actor_twin) == len(critic_twin) == CAPACITY
     assert torch.equal(stored_factors(actor_twin), factors(CAPACITY))
-    # The first buffer restores its own generator; the second is to draw from the same one.
+    # The first buffer restores its own generator; the second must draw from the same one.
     actor_twin.set_rng(critic_twin._rng)
     for start in (100, 110):
         for a, b in ((critic, critic_twin), (actor, actor_twin)):
@@ -160,7 +160,7 @@ def test_a_checkpoint_restores_both(mode, archive, critic_sampler, tmp_path):
 @each_mode
 @pytest.mark.parametrize("refill", [1, 5, CAPACITY, 2 * CAPACITY])
 @pytest.mark.parametrize("drawn_while_growing", [False, True])
-def test_emptying_the_first_leaves_the_second_correct_once_data_are_back(
+def test_the_second_buffer_is_correct_after_the_first_is_emptied_and_refilled(
     mode, refill, drawn_while_growing
 ):
     critic, actor = make_pair(mode)
@@ -184,7 +184,7 @@ def test_emptying_the_first_leaves_the_second_correct_once_data_are_back(
 
 
 @each_mode
-def test_emptying_without_a_draw_in_between_leaves_no_old_factor(mode):
+def test_emptying_and_refilling_without_a_draw_leaves_no_old_factor(mode):
     critic, actor = make_pair(mode)
     critic.extend(rows(0, CAPACITY))
     actor.update_priority(torch.arange(CAPACITY), factors(CAPACITY))
@@ -264,7 +264,7 @@ def test_thirty_td3_updates_with_a_stock_critic_loss(mode):
         batch["td_error"] = metadata["td_error"].detach().amax(0)
         critic_rb.update_tensordict_priority(batch)
 
-        # Each loss module holds parameters of its own: the critics are lent to the actor's.
+        # Each loss module has its own parameters: the actor's loss uses those of the critics.
         actor_loss.load_state_dict(critic_loss.state_dict())
         batch = actor_rb.sample()
         assert "priority_weight" not in set(batch.keys())
