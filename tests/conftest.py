@@ -1,4 +1,4 @@
-"""Small TD3 and SAC losses, and references that share no code with the package."""
+"""Small TD3 and SAC losses, and independent reference implementations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torchrl.objectives import SACLoss, TD3Loss
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 
-# A failed assertion in there is to show its values, as one in a test does.
+# Failed assertions in helpers show their values, as in tests.
 pytest.register_assert_rewrite("helpers")
 
 OBSERVATION, ACTION, GAMMA = 5, 3, 0.9
 
-# The same examples in every run, however loaded the machine is.
+# The same examples in every run, independent of the load of the machine.
 settings.register_profile(
     "repeatable",
     deadline=None,
@@ -59,7 +59,7 @@ def _stochastic_actor(cells, activation, observation, action):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Builds TorchRL's loss of one family and the package's one, equal in every parameter."""
+    """Builds TorchRL's loss and the package's loss of one algorithm, with equal parameters."""
 
     name: str
     stock_class: type
@@ -108,7 +108,7 @@ class Algorithm:
         return loss
 
     def pair(self, **kwargs):
-        """TorchRL's loss and the package's one; the package's own arguments go to the latter."""
+        """Returns TorchRL's loss and the package's, which receives the additional arguments."""
         own = {"num_target_critics", "actor_noise", "actor_noise_clip", "entropy_gradient"}
         stock = {key: value for key, value in kwargs.items() if key not in own}
         return self.build(self.stock_class, **stock), self.build(self.vmf_class, **kwargs)
@@ -143,7 +143,7 @@ def make_batch(size, *, seed=1, observation="observation", action="action") -> T
 
 
 def policy_action(loss, batch, *, seed=None, params=None) -> Tensor:
-    """The action the policy takes, drawn at the seed if it is a stochastic one."""
+    """Returns the action of the policy, drawn with the seed if it is stochastic."""
     params = loss.actor_network_params if params is None else params
     with params.to_module(loss.actor_network):
         if not hasattr(loss.actor_network, "get_dist"):
@@ -155,7 +155,7 @@ def policy_action(loss, batch, *, seed=None, params=None) -> Tensor:
 
 
 def critic_values(loss, batch, action, params=None) -> Tensor:
-    """The values ``[N, *batch]`` of the critics, asked one after the other."""
+    """Computes the values ``[N, *batch]`` of the critics, one critic after the other."""
     params = loss.qvalue_network_params if params is None else params
     values = []
     for i in range(params.batch_size[0]):
@@ -167,7 +167,7 @@ def critic_values(loss, batch, action, params=None) -> Tensor:
 
 
 def action_gradients(loss, batch, action, *, entropy=False) -> Tensor:
-    """∂l_i/∂a ``[N, *batch, action]``, one call of ``torch.autograd.grad`` per critic."""
+    """Computes ∂l_i/∂a ``[N, *batch, action]`` with one ``torch.autograd.grad`` per critic."""
     action = action.detach().requires_grad_()
     losses = -critic_values(loss, batch, action)
     if entropy:
@@ -180,7 +180,7 @@ def action_gradients(loss, batch, action, *, entropy=False) -> Tensor:
 
 
 def sampling_factor(gradients, used) -> Tensor:
-    """exp(R μᵀx_e) in NumPy and double precision, one transition after the other."""
+    """Computes exp(R μᵀx_e) with NumPy in double precision, one transition after the other."""
     gradients = gradients.detach().double().numpy()
     batch_size = gradients.shape[1:-1]
     used = np.broadcast_to(np.asarray(used), batch_size)
@@ -196,7 +196,7 @@ def sampling_factor(gradients, used) -> Tensor:
 
 
 def gradients_of(params) -> list[Tensor | None]:
-    """The gradients of a loss module's parameters, in the order of their names."""
+    """Returns the gradients of a loss module's parameters, sorted by name."""
     return [params.get(key).grad for key in sorted(params.keys(True, True), key=str)]
 
 

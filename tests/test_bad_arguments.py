@@ -1,4 +1,4 @@
-"""Random arguments to everything public: they work, or are refused and change nothing."""
+"""Random arguments to all public functions either work or raise an error and change nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ JUNK = st.one_of(
 
 
 def attempt(call, *args, **kwargs):
-    """What a call returns, or None where it is refused with a message."""
+    """Returns the result of a call, or None if it raises an error with a message."""
     try:
         return call(*args, **kwargs)
     except CLEAR as error:
@@ -123,7 +123,7 @@ SAMPLER_ARGUMENTS = [
 @given(st.sampled_from(SAMPLER_ARGUMENTS), JUNK)
 @example((VMFSampler, "initial_factor"), "1.5")
 @example((RankPrioritizedSampler, "beta"), "0.5")
-def test_a_sampler_is_made_of_numbers_or_not_at_all(argument, value):
+def test_a_sampler_is_valid_or_not_constructed(argument, value):
     sampler_type, name = argument
     sampler = attempt(sampler_type, **{name: value})
     if sampler is None:
@@ -141,7 +141,7 @@ def test_a_sampler_is_made_of_numbers_or_not_at_all(argument, value):
     st.booleans(), st.booleans(), JUNK | st.integers(-2, 9).map(lambda i: torch.tensor([i])), JUNK
 )
 @example(True, False, torch.tensor([0, 1]), torch.tensor([1.0, NAN]))
-def test_priorities_are_taken_whole_or_not_at_all(hindsight, for_actor, index, priority):
+def test_priorities_are_stored_completely_or_not_at_all(hindsight, for_actor, index, priority):
     buffer = make_buffer(hindsight=hindsight)
     update = buffer.update_actor_priority if for_actor else buffer.update_priority
     before = state_of(buffer)
@@ -154,7 +154,7 @@ def test_priorities_are_taken_whole_or_not_at_all(hindsight, for_actor, index, p
 @given(st.booleans(), st.sampled_from(["sample", "sample_actor", "pool"]), JUNK, JUNK)
 @example(False, "sample_actor", -1, None)
 @example(False, "sample", -1, None)
-def test_a_batch_has_the_size_asked_for_or_is_refused(hindsight, way, size, keys):
+def test_a_batch_has_the_requested_size_or_raises(hindsight, way, size, keys):
     buffer = make_buffer(hindsight=hindsight)
     sample = CandidatePool(buffer, 5, score=ones).sample if way == "pool" else getattr(buffer, way)
     before = state_of(buffer)
@@ -169,7 +169,7 @@ def test_a_batch_has_the_size_asked_for_or_is_refused(hindsight, way, size, keys
 
 @settings(max_examples=40)
 @given(JUNK, JUNK, JUNK)
-def test_a_pool_is_usable_or_not_made(size, mode, score):
+def test_a_pool_is_valid_or_not_constructed(size, mode, score):
     pool = attempt(CandidatePool, make_buffer(), size, mode, score)
     if pool is not None:
         assert attempt(pool.sample) is not None or callable(score)
@@ -178,7 +178,7 @@ def test_a_pool_is_usable_or_not_made(size, mode, score):
 @settings(max_examples=40)
 @given(st.sampled_from(["uncertainty", "rank"]), JUNK | tensors(st.tuples(st.integers(1, 4))))
 @example("rank", torch.ones(2, 2))
-def test_a_pool_has_probabilities_or_refuses_the_factors(mode, factors):
+def test_a_pool_has_probabilities_or_rejects_the_factors(mode, factors):
     pool = CandidatePool(make_buffer(), 5, mode, ones)
     probabilities = attempt(pool.probabilities, factors)
     if probabilities is not None and probabilities.numel():
@@ -198,7 +198,7 @@ HINDSIGHT_ARGUMENTS = (
 
 @settings(max_examples=40)
 @given(st.sampled_from(HINDSIGHT_ARGUMENTS), JUNK)
-def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
+def test_a_hindsight_buffer_draws_or_reports_the_error(name, value):
     arguments = {"reward_fn": reward, "storage": LazyTensorStorage(8), "batch_size": 4}
     buffer = attempt(HindsightReplayBuffer, **(arguments | {name: value}))
     if buffer is not None:
@@ -211,7 +211,7 @@ def test_a_hindsight_buffer_draws_or_says_what_is_wrong(name, value):
 @settings(max_examples=40)
 @given(st.sampled_from(["priorities", "max_priority", "beta", "sampler"]), st.booleans(), JUNK)
 @example("max_priority", False, 1e300)
-def test_a_state_is_taken_whole_or_not_at_all(entry, for_actor, value):
+def test_a_state_is_loaded_completely_or_not_at_all(entry, for_actor, value):
     buffer = make_buffer()
     state = buffer.state_dict()
     part = state["actor_sampler" if for_actor else "critic_sampler"]
@@ -230,7 +230,7 @@ GRADIENTS = JUNK | tensors(st.lists(st.integers(1, 3), min_size=2, max_size=3))
 @given(GRADIENTS, JUNK | st.just(0))
 @example(torch.ones(2, 3), -1)
 @example(torch.ones(0, 3), 0)
-def test_directions_give_numbers_in_their_ranges_or_are_refused(gradients, used):
+def test_directions_give_numbers_in_their_ranges_or_are_rejected(gradients, used):
     lengths = attempt(directional.resultant_length, gradients)
     mean = attempt(directional.mean_direction, gradients)
     factor = attempt(directional.sampling_factor, gradients, used)
@@ -261,7 +261,7 @@ LOSS_ARGUMENTS = st.sampled_from(["num_target_critics", "actor_noise", "actor_no
 @settings(max_examples=20)
 @given(LOSS_ARGUMENTS, JUNK)
 @example("actor_noise", INF)
-def test_a_loss_computes_or_is_not_made(td3, make_batch, name, value):
+def test_a_loss_is_valid_or_not_constructed(td3, make_batch, name, value):
     loss = attempt(td3.build, **{name: value})
     if loss is not None:
         factor = loss.actor_loss(make_batch(3))[1]["vmf_factor"]
@@ -270,7 +270,7 @@ def test_a_loss_computes_or_is_not_made(td3, make_batch, name, value):
 
 @settings(max_examples=20)
 @given(JUNK, JUNK)
-def test_an_uncertainty_needs_a_loss(td3, loss, used):
+def test_uncertainty_requires_a_loss(td3, loss, used):
     assert attempt(VMFUncertainty, loss) is None
     uncertainty = attempt(VMFUncertainty, td3.build(), used=used)
     assert uncertainty is None or uncertainty.used in ("first", "min")
@@ -285,7 +285,7 @@ def test_an_uncertainty_needs_a_loss(td3, loss, used):
 )
 @example(fast=True, key="observation", entry=torch.full((3, 5), NAN))
 @example(fast=False, key="observation", entry=torch.full((3, 5), INF))
-def test_a_strange_batch_leaves_the_networks_alone(algorithm, make_batch, fast, key, entry):
+def test_an_unusual_batch_does_not_change_the_networks(algorithm, make_batch, fast, key, entry):
     loss = algorithm.build(fast=fast)
     before = [parameter.clone() for parameter in loss.parameters()]
     batch = make_batch(3)

@@ -1,4 +1,4 @@
-"""The statistics of directions against SciPy, closed forms and their invariances."""
+"""Directional statistics against SciPy, closed forms and invariances."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def random_gradients(critics, dim, *, batch=(), dtype=torch.float64, seed=0):
 
 
 def log_normalizer_by_series(k, dim):
-    """log C_p(k) from the power series of I_ν(k)/k^ν, whose terms are all positive."""
+    """Computes log C_p(k) from the power series of I_ν(k)/k^ν, whose terms are all positive."""
     order = dim / 2 - 1
     # The terms peak near m = k/2 with a width of about √k; 1e-14 is reached long before the end.
     m = np.arange(int(k / 2 + 60 * math.sqrt(k) + 200))
@@ -50,7 +50,7 @@ class TestLogNormalizer:
         np.testing.assert_allclose(directional.log_normalizer(k, dim), expected, rtol=2e-9)
 
     @pytest.mark.parametrize("dim", DIMENSIONS)
-    def test_equals_the_exponentially_scaled_bessel_function_where_that_exists(self, dim):
+    def test_equals_the_exponentially_scaled_bessel_function_where_defined(self, dim):
         k = np.geomspace(0.1, 1e6, 60)
         bessel = ive(dim / 2 - 1, k)
         k, bessel = k[bessel > 1e-300], bessel[bessel > 1e-300]
@@ -62,7 +62,7 @@ class TestLogNormalizer:
 
     @pytest.mark.parametrize("dim", [2, 3, 5, 10, 30])
     @pytest.mark.parametrize("k", [0.5, 5.0, 100.0, 1e4])
-    def test_gives_scipys_density(self, dim, k):
+    def test_equals_scipys_density(self, dim, k):
         mu = np.full(dim, 1 / math.sqrt(dim))
         points = vonmises_fisher(mu, k, seed=0).rvs(20)
         expected = vonmises_fisher(mu, k).logpdf(points)
@@ -87,13 +87,13 @@ class TestLogNormalizer:
 
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("dim", range(2, 401, 7))
-    def test_is_finite_and_falls_with_the_concentration(self, dim, dtype):
+    def test_is_finite_and_decreases_with_the_concentration(self, dim, dtype):
         k = torch.cat([torch.zeros(1), torch.logspace(-8, 6, 300)]).to(dtype)
         result = directional.log_normalizer(k, dim)
         assert result.dtype == dtype
         assert result.isfinite().all()
         slack = 4 * torch.finfo(dtype).eps * result.abs()[1:]
-        # The expansion's own error, relative to the value, where the curve is flat.
+        # The relative error of the expansion, where the curve is flat.
         slack = slack + (1e-9 * result.abs()[1:] if dtype == torch.float64 else 0)
         assert (result.diff() <= slack).all()
 
@@ -124,7 +124,7 @@ class TestConcentration:
         length = directional.resultant_length(directions)
         estimate = directional.concentration(length, dim).item()
         np.testing.assert_allclose(direction, fitted_mu, atol=1e-10)
-        # Both see the same R: what is left is Banerjee's error (see above), no noise.
+        # Both use the same R, so the only difference is Banerjee's error (see above).
         assert estimate == pytest.approx(fitted_k, rel=0.2 / dim)
         # The truth is five standard errors 1/√(n A'(k)) away at most, with R = A(k) and
         # A' = 1 - R² - (p - 1)R/k (a false-alarm rate of 6e-7 per case, at fixed seeds), and
@@ -137,7 +137,7 @@ class TestConcentration:
 
     @pytest.mark.parametrize("dim", [1, 2, 3, 17, 400])
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_grows_strictly_with_the_resultant_length(self, dim, dtype):
+    def test_increases_strictly_with_the_resultant_length(self, dim, dtype):
         length = torch.cat([torch.linspace(0, 1, 1001), 1 - torch.logspace(-4, -6, 20)]).to(dtype)
         result = directional.concentration(length.sort().values.unique(), dim)
         assert result.dtype == dtype
@@ -242,7 +242,7 @@ class TestInvariance:
     def test_to_subnormal_and_almost_overflowing_scales(self, dtype):
         info = torch.finfo(dtype)
         unit = torch.tensor([0.6, 0.8], dtype=dtype)
-        # A subnormal has few digits: 1e4 of the smallest ones leave 1e-4.
+        # Subnormal numbers have few digits: at 1e4 times the smallest one, the error is 1e-4.
         for scale in (1e4 * info.smallest_normal * info.eps, info.max):
             torch.testing.assert_close(
                 directional.directions(scale * unit), unit, rtol=0, atol=2e-4
@@ -297,7 +297,7 @@ class TestGradientsWithoutADirection:
             assert result.isfinite().all()
             torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
-    def test_of_the_used_critic_gives_the_factor_of_fresh_data(self, bad, dtype):
+    def test_of_the_used_critic_gives_the_initial_factor(self, bad, dtype):
         gradients = random_gradients(3, 4, dtype=dtype)
         gradients[1] = bad
         assert directional.sampling_factor(gradients, 1).item() == 1
@@ -310,7 +310,7 @@ class TestGradientsWithoutADirection:
         assert (direction == 0).all()
         assert directional.concentration(length, 4) == 0
 
-    def test_leave_other_transitions_alone(self, bad, dtype):
+    def test_do_not_affect_other_transitions(self, bad, dtype):
         gradients = random_gradients(3, 4, batch=(2,), dtype=dtype)
         before = statistics(gradients, 0)
         gradients[:, 0] = bad

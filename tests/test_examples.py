@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run without changes."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def test_example_trains_and_reports(command, result):
     assert re.search(result, finished.stdout), finished.stdout[-2000:]
 
 
-def test_the_quickstart_trains_as_it_stands(tmp_path):
+def test_the_quickstart_trains_without_changes(tmp_path):
     script = (EXAMPLES / "quickstart.py").read_text()
     for long, short in {"100_000": "600", "10_000": "400", "% 1000": "% 100"}.items():
         assert long in script

@@ -1,4 +1,4 @@
-"""The examples of own parts run as a user runs them: in a directory outside the repository."""
+"""The examples of extensions run in a directory outside the repository, as for a user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = (
 
 @pytest.fixture
 def run(tmp_path):
-    """``run(command)``: a command of an example, in a copy of its directory, on small networks."""
+    """``run(command)``: runs a command in a copy of the example, with small networks."""
 
     def run_in_copy(command: str, *overrides: str) -> str:
         words = [
@@ -46,7 +46,7 @@ def run(tmp_path):
 
 
 def commands(module: Path) -> list[str]:
-    """The commands in the docstring of an example."""
+    """Returns the commands in the docstring of an example."""
     docstring = module.read_text().split('"""')[1]
     return re.findall(r"^    python (.+)$", docstring, re.MULTILINE)
 
@@ -55,7 +55,7 @@ def finished(folder: Path) -> list[str]:
     return sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("finished"))
 
 
-def test_own_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
+def test_custom_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
     module = EXAMPLES / "own_sampler" / "recent.py"
     shutil.copy(module, tmp_path)
     _, critics, sweep, _ = commands(module)
@@ -68,7 +68,7 @@ def test_own_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
     ]
 
 
-def test_own_algorithm_trains_continues_and_is_listed(tmp_path, run):
+def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run):
     module = EXAMPLES / "own_algorithm" / "smooth_td3.py"
     shutil.copy(module, tmp_path)
     script, _, by_module, _ = commands(module)
@@ -81,7 +81,7 @@ def test_own_algorithm_trains_continues_and_is_listed(tmp_path, run):
     assert f"{run_dir}  done" in run(f"../../recipes/status.py {tmp_path / 'runs'}")
 
 
-def test_copied_recipe_does_not_take_the_run_of_the_original_for_its_own(tmp_path, run):
+def test_copied_recipe_does_not_resume_the_run_of_the_original(tmp_path, run):
     original = tmp_path / "runs" / "td3" / "InvertedPendulum-v4" / "uniform-uniform" / "seed0"
     original.mkdir(parents=True)
     (original / "finished").touch()

@@ -12,7 +12,7 @@ CENTRES = torch.tensor([[0.5, -1.0], [2.0, 0.3], [-0.7, 0.1]])
 
 
 class QuadraticCritics:
-    """Q_i(s, a) = -w ‖a - c_i‖² + s·s, whose gradients one can write down."""
+    """Critics Q_i(s, a) = -w ‖a - c_i‖² + s·s with known gradients."""
 
     def __init__(self, action_key="action", value_key="value"):
         self.action_key, self.value_key = action_key, value_key
@@ -44,7 +44,7 @@ def make_inputs(batch=(4,), action_shape=(2,), key="action", requires_grad=True)
 
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("batch", [(4,), (1,), (2, 3)])
-def test_values_and_gradients_are_the_critics_own(batch, mean):
+def test_values_and_gradients_equal_those_of_the_critics(batch, mean):
     critics = QuadraticCritics()
     action, _, inputs = make_inputs(batch)
     values, gradients = linearized_values(
@@ -56,7 +56,7 @@ def test_values_and_gradients_are_the_critics_own(batch, mean):
     torch.testing.assert_close(gradients, critics.loss_gradients(action.detach()))
 
 
-def test_the_values_send_each_critics_gradient_to_the_action():
+def test_the_values_propagate_each_critics_gradient_to_the_action():
     critics = QuadraticCritics()
     action, _, inputs = make_inputs()
     values, gradients = linearized_values(critics, inputs, action_key="action", value_key="value")
@@ -75,7 +75,7 @@ def test_the_critics_run_once_and_receive_no_gradient():
     assert not gradients.requires_grad
 
 
-def test_other_inputs_that_require_a_gradient_receive_theirs():
+def test_other_inputs_that_require_gradients_receive_them():
     critics = QuadraticCritics()
     _, state, inputs = make_inputs()
     state = state.requires_grad_()
@@ -86,7 +86,7 @@ def test_other_inputs_that_require_a_gradient_receive_theirs():
     torch.testing.assert_close(state.grad, 2 * state.detach())
 
 
-def test_the_critics_are_asked_at_another_action_and_the_present_one_receives_the_gradient():
+def test_the_critics_are_evaluated_at_another_action_and_the_current_one_receives_the_gradient():
     critics = QuadraticCritics()
     action, _, inputs = make_inputs()
     at = (action + 0.25).detach()
@@ -134,7 +134,7 @@ def test_an_action_without_gradient_and_no_grad_mode_still_give_gradients():
     torch.testing.assert_close(gradients, critics.loss_gradients(action))
 
 
-def test_the_inputs_are_left_as_they_were():
+def test_the_inputs_are_not_changed():
     _, _, inputs = make_inputs()
     keys, before = set(inputs.keys(True, True)), inputs.clone()
     linearized_values(QuadraticCritics(), inputs, action_key="action", value_key="value")

@@ -15,7 +15,7 @@ class TestActorLoss:
     @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
     @pytest.mark.parametrize("critics", [2, 5])
     @pytest.mark.parametrize("size", [7, 100, 256])
-    def test_of_td3_and_its_gradient_are_torchrls_bit_for_bit(
+    def test_of_td3_and_its_gradient_are_bitwise_equal_to_torchrls(
         self, td3, make_batch, gradients_of, size, critics, reduction
     ):
         pair = td3.pair(num_qvalue_nets=critics, reduction=reduction, cells=(64, 64))
@@ -37,7 +37,7 @@ class TestActorLoss:
     @pytest.mark.parametrize("critics", [2, 5])
     @pytest.mark.parametrize("size", [7, 256])
     @pytest.mark.filterwarnings("ignore:SACLoss with reduction='none'")
-    def test_of_sac_and_its_gradient_are_torchrls_to_1e_6(
+    def test_of_sac_and_its_gradient_equal_torchrls_to_1e_6(
         self, sac, make_batch, gradients_of, size, critics, reduction
     ):
         stock, vmf = sac.pair(
@@ -69,7 +69,7 @@ class TestActorLoss:
             kept.append(set(batch.keys(True, True)))
         assert kept[0] == kept[1]
 
-    def test_sends_no_gradient_to_the_critics(self, algorithm, make_batch, gradients_of):
+    def test_propagates_no_gradient_to_the_critics(self, algorithm, make_batch, gradients_of):
         loss = algorithm.build(num_qvalue_nets=3)
         value, _ = loss.actor_loss(make_batch(6))
         value.backward()
@@ -95,7 +95,7 @@ class TestActorLoss:
         ):
             torch.testing.assert_close(gradient, reference, rtol=1e-5, atol=1e-7)
 
-    def test_sends_a_shared_encoder_the_gradient_of_the_parent(self, algorithm, make_batch):
+    def test_propagates_the_gradient_of_the_parent_to_a_shared_encoder(self, algorithm, make_batch):
         received = []
         for loss in algorithm.pair():
             batch = make_batch(12)
@@ -108,7 +108,7 @@ class TestActorLoss:
         torch.testing.assert_close(received[1], received[0], rtol=1e-5, atol=1e-7)
 
     @pytest.mark.parametrize("deactivate_vmap", [False, True])
-    def test_with_or_without_vmap_gives_the_same(self, algorithm, make_batch, deactivate_vmap):
+    def test_is_the_same_with_or_without_vmap(self, algorithm, make_batch, deactivate_vmap):
         batch = make_batch(9)
         expected, stock_metadata = seeded(algorithm.build().actor_loss, batch.clone())
         loss = algorithm.build(deactivate_vmap=deactivate_vmap)
@@ -128,10 +128,10 @@ class TestActorLoss:
 
     @pytest.mark.parametrize("scale", [1.0, 65536.0])
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-    def test_in_half_precision_is_as_exact_as_torchrls(
+    def test_in_half_precision_is_as_accurate_as_torchrls(
         self, algorithm, make_batch, gradients_of, dtype, scale
     ):
-        """With the scale by which one keeps small gradients from vanishing, and without."""
+        """With and without the loss scale that keeps small gradients from underflowing."""
         results = []
         for loss in algorithm.pair(cells=(64, 64)):
             with torch.autocast("cpu", dtype):
@@ -143,7 +143,7 @@ class TestActorLoss:
         assert metadata["vmf_factor"].isfinite().all()
         assert (found - expected).norm() < 4e-3 * expected.norm()
 
-    def test_that_fails_leaves_the_critic_loss_working(self, algorithm, make_batch):
+    def test_that_fails_does_not_affect_the_critic_loss(self, algorithm, make_batch):
         stock, vmf = algorithm.pair()
         batch = make_batch(6)
         with pytest.raises((KeyError, RuntimeError, TypeError)):
@@ -162,14 +162,14 @@ class TestActorNoise:
 
     @pytest.mark.parametrize(("scale", "clip"), [(0.2, 0.5), (2.0, 0.7)])
     @pytest.mark.parametrize("critics", [2, 5])
-    def test_moves_the_point_at_which_the_critics_are_asked(
+    def test_changes_the_action_at_which_the_critics_are_evaluated(
         self, td3, brute_force, make_batch, gradients_of, critics, scale, clip
     ):
         loss = td3.build(num_qvalue_nets=critics, actor_noise=scale, actor_noise_clip=clip)
         batch = make_batch(50)
         action, noisy = self.noisy_action(brute_force, loss, batch, scale, clip)
         if scale == 2.0:
-            # Both the clip and the bounds must bite, or the case would show nothing.
+            # Both the clip and the bounds must be active, otherwise the case would test nothing.
             assert (noisy.abs() == 1).any()
             assert torch.isclose((noisy - action).abs(), torch.tensor(clip)).any()
         gradients = brute_force.action_gradients(loss, batch, noisy)
@@ -188,7 +188,7 @@ class TestActorNoise:
         ):
             torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-7)
 
-    def test_leaves_the_critic_loss_alone(self, td3, make_batch):
+    def test_does_not_change_the_critic_loss(self, td3, make_batch):
         stock, vmf = td3.pair(actor_noise=0.2)
         batch = make_batch(20)
         expected, _ = seeded(stock.value_loss, batch.clone())
@@ -203,7 +203,7 @@ class TestActorNoise:
         noisy.actor_loss(make_batch(20))
         assert not torch.equal(torch.get_rng_state(), before)
 
-    def test_still_sends_a_shared_encoder_a_gradient(self, td3, make_batch):
+    def test_still_propagates_a_gradient_to_a_shared_encoder(self, td3, make_batch):
         loss = td3.build(actor_noise=0.2)
         batch = make_batch(12)
         batch["observation"].requires_grad_()

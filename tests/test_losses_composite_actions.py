@@ -1,4 +1,4 @@
-"""Actions that are TensorDicts: their directions are those of all parts in one vector."""
+"""TensorDict actions, whose direction is that of all parts concatenated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def batch(make_batch):
 
 
 def brute_force_gradients(loss, batch, entropy=False):
-    """One ``torch.autograd.grad`` per critic, with the parts in alphabetical order."""
+    """Calls ``torch.autograd.grad`` once per critic, with the parts in alphabetical order."""
     with loss.actor_network_params.to_module(loss.actor_network):
         policy = loss.actor_network.get_dist(batch.select("observation"))
     action = seeded(policy.rsample).detach().apply(lambda part: part.requires_grad_())
@@ -96,7 +96,7 @@ def test_factors_equal_brute_force(batch, brute_force, entropy):
     torch.testing.assert_close(metadata["vmf_factor"].double(), expected, rtol=0, atol=1e-5)
 
 
-def test_the_stand_alone_module_agrees(batch, brute_force):
+def test_the_standalone_module_agrees(batch, brute_force):
     loss = build()
     result = seeded(VMFUncertainty(loss), batch.clone())["vmf"]
     values, gradients = brute_force_gradients(loss, batch)
@@ -107,7 +107,7 @@ def test_the_stand_alone_module_agrees(batch, brute_force):
 
 @pytest.mark.filterwarnings("ignore:.*uses TorchRL's general path")
 @pytest.mark.parametrize("fast", [False, True])
-def test_losses_and_gradients_are_torchrls(batch, gradients_of, fast):
+def test_losses_and_gradients_equal_torchrls(batch, gradients_of, fast):
     results = []
     for loss in (build(SACLoss), build(num_target_critics=None, fast=fast)):
         losses = seeded(loss, batch.clone())

@@ -1,4 +1,4 @@
-"""Making, copying and loading the losses, and the arguments that they refuse."""
+"""Construction, copying and loading of the losses, and the arguments that they reject."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TestConstruction:
     ):
         torch.manual_seed(3)
         critics = [algorithm.critic() for _ in range(3)]
-        # The parameters are stacked and leave the modules, so the reference is taken first.
+        # Stacking removes the parameters from the modules, so the reference is computed first.
         references = copy.deepcopy(critics)
         loss = algorithm.build(critic=critics, num_qvalue_nets=3)
         batch = make_batch(10)
@@ -35,7 +35,7 @@ class TestConstruction:
         torch.testing.assert_close(metadata["vmf_factor"].double(), expected, rtol=0, atol=1e-5)
 
     @pytest.mark.parametrize("num_critics", [2, 5])
-    def test_without_measuring_it_is_the_parents_loss(self, algorithm, make_batch, num_critics):
+    def test_without_measuring_it_equals_the_parents_loss(self, algorithm, make_batch, num_critics):
         stock = algorithm.build(algorithm.stock_class, seed=0)
         vmf = algorithm.build(seed=0, measure=False)
         batch = make_batch(10)
@@ -43,15 +43,15 @@ class TestConstruction:
         result, same_metadata = seeded(vmf.actor_loss, batch.clone())
         assert torch.equal(result, expected)
         assert same_metadata.keys() == metadata.keys()
-        # The critics beyond the second stay out of it.
+        # Critics beyond the second are not used.
         many = algorithm.build(seed=0, measure=False, num_qvalue_nets=num_critics)
         assert "vmf_factor" not in seeded(many.actor_loss, batch.clone())[1]
 
-    def test_the_state_is_exchanged_with_the_parents(self, algorithm, make_batch):
+    def test_the_state_is_compatible_with_the_parents(self, algorithm, make_batch):
         stock = algorithm.build(algorithm.stock_class, seed=0)
         vmf = algorithm.build(seed=1)
         batch = make_batch(10)
-        # SAC makes the buffer of its target entropy when it is first asked for.
+        # SAC creates the buffer of its target entropy at its first use.
         stock(batch.clone())
         getattr(vmf, "target_entropy", None)
         vmf.load_state_dict(stock.state_dict())
@@ -77,20 +77,20 @@ class TestConstruction:
         assert torch.equal(again_metadata["vmf_factor"], metadata["vmf_factor"])
 
     @pytest.mark.parametrize("targets", [0, -1])
-    def test_refuses_fewer_than_one_target_critic(self, algorithm, targets):
+    def test_rejects_fewer_than_one_target_critic(self, algorithm, targets):
         with pytest.raises(ValueError, match=f"num_target_critics must be .* got {targets}"):
             algorithm.build(num_target_critics=targets)
 
     @pytest.mark.parametrize("noise", [{"actor_noise": -0.1}, {"actor_noise_clip": -0.5}])
-    def test_refuses_negative_noise(self, td3, noise):
+    def test_rejects_negative_noise(self, td3, noise):
         with pytest.raises(ValueError, match=f"at least 0.*{next(iter(noise.values()))}"):
             td3.build(**noise)
 
-    def test_refuses_unknown_arguments(self, algorithm):
+    def test_rejects_unknown_arguments(self, algorithm):
         with pytest.raises(TypeError, match="num_targets"):
             algorithm.build(num_targets=2)
 
-    def test_refuses_the_other_algorithms_arguments(self, algorithm):
+    def test_rejects_the_other_algorithms_arguments(self, algorithm):
         foreign = {"td3": "entropy_gradient", "sac": "actor_noise"}[algorithm.name]
         with pytest.raises(TypeError, match=foreign):
             algorithm.build(**{foreign: 1})
@@ -100,6 +100,6 @@ class TestConstruction:
             td3.build(bounds=None)
 
 
-def test_noise_on_the_actors_actions_needs_the_tap(td3):
+def test_actor_noise_requires_measuring(td3):
     with pytest.raises(ValueError, match=r"actor_noise=0\.2 requires measure"):
         td3.build(actor_noise=0.2, measure=False)

@@ -1,4 +1,4 @@
-"""What the losses cost: passes through the critics, multiplications, and one compiled graph."""
+"""The cost of the losses: passes through the critics, multiplications, and one compiled graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CountedIdentity(torch.autograd.Function):
 
 
 class CountedNetwork(nn.Module):
-    """A critic's network that counts its forward calls; vmap makes one for all critics."""
+    """A critic network that counts its forward calls; vmap makes one call for all critics."""
 
     forwards = 0
 
@@ -77,7 +77,7 @@ class TestCost:
     ("backend", "options"),
     [
         ("aot_eager", {"num_qvalue_nets": 5, "actor_noise": 0.2}),
-        # Needs a C++ compiler and half a minute; the one graph is found by the case above too.
+        # Requires a C++ compiler and half a minute. The case above also checks the single graph.
         pytest.param("inductor", {}, marks=pytest.mark.slow),
     ],
 )
@@ -109,7 +109,7 @@ def test_the_actor_loss_of_td3_compiles_into_one_graph(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_an_update_with_the_whole_loss_compiles(algorithm, make_batch):
+def test_an_update_with_forward_compiles(algorithm, make_batch):
     torch.compiler.reset()
     eager, compiled = algorithm.build(), algorithm.build()
 

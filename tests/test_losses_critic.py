@@ -1,4 +1,4 @@
-"""The critics' loss against TorchRL's and one written by hand, and critics beyond the second."""
+"""The critic loss against TorchRL's and a manual one, and critics beyond the second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helpers.losses import SEED, perturb, seeded
 
 class TestCriticLoss:
     @pytest.mark.parametrize("critics", [2, 5])
-    def test_equals_the_parents_bit_for_bit(self, algorithm, make_batch, gradients_of, critics):
+    def test_is_bitwise_equal_to_the_parents(self, algorithm, make_batch, gradients_of, critics):
         stock, vmf = algorithm.pair(num_qvalue_nets=critics, num_target_critics=critics)
         batch = make_batch(64)
         expected, stock_metadata = seeded(algorithm.critic_loss, stock, batch.clone())
@@ -50,7 +50,7 @@ class TestCriticLoss:
         assert not torch.isclose(default, all_critics)
 
     def squared_errors(self, algorithm, brute_force, loss, batch, targets):
-        """Σ_i (Q_i - y)² with y from the first target critics, written out by hand."""
+        """Computes Σ_i (Q_i - y)² with y from the first target critics."""
         following = batch["next"].select("observation")
         if algorithm.name == "td3":
             torch.manual_seed(SEED)

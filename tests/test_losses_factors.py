@@ -42,14 +42,14 @@ class TestFactors:
         without = brute_force.action_gradients(loss, batch, action)
         assert (expected - brute_force.sampling_factor(without, used)).abs().max() > 1e-3
 
-    def test_with_the_entropy_gradient_leave_the_loss_as_it_was(self, sac, make_batch):
+    def test_with_the_entropy_gradient_do_not_change_the_loss(self, sac, make_batch):
         stock, vmf = sac.pair(entropy_gradient=True)
         batch = make_batch(20)
         expected, _ = seeded(stock.actor_loss, batch.clone())
         result, _ = seeded(vmf.actor_loss, batch.clone())
         assert_same(sac, result, expected)
 
-    def test_the_entropy_gradient_follows_the_temperature(self, sac, brute_force, make_batch):
+    def test_the_entropy_gradient_depends_on_the_temperature(self, sac, brute_force, make_batch):
         loss = sac.build(entropy_gradient=True)
         loss.log_alpha.data.fill_(-1.5)
         batch = make_batch(9)
@@ -95,7 +95,7 @@ class TestFactors:
         torch.testing.assert_close(value, expected_loss.detach())
         torch.testing.assert_close(metadata["vmf_factor"], expected["vmf_factor"])
 
-    def test_follow_the_parameters(self, algorithm, make_batch):
+    def test_use_the_current_parameters(self, algorithm, make_batch):
         loss = algorithm.build()
         batch = make_batch(6)
         _, before = seeded(loss.actor_loss, batch.clone())

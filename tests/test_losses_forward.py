@@ -1,4 +1,4 @@
-"""The losses called as a whole, trained for a few steps, and with names of one's own."""
+"""The forward method of the losses, a few training steps, and custom key names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer
 
 
 def keywords(loss, batch):
-    """The entries of a batch as keyword arguments of a loss."""
+    """Returns the entries of a batch as keyword arguments of a loss."""
     return {"_".join(key) if isinstance(key, tuple) else key: batch[key] for key in loss.in_keys}
 
 
@@ -39,7 +39,7 @@ class TestForward:
             torch.testing.assert_close(result[name], metadata[name])
         assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
 
-    def test_one_call_and_the_buffers_update_store_the_factors(self, algorithm, make_batch):
+    def test_forward_and_update_tensordict_priority_store_the_factors(self, algorithm, make_batch):
         loss = algorithm.build()
         buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(50), batch_size=16)
         buffer.extend(make_batch(50))
@@ -64,7 +64,7 @@ class TestForward:
         assert result["vmf_factor"].shape == (20,)
         assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
 
-    def test_actor_loss_alone_leaves_the_batch_as_it_is(self, algorithm, make_batch):
+    def test_actor_loss_alone_does_not_change_the_batch(self, algorithm, make_batch):
         batch = make_batch(20)
         algorithm.build().actor_loss(batch)
         assert "vmf_factor" not in batch.keys()  # noqa: SIM118
@@ -85,7 +85,7 @@ class TestForward:
         for name, output in zip(stock.out_keys, outputs, strict=True):
             assert_same(sac, output, expected[name])
 
-    def test_returns_what_is_selected_until_it_is_reset(self, algorithm, make_batch):
+    def test_returns_the_selected_keys_until_they_are_reset(self, algorithm, make_batch):
         loss, batch = algorithm.build(), make_batch(20)
         names = loss.out_keys
         expected = seeded(loss, batch.clone())
@@ -101,7 +101,7 @@ class TestForward:
         assert loss.out_keys == names
         assert set(seeded(loss, batch).keys()) == set(names)
 
-    def test_takes_keyword_arguments(self, algorithm, make_batch):
+    def test_accepts_keyword_arguments(self, algorithm, make_batch):
         loss = algorithm.build()
         batch = make_batch(20)
         expected = seeded(loss, batch.clone())
@@ -110,7 +110,7 @@ class TestForward:
         assert torch.equal(loss_actor, expected["loss_actor"])
         assert torch.equal(loss_qvalue, expected["loss_qvalue"])
 
-    def test_a_few_updates_give_torchrls_parameters_bit_for_bit(self, td3, make_batch):
+    def test_a_few_updates_give_parameters_bitwise_equal_to_torchrls(self, td3, make_batch):
         stock, vmf = td3.pair(cells=(16, 16))
         for loss in (stock, vmf):
             updater = SoftUpdate(loss, tau=0.1)
@@ -130,7 +130,7 @@ class TestForward:
 
 
 @pytest.mark.parametrize("critics", [2, 5])
-def test_with_all_critics_in_the_target_the_loss_is_torchrls(
+def test_with_all_critics_in_the_target_the_loss_equals_torchrls(
     algorithm, make_batch, gradients_of, critics
 ):
     results = []
@@ -157,7 +157,9 @@ class TestKeys:
         ],
         ids=["flat", "nested"],
     )
-    def test_of_ones_own_work_as_in_the_parents(self, algorithm, make_batch, gradients_of, keys):
+    def test_with_custom_names_work_as_in_the_parents(
+        self, algorithm, make_batch, gradients_of, keys
+    ):
         stock, vmf = algorithm.pair(num_qvalue_nets=3, num_target_critics=3, **keys)
         names = {"observation": keys["observation"], "action": keys["action"]}
         batch = make_batch(15, **names)

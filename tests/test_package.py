@@ -1,4 +1,4 @@
-"""The package as strangers install it: a wheel, with the recipes' configurations inside."""
+"""The package as users install it: a wheel that contains the recipes' configurations."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ def run(*command, cwd):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy: setuptools writes into the folder that it builds from."""
+    """Builds the wheel from a copy, because setuptools writes into the source folder."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("torchrl_vmfer", "recipes", "configs"):
         ignored = shutil.ignore_patterns("__pycache__")
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory):
-    """A new environment with the wheel. It borrows the dependencies, which take gigabytes."""
+    """Makes an environment with the wheel. It reuses the installed dependencies."""
     path = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", path, cwd=path)
     python = path / "bin" / "python"
@@ -75,7 +75,7 @@ def test_the_installed_commands_train_and_evaluate_in_an_empty_directory(environ
     assert "1 done" in run(environment / "vmfer-status", "runs", cwd=tmp_path)
 
 
-def test_the_library_needs_no_package_of_the_recipes(tmp_path):
+def test_the_library_requires_no_package_of_the_recipes(tmp_path):
     blocked = ("gymnasium", "gymnasium_robotics", "hydra", "matplotlib", "mujoco", "omegaconf")
     script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import torchrl_vmfer"
     run(sys.executable, "-c", script, cwd=tmp_path)

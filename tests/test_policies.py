@@ -33,7 +33,7 @@ def file(tmp_path):
 
 
 def by_hand(policy, observation):
-    """The center of the policy's actions in [-1, 1], layer by layer in NumPy."""
+    """Computes the center of the policy's actions in [-1, 1] with NumPy, layer by layer."""
     weights = {name: weight.numpy() for name, weight in policy.actor.state_dict().items()}
     units = observation
     for layer in ("0.0", "0.2", "0.4"):
@@ -44,7 +44,7 @@ def by_hand(policy, observation):
 
 @pytest.mark.parametrize("kind", ["deterministic", "gaussian"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
-def test_actions_are_those_of_gymnasiums_rescaling(kind, dtype):
+def test_actions_equal_gymnasiums_rescaling(kind, dtype):
     policy = make_policy(kind, dtype=dtype)
     observations = np.random.default_rng(0).normal(size=(50, 3))
     box = gym.spaces.Box(np.array([-2, 0]), np.array([2, 5]), dtype=np.float64)
@@ -93,7 +93,7 @@ def test_entries_are_read_by_name_in_the_order_of_the_inputs():
         policy.act(np.zeros(3))
 
 
-def test_observations_of_a_wrong_shape_are_named():
+def test_observations_of_a_wrong_shape_are_reported():
     with pytest.raises(ValueError, match=r"has the shape \[4\], but the policy needs \[3\]"):
         make_policy().act(np.zeros(4))
 
@@ -108,7 +108,7 @@ def test_a_saved_policy_is_the_same(file):
         assert word in repr(policy)
 
 
-def test_a_policy_needs_neither_hydra_nor_gymnasium(file):
+def test_a_policy_requires_neither_hydra_nor_gymnasium(file):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['hydra', 'omegaconf', 'gymnasium']))\n"
         "import numpy as np; from torchrl_vmfer import load_policy\n"
@@ -118,7 +118,7 @@ def test_a_policy_needs_neither_hydra_nor_gymnasium(file):
     assert finished.stdout == "(2,)\n", finished.stderr[-2000:]
 
 
-def test_every_flipped_byte_of_the_weights_is_found(file):
+def test_every_flipped_byte_of_the_weights_is_detected(file):
     with zipfile.ZipFile(file) as archive:
         place = max(archive.infolist(), key=lambda part: part.file_size)
     content = bytearray(file.read_bytes())
@@ -150,14 +150,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
-def test_a_foreign_file_is_refused_by_name(tmp_path, change):
+def test_a_file_in_another_format_is_reported_by_name(tmp_path, change):
     torch.save(change(make_policy().data()), tmp_path / "foreign.pt")
     with pytest.raises(PolicyError, match=r"foreign\.pt") as error:
         load_policy(tmp_path / "foreign.pt")
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_policy_is_named(tmp_path):
+def test_a_missing_policy_is_reported(tmp_path):
     with pytest.raises(PolicyError, match=r"has no policy\.pt and no checkpoint"):
         load_policy(tmp_path)
     with pytest.raises(PolicyError, match=r"nothing\.pt does not exist"):
@@ -182,7 +182,7 @@ def make(in_features, out_features):
 """
 
 
-def test_a_network_of_the_users_own_is_found_by_its_path(tmp_path, monkeypatch):
+def test_a_custom_network_is_imported_by_its_path(tmp_path, monkeypatch):
     (tmp_path / "my_nets.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     policy = make_policy(network=NetworkSpec("my_nets.Net", {"scale": 0.5}))

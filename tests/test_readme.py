@@ -1,4 +1,4 @@
-"""What the documentation says exists: links, snippets and files."""
+"""Links, snippets and files in the documentation exist."""
 
 import re
 from pathlib import Path
@@ -15,13 +15,13 @@ PAGES = [
 
 
 def anchor(heading):
-    """The anchor that GitHub gives a heading."""
+    """Returns GitHub's anchor of a heading."""
     text = re.sub(r"[^\w\- ]", "", heading.strip().lower())
     return text.replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_and_headings_that_exist(page):
+def test_links_point_to_existing_files_and_headings(page):
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         path, _, section = target.partition("#")

@@ -1,4 +1,4 @@
-"""The package uses TorchRL's private names in one module, and they exist in the TorchRL at hand."""
+"""One module uses TorchRL's private names, and they exist in the installed version."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_private(name: str) -> bool:
 
 @functools.cache
 def private_names(owner: object) -> set[str]:
-    """The private names of a class, also those that its methods assign, or of a module."""
+    """Returns the private names of a module, or of a class including those its methods assign."""
     names = set(dir(owner))
     for parent in inspect.getmro(owner) if inspect.isclass(owner) else ():
         names |= set(vars(parent).get("__annotations__", ()))
@@ -59,7 +59,7 @@ def private_names(owner: object) -> set[str]:
 
 
 def assigned_names(cls: type) -> set[str]:
-    """The attributes that the methods of a class assign, read from their bytecode."""
+    """Returns the attributes that the methods of a class assign, read from their bytecode."""
     methods = [inspect.unwrap(getattr(m, "fget", m) or m) for m in vars(cls).values()]
     pending = [method.__code__ for method in methods if hasattr(method, "__code__")]
     names = set()
@@ -71,7 +71,7 @@ def assigned_names(cls: type) -> set[str]:
 
 
 def names_used(source: str) -> dict[str, int]:
-    """The private names that a module reads, assigns, defines in classes or imports, with lines."""
+    """Returns the private names that a module reads, assigns, defines or imports, with lines."""
     found: dict[str, int] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute):
@@ -89,7 +89,7 @@ def names_used(source: str) -> dict[str, int]:
     return {name: line for name, line in found.items() if is_private(name)}
 
 
-def modules_that_keep_to_the_seam() -> list[Path]:
+def modules_outside_the_seam() -> list[Path]:
     return sorted(module for module in PACKAGE.rglob("*.py") if module != Path(seam.__file__))
 
 
@@ -110,7 +110,7 @@ def test_a_private_name_that_is_relied_on_exists(owner, name, user):
 
 
 @pytest.mark.parametrize(
-    "path", modules_that_keep_to_the_seam(), ids=lambda path: str(path.relative_to(PACKAGE))
+    "path", modules_outside_the_seam(), ids=lambda path: str(path.relative_to(PACKAGE))
 )
 def test_private_names_are_used_in_the_seam_only(path):
     upstream = {

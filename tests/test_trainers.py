@@ -1,4 +1,4 @@
-"""TorchRL's trainers with the optimization steps of vMFER, on a real task."""
+"""TorchRL's trainers with vMFER's optimization steppers, on a real task."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ BATCH = 16
 
 
 class OneBatch(ActorCriticReplayBuffer):
-    """A buffer whose actor gets the batch that the critics got last."""
+    """A buffer whose actor batch is the critics' last batch."""
 
     def sample(self, *args, **kwargs):
         self.last = super().sample(*args, **kwargs)
@@ -133,14 +133,14 @@ def test_training_stores_the_factors_of_exactly_the_transitions_the_actor_saw(al
     told = torch.zeros(FRAMES, dtype=torch.bool)
     told[list(seen)] = True
     assert told.sum() > FRAMES // 2
-    assert (stored[told] > 1).any()  # critics of one action agree (e) or not (1)
+    assert (stored[told] > 1).any()  # with one action dimension, critics agree (e) or not (1)
     assert (stored[~told] == 1).all()
     after = trainer.loss_module.actor_network_params.data
     assert not (after == before).all()
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_on_the_critics_batch_training_is_that_of_torchrl(algorithm):
+def test_training_on_the_critics_batch_equals_torchrl(algorithm):
     """Bit for bit for TD3; SAC's actor loss is TorchRL's up to rounding."""
     trained = []
     for stepper in STEPPERS[algorithm]:
@@ -168,7 +168,7 @@ def test_the_critics_of_td3_learn_as_in_torchrl_from_the_same_data():
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_prioritized_critics_get_their_priorities(algorithm):
+def test_prioritized_critics_receive_priorities(algorithm):
     buffer = make_buffer(critic_sampler=PrioritizedSampler(1000, alpha=0.7, beta=0.5))
     make_trainer(algorithm, buffer, STEPPERS[algorithm][1]).train()
     weights = buffer.sample(64)["priority_weight"]
@@ -177,13 +177,13 @@ def test_prioritized_critics_get_their_priorities(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_a_buffer_without_actor_batches_is_named(algorithm):
+def test_a_buffer_without_actor_batches_is_rejected(algorithm):
     trainer = make_trainer(algorithm, make_buffer(TensorDictReplayBuffer), STEPPERS[algorithm][1])
     with pytest.raises(TypeError, match=r"replay_buffer=ActorCriticReplayBuffer"):
         trainer.train()
 
 
-def test_a_value_network_that_would_not_be_trained_is_an_error():
+def test_a_value_network_is_rejected():
     value = ValueOperator(MLP(3, 1, num_cells=[8]), in_keys=["observation"])
     with pytest.raises(ValueError, match="without a value network"):
         make_trainer("sac", make_buffer(), STEPPERS["sac"][1], {"value_network": value})

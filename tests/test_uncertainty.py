@@ -1,4 +1,4 @@
-"""The stand-alone module against brute force, the losses, and as a part of TensorDict programs."""
+"""The standalone module against brute force and the losses, and within TensorDict programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from torchrl_vmfer import VMFSACLoss, VMFTD3Loss, VMFUncertainty, directional
 
 SEED = 5
 STATISTICS = ["factor", "resultant_length", "mean_direction", "concentration"]
-# Of the family that lends its actor: how the loss is made and which critic it climbs.
+# By the algorithm whose actor is used: how the loss is made and which critic it maximizes.
 LOSSES = {
     TD3Loss: ("td3", {}, "first"),
     VMFTD3Loss: ("td3", {"num_qvalue_nets": 5}, "first"),
@@ -86,7 +86,7 @@ def test_the_other_statistics_equal_the_definitions(loss, brute_force, make_batc
     torch.testing.assert_close(result["resultant_length"], length, rtol=0, atol=1e-5)
     direction = mean / length[:, None]
     torch.testing.assert_close(result["mean_direction"], direction, rtol=0, atol=1e-4)
-    # From the R returned: near R = 1 the pole magnifies the rounding of another R.
+    # From the returned R: near R = 1, the pole amplifies rounding differences.
     length = result["resultant_length"]
     concentration = length * (3 - length**2) / (1 - length**2)
     torch.testing.assert_close(result["concentration"], concentration, rtol=1e-3, atol=1e-4)
@@ -106,7 +106,7 @@ def test_agrees_with_the_factor_of_the_loss(algorithm, make_batch, critics, size
         torch.testing.assert_close(result["vmf", name], expected, rtol=0, atol=1e-5)
 
 
-def test_takes_the_action_the_loss_takes_from_a_stochastic_policy_of_td3(td3, sac, make_batch):
+def test_uses_the_same_action_as_td3_with_a_stochastic_policy(td3, sac, make_batch):
     torch.manual_seed(0)
     loss = VMFTD3Loss(sac.actor(), td3.critic(), bounds=(-1.0, 1.0))
     batch = make_batch(9)
@@ -115,8 +115,8 @@ def test_takes_the_action_the_loss_takes_from_a_stochastic_policy_of_td3(td3, sa
     torch.testing.assert_close(result, metadata["vmf_factor"], rtol=0, atol=1e-5)
 
 
-class TestCrossQWithBatchNormalisation:
-    """CrossQ asks its critics in evaluation mode for the actor, in training mode for the target."""
+class TestCrossQWithBatchNormalization:
+    """CrossQ evaluates its critics in eval mode for the actor, in training mode for the target."""
 
     @pytest.fixture
     def loss(self, sac):
@@ -143,7 +143,7 @@ class TestCrossQWithBatchNormalisation:
         expected = brute_force.sampling_factor(gradients, used)
         torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
 
-    def test_the_statistics_and_the_mode_are_left_alone(self, loss, make_batch):
+    def test_the_statistics_and_the_mode_are_not_changed(self, loss, make_batch):
         before = {key: value.clone() for key, value in loss.state_dict().items()}
         VMFUncertainty(loss)(make_batch(12))
         assert loss.qvalue_network.training
@@ -172,7 +172,7 @@ def test_the_action_in_the_batch_does_not_matter(td3, make_batch):
     assert torch.equal(result, expected)
 
 
-def test_keys_of_ones_own_are_followed(algorithm, make_batch):
+def test_custom_keys_are_used(algorithm, make_batch):
     keys = {"action": ("agent", "action"), "observation": ("agent", "state")}
     loss = algorithm.build(value=("agent", "quality"), **keys)
     uncertainty = VMFUncertainty(loss)
@@ -192,7 +192,7 @@ def test_a_critic_may_read_more_than_the_actor(td3, make_batch):
     assert uncertainty(batch)["vmf", "factor"].shape == (6,)
 
 
-def test_is_called_with_keyword_arguments(algorithm, make_batch):
+def test_can_be_called_with_keyword_arguments(algorithm, make_batch):
     uncertainty = VMFUncertainty(algorithm.build())
     batch = make_batch(6)
     torch.manual_seed(SEED)
@@ -203,7 +203,7 @@ def test_is_called_with_keyword_arguments(algorithm, make_batch):
         assert torch.equal(output, expected[name])
 
 
-def test_is_part_of_a_sequence(algorithm, make_batch):
+def test_can_be_part_of_a_sequence(algorithm, make_batch):
     uncertainty = VMFUncertainty(algorithm.build())
     scaled = TensorDictModule(lambda raw: raw / 10, ["raw"], ["observation"])
     logarithm = TensorDictModule(torch.log, [("vmf", "factor")], ["log_factor"])
@@ -215,7 +215,7 @@ def test_is_part_of_a_sequence(algorithm, make_batch):
     torch.testing.assert_close(result["log_factor"], alone["vmf", "factor"].log())
 
 
-def test_has_no_parameters_and_no_state_of_its_own(algorithm):
+def test_has_no_parameters_and_no_state(algorithm):
     uncertainty = VMFUncertainty(algorithm.build())
     assert list(uncertainty.parameters()) == []
     assert list(uncertainty.buffers()) == []
@@ -232,7 +232,7 @@ def test_writes_no_gradient_and_returns_none(loss, make_batch):
 
 
 @pytest.mark.parametrize("part", ["actor_network_params", "qvalue_network_params"])
-def test_follows_the_parameters_of_the_loss(algorithm, make_batch, part):
+def test_uses_the_current_parameters_of_the_loss(algorithm, make_batch, part):
     loss = algorithm.build()
     uncertainty = VMFUncertainty(loss)
     batch = make_batch(6)
@@ -269,7 +269,7 @@ def test_works_without_vmap(algorithm, make_batch, deactivate_vmap):
 class TestFromGradients:
     @pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_holds_the_statistics_of_the_gradients(self, batch, dtype):
+    def test_returns_the_statistics_of_the_gradients(self, batch, dtype):
         generator = torch.Generator().manual_seed(0)
         gradients = torch.randn(3, *batch, 5, generator=generator, dtype=dtype)
         used = torch.randint(3, batch, generator=generator)
@@ -298,7 +298,7 @@ class TestFromGradients:
         # (½, ½) times the direction of (1, 3)
         torch.testing.assert_close(result, torch.tensor(2 / 10**0.5).exp())
 
-    def test_leaves_a_gradient_that_is_not_finite_out_of_the_mean(self):
+    def test_excludes_a_nonfinite_gradient_from_the_mean(self):
         gradients = torch.tensor([[3.0, 4.0], [torch.inf, 1.0]])
         result = VMFUncertainty.from_gradients(gradients, "mean")["vmf", "factor"]
         torch.testing.assert_close(result, torch.tensor(0.5).exp())
@@ -310,7 +310,7 @@ class TestFromGradients:
         assert all(result[name].isfinite().all() for name in STATISTICS)
 
 
-class TestRefuses:
+class TestRejects:
     def test_a_loss_without_an_ensemble_of_critics(self, td3):
         loss = DDPGLoss(td3.actor(), td3.critic())
         with pytest.raises(TypeError, match="`qvalue_network`, but DDPGLoss has none"):
@@ -338,10 +338,10 @@ class TestRefuses:
         with pytest.raises(TypeError, match=r"IQLLoss imitates .* follows no gradient"):
             VMFUncertainty(loss)
 
-    def test_what_is_not_a_loss(self):
+    def test_an_object_that_is_not_a_loss(self):
         with pytest.raises(TypeError, match="Linear has none"):
             VMFUncertainty(nn.Linear(2, 2))
 
-    def test_an_unknown_choice_of_the_used_critic(self, td3):
+    def test_an_unknown_value_of_used(self, td3):
         with pytest.raises(ValueError, match="used must be 'first', 'min' or 'mean', got 'max'"):
             VMFUncertainty(td3.build(), used="max")
