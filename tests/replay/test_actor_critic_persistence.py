@@ -242,7 +242,8 @@ def test_a_failed_save_leaves_the_older_one_intact(tmp_path, monkeypatch):
 def test_a_full_ring_does_not_load_into_a_larger_one():
     state = used_buffer("uniform", "uniform").state_dict()
     larger = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY + 1), batch_size=BATCH)
-    with pytest.raises(ValueError, match=f"storage of {CAPACITY} and this one has {CAPACITY + 1}"):
+    message = f"capacity {CAPACITY}, but this storage has the capacity {CAPACITY + 1}"
+    with pytest.raises(ValueError, match=message):
         larger.load_state_dict(state)
 
 
