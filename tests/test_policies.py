@@ -141,6 +141,8 @@ WRONG = {
     "no module": lambda data: data | {"network": data["network"] | {"network": "nowhere.Net"}},
     "inputs": lambda data: data | {"inputs": []},
     "shape": lambda data: data | {"inputs": [{"key": ["observation"], "shape": [4]}]},
+    "negative shape": lambda data: data | {"inputs": [{"key": ["x"], "shape": [-1, -3]}]},
+    "step": lambda data: data | {"step": "seven"},
     "bounds": lambda data: data | {"action": data["action"] | {"low": torch.full((2,), 9.0)}},
     "bound": lambda data: data | {"action": data["action"] | {"low": torch.zeros(1)}},
     "dtype": lambda data: data | {"action": data["action"] | {"dtype": "object"}},
@@ -195,3 +197,14 @@ def test_a_custom_network_is_imported_by_its_path(tmp_path, monkeypatch):
     torch.save(data, tmp_path / "policy.pt")
     with pytest.raises(PolicyError, match="derived from Module"):
         load_policy(tmp_path)
+
+
+def test_a_network_that_was_changed_since_is_told_by_its_weights(tmp_path, monkeypatch):
+    (tmp_path / "my_changed_nets.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    data = make_policy(network=NetworkSpec("my_changed_nets.Net")).data()
+    data["weights"]["network.old_layer"] = torch.zeros(1)
+    torch.save(data, tmp_path / "policy.pt")
+    with pytest.raises(PolicyError, match=r"state_dict.*network\.old_layer") as error:
+        load_policy(tmp_path)
+    assert "\n" not in str(error.value)

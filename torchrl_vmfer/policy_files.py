@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def _load(file: Path) -> Policy:
     except Exception as error:
         # PyTorch's own message recommends executing the pickle.
         is_pickle = isinstance(error, pickle.UnpicklingError)
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = textwrap.shorten(str(error) or type(error).__name__, 300)
         reason = "it holds more than plain tensors and numbers" if is_pickle else reason
         raise PolicyError(
             f"{file} cannot be read ({reason}): pass a run directory, or a policy.pt written by a "
@@ -112,13 +113,14 @@ def _from_data(data: Any) -> Policy:
     size = sum(math.prod(shape) for shape in inputs.values())
     is_valid = {
         "kind": data.get("kind") in KINDS,
+        "step": isinstance(data.get("step"), int | None),
         "network": isinstance(spec.network, str)
         and isinstance(spec.network_kwargs, dict)
         and isinstance(spec.hidden, list)
         and all(type(units) is int and units > 0 for units in spec.hidden)
         and spec.activation in ACTIVATIONS
         and isinstance(spec.layer_norm, bool),
-        "inputs": bool(inputs) and size > 0,
+        "inputs": size > 0 and min(min(shape, default=1) for shape in inputs.values()) > 0,
         "action": low.ndim == 1 and low.shape == high.shape and bool((low <= high).all()),
         "normalization": normalization is None
         or (normalization.mean.shape == normalization.deviation.shape == (size,)),

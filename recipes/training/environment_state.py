@@ -12,12 +12,13 @@ import gymnasium as gym
 import mujoco
 import numpy as np
 import torch
+from gymnasium.wrappers.utils import RunningMeanStd
 
 from vmfer_recipes.training.checkpoints import UnsavableError, plain_data
 from vmfer_recipes.training.dm_control import ControlSuite
 from vmfer_recipes.training.environments import Environment
 
-__all__ = ["environment_state", "load_environment_state"]
+__all__ = ["EnvironmentPart", "environment_state", "load_environment_state"]
 
 # MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
 # the last step, which affect the rewards and observations of the next step.
@@ -66,6 +67,25 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
         _load_attribute_state(layers[int(depth)], key, saved)
 
 
+class EnvironmentPart:
+    """The state of an environment as a part of a checkpoint.
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+
+    def state_dict(self) -> dict[str, Any]:
+        """The full state, as :func:`environment_state` defines it."""
+        return environment_state(self._env)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a saved state."""
+        load_environment_state(self._env, state)
+
+
 def _layers(env: Environment) -> Iterator[Any]:
     """The wrappers of an environment, the environment, and the stateful objects in it."""
     waiting: list[Any] = [env.simulator]
@@ -86,7 +106,7 @@ def _layers(env: Environment) -> Iterator[Any]:
 
 def _is_part(value: Any, layer: Any) -> bool:
     """Whether an object in the attributes of another has attributes that may change."""
-    if isinstance(value, gym.Env):
+    if isinstance(value, (gym.Env, RunningMeanStd)):  # the latter: of NormalizeReward
         return True
     if isinstance(value, _SAVED_WHOLE) or not hasattr(value, "__dict__"):
         return False

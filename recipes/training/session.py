@@ -20,6 +20,7 @@ from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.training.best_policy import BestPolicy
 from vmfer_recipes.training.checkpoints import Checkpoints, check_readable
 from vmfer_recipes.training.curve import draw_learning_curve
+from vmfer_recipes.training.environment_state import EnvironmentPart
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.evaluation import Evaluation, evaluate, solved_at, summary
@@ -137,6 +138,8 @@ class Session(TrainingSession):
         parts: dict[str, Stateful] = {
             **components,
             "metrics": self.metrics,
+            # A wrapper may count or draw numbers across episodes.
+            "evaluation": EnvironmentPart(self._environment),
             # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }
@@ -196,7 +199,8 @@ class Session(TrainingSession):
             return 0
         try:
             for name, part in parts.items():
-                part.load_state_dict(state["parts"][name])
+                if name != "evaluation" or name in state["parts"]:  # older checkpoints have none
+                    part.load_state_dict(state["parts"][name])
             self._directory.reopen()
             for name, file in self._files.items():
                 file.load_state_dict(state["parts"][name])

@@ -164,6 +164,7 @@ def _assert_same_run(left: Path, right: Path) -> None:
         checkpoint["parts"].pop("training")
         collector = checkpoint["parts"]["collector"]
         environments = collector.get("environments") or [collector["environment"]]
+        environments = [*environments, checkpoint["parts"]["evaluation"]]
         for simulation in itertools.chain(*(each.values() for each in environments)):
             if isinstance(simulation, dict) and "qpos" in simulation:
                 # MuJoCo's scratch memory, such as that of contacts, is not part of a run's state.

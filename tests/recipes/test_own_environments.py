@@ -112,6 +112,10 @@ def test_wrappers_are_applied_in_order(elsewhere):
         ({"wrappers": ["my_tasks.Breeze"]}, ["my_tasks has no such name"]),
         ({"wrappers": ["Wind"]}, ["must name a module and a class"]),
         ({"wrappers": ["gymnasium.wrappers.TimeLimit"]}, ["TimeLimit cannot wrap", "TypeError"]),
+        (
+            {"wrappers": ["gymnasium.wrappers.NormalizeObservation"]},
+            ["another normalization than training", "env.normalize_observations=true"],
+        ),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -146,6 +150,30 @@ def test_wrapper_with_state_and_statistics_resume_exactly(
     with at_step(100, crash), pytest.raises(KeyboardInterrupt):
         train("td3", elsewhere / "crashed", *options)
     assert checkpoint(elsewhere / "crashed")["step"] == 65
+    train("td3", elsewhere / "crashed", *options)
+    assert_same_run(straight, elsewhere / "crashed")
+
+
+def test_wrapper_that_counts_across_episodes_resumes_exactly_in_evaluations(
+    elsewhere, train, at_step, assert_same_run
+):
+    (elsewhere / "my_drift.py").write_text(
+        "import gymnasium as gym\n"
+        "class Drift(gym.RewardWrapper):\n"
+        "    steps = 0\n"
+        "    def reward(self, reward):\n"
+        "        self.steps += 1\n"
+        "        return reward + self.steps\n"
+    )
+
+    def crash():
+        raise KeyboardInterrupt
+
+    wrappers = "env.wrappers=[my_drift.Drift,gymnasium.wrappers.NormalizeReward]"
+    options = (COMPOSED[0], wrappers, "total_frames=131", "eval_interval=40")
+    straight = train("td3", elsewhere / "straight", *options)
+    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
+        train("td3", elsewhere / "crashed", *options)
     train("td3", elsewhere / "crashed", *options)
     assert_same_run(straight, elsewhere / "crashed")
 
