@@ -41,6 +41,8 @@ def main() -> None:
     )
     if not run_dir.exists():
         raise UserError(f"There is no {run_dir}: give the directory of a run, or a policy file.")
+    if options.output is not None and Path(options.output).is_dir():
+        raise UserError(f"output={options.output} is a folder: give the file to write.")
     if options.format == "onnx":
         _check_packages()
     # Imported here, so that --help and mistakes are answered at once.

@@ -334,7 +334,8 @@ def no_choice(group: str, choice: str, known: Iterable[str]) -> UserError:
     if group == "hydra/launcher" and choice in _LAUNCHERS:
         extra = _LAUNCHERS[choice]
         return UserError(f"{group}={choice} needs another package: pip install '.[{extra}]'.")
-    message = f"There is no {group}={choice}. {did_you_mean(choice, known)}"
+    named = f"{group}={choice}" if group else f"configuration {choice}"
+    message = f"There is no {named}. {did_you_mean(choice, known)}"
     if group == "env" and choice:
         message += f" Any other Gymnasium environment: env.name={choice}."
     return UserError(message)

@@ -234,10 +234,13 @@ class GridSweeper(RecipeSweeper):
         if not grid:
             raise UserError(f"This sweep has no runs: {' '.join(swept)} has no values.")
         is_explicit = any(each.get_key_element() == "run_dir" for each in overrides)
-        return [
+        jobs = [
             self.compose(given, swept, number, told_apart=not is_explicit)
             for number, given in enumerate(grid)
         ]
+        for job in jobs:
+            _check_experiment(job)
+        return jobs
 
 
 @contextmanager
@@ -270,6 +273,17 @@ def _with_swept_keys(template: str, job: Job) -> str:
     return "/".join([template, *added])
 
 
+def _check_experiment(job: Job) -> None:
+    """Raises ``UserError`` if one of several experiments has lists of values that are not used."""
+    lists = job.hydra.hydra.sweeper.params or {}
+    ignored = [key for key in lists if key not in job.values]
+    if ignored and "+experiment" in job.swept:
+        raise UserError(
+            f"+experiment={job.values['+experiment']} is a sweep over {', '.join(ignored)}: start "
+            "one experiment at a time."
+        )
+
+
 def _check_directories(jobs: list[Job]) -> None:
     """Raises ``UserError`` if two runs have one directory, or one holds another run already."""
     found: dict[Path, Job] = {}
@@ -290,7 +304,12 @@ def _collision(one: Job, other: Job) -> UserError:
     if not keys:
         return UserError(f"{same} They are the same: give each value once.")
     template = "/".join([_template(one.hydra), *(_reference(key, one) for key in keys)])
-    return UserError(f"{same} Tell them apart with 'run_dir={template}', or leave run_dir out.")
+    if re.search(r"\$\{[^}]*\$\{", template):
+        template = f'"{template}"'  # Hydra parses nested references between quotes only
+    message = f"{same} Tell them apart with 'run_dir={template}'"
+    if any(each.partition("=")[0] == "run_dir" for each in one.overrides):
+        message += ", or leave run_dir out"
+    return UserError(f"{message}.")
 
 
 def _reference(key: str, job: Job) -> str:
@@ -300,7 +319,8 @@ def _reference(key: str, job: Job) -> str:
         return "${hydra:runtime.choices.experiment}"
     part = getattr(job.config, name, None)
     if isinstance(part, Config):
-        name += ".name" if hasattr(part, "name") else ".kind"
+        names = ("path", "name", "kind")  # two classes with one name differ by their paths
+        name += "." + next(each for each in names if hasattr(part, each))
     return f"${{{name}}}"
 
 

@@ -114,6 +114,7 @@ def test_missing_packages_are_reported(runs, start, monkeypatch):
         (["format=pdf"], "format must be onnx or torchscript"),
         (["policy=worst"], "policy must be last or best"),
         (["format=torchscript", "output=/proc/nowhere/policy.ts"], "choose another output="),
+        (["format=torchscript", "output=."], "output=. is a folder"),
     ],
 )
 def test_a_user_error_takes_one_line(runs, start, arguments, message):

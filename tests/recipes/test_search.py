@@ -183,7 +183,7 @@ def test_the_example_is_resumed_after_a_kill(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "found/trial000/finished").stat().st_mtime_ns == first
-    assert "Resuming found/trial001 at step" in done.stderr
+    assert "in found/trial001. Resuming at step" in done.stderr
     assert "Best of 3 trials" in done.stdout
     assert [row["state"] for row in _table(tmp_path)] == ["complete"] * 3
     assert {*tmp_path.glob("found/trial*/")} == {tmp_path / f"found/trial00{n}" for n in range(3)}

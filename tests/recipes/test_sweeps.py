@@ -103,6 +103,13 @@ def test_experiments_keep_their_directories(sweep):
     ]
 
 
+def test_several_experiments_with_lists_of_values(mistake):
+    line = mistake("+experiment=overhead,hopper", "env=Hopper-v4", "sampler=uniform")
+    assert line == (
+        "error: +experiment=overhead is a sweep over seed: start one experiment at a time."
+    )
+
+
 def test_a_recipe_without_a_seed_in_its_directory(sweep):
     started = sweep("updates=5,6", name="shooting", config=ShootingConfig)
     assert started == ["runs/shooting/updates_5", "runs/shooting/updates_6"]
@@ -132,6 +139,19 @@ def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
     line = error_line("sampler=uniform,fresh", "run_dir=runs/${tau}")
     assert "'run_dir=runs/${tau}/${sampler.name}'" in line
     assert "They are the same: give each value once." in error_line("seed=0,0")
+
+
+def test_two_own_samplers_with_one_name(mistake, sweep, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("mine_a", "mine_b"):
+        code = "from torchrl.data.replay_buffers import RandomSampler as Same\n"
+        (tmp_path / f"{module}.py").write_text(f"{code}class Own(Same): pass\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    choices = "sampler=mine_a.Own,mine_b.Own"
+    line = mistake(choices)
+    run_dir = line.partition("Tell them apart with '")[2].rpartition("'")[0]
+    assert line.endswith("'.")  # run_dir was left out
+    assert [Path(place).name for place in sweep(choices, run_dir)] == ["mine_a.Own", "mine_b.Own"]
 
 
 @pytest.mark.parametrize(
