@@ -19,6 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from vmfer_recipes.training._hydra import current_job, register_sweeper, without_hydra
 from vmfer_recipes.training.choices import CONFIGS
 from vmfer_recipes.training.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.training.errors import UserError, first_line
@@ -131,12 +132,10 @@ class Recipe:
             for overrides in line.sample_jobs():
                 cfg = compose(self._name, overrides, return_hydra_config=True)
                 with open_dict(cfg):
-                    # Values may refer to these, which Hydra sets when a job starts.
-                    cfg.hydra.job.update(id="0", num=0)
+                    # Values may refer to it; Hydra sets it when a job starts.
                     cfg.hydra.runtime.output_dir = "."
-                    HydraConfig.instance().set_config(cfg)
-                    del cfg["hydra"]
-                to_config(cfg)
+                with current_job(cfg, number=0):
+                    to_config(without_hydra(cfg))
 
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self._config)
@@ -203,10 +202,14 @@ class Recipe:
 
 
 def _register_sweepers(line: CommandLine) -> None:
-    if line.is_sweep:  # a single run starts faster without them
-        from vmfer_recipes.training.sweeps import register_sweepers
+    """Makes Hydra use the sweepers of this package: ``basic``, its default, and ``optuna``."""
+    if not line.is_sweep:  # a single run starts faster without them
+        return
+    from vmfer_recipes.training.search import SearchConf, SearchSweeper
+    from vmfer_recipes.training.sweeps import GridConf, GridSweeper
 
-        register_sweepers()
+    register_sweeper("basic", GridConf, GridSweeper)
+    register_sweeper("optuna", SearchConf, SearchSweeper)
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:

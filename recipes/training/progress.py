@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from vmfer_recipes.training.evaluation import Evaluation
 from vmfer_recipes.training.options import Config
-from vmfer_recipes.training.sweeps import sweep_position
+from vmfer_recipes.training.sweep_jobs import sweep_position
 
 __all__ = ["Progress", "first_words"]
 

@@ -28,7 +28,8 @@ from vmfer_recipes.training.interruption import StoppedError
 from vmfer_recipes.training.keys import Config, describe, key, validate
 from vmfer_recipes.training.lock import lock
 from vmfer_recipes.training.options import TrainingConfig
-from vmfer_recipes.training.sweeps import Job, RecipeSweeper, check_parts
+from vmfer_recipes.training.sweep_jobs import Job, check_parts
+from vmfer_recipes.training.sweeps import RecipeSweeper
 
 __all__ = ["SearchConf", "SearchSweeper", "objective"]
 

@@ -10,8 +10,8 @@ import pytest
 from vmfer_recipes.toy.options import ShootingConfig
 from vmfer_recipes.training.launch import Recipe
 from vmfer_recipes.training.options import TD3Config
+from vmfer_recipes.training.sweep_jobs import sweep_position
 from vmfer_recipes.training.sweep_records import read_records
-from vmfer_recipes.training.sweeps import sweep_position
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 

@@ -1,0 +1,32 @@
+"""Undocumented parts of Hydra are used in one module, and all of them exist."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from pathlib import Path
+
+import hydra
+import pytest
+
+import vmfer_recipes
+from vmfer_recipes.training._hydra import RELIED_ON
+
+RECIPES = Path(vmfer_recipes.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(owner, name) for owner, names in RELIED_ON.items() for name in names]
+)
+def test_attributes_that_the_seam_relies_on_exist(owner, name):
+    assert hasattr(pkgutil.resolve_name(owner).instance(), name), (
+        f"{owner} has no {name} in hydra {hydra.__version__}: adapt recipes/training/_hydra.py, "
+        "the only module that uses it."
+    )
+
+
+def test_recipes_use_no_internals_of_hydra_elsewhere():
+    relied_on = [name for names in RELIED_ON.values() for name in names if name != "cfg"]
+    pattern = re.compile("|".join([r"hydra\._", r"HydraConfig\.instance\(\)\.cfg", *relied_on]))
+    users = {file.name for file in RECIPES.rglob("*.py") if pattern.search(file.read_text())}
+    assert users == {"_hydra.py"}
