@@ -67,8 +67,8 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     from torchrl_vmfer.fast import make_backend
     from vmfer_recipes.training.collection import make_collector
     from vmfer_recipes.training.environments import make_environment
+    from vmfer_recipes.training.group_options import EnvConfig
     from vmfer_recipes.training.networks import deterministic_actor, exploring, network_spec
-    from vmfer_recipes.training.options import EnvConfig
     from vmfer_recipes.training.perception import Perception
     from vmfer_recipes.training.replay import make_replay_buffer
 

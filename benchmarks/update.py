@@ -24,8 +24,8 @@ from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from torchrl_vmfer.fast import backward
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
-from vmfer_recipes.training.options import EnvConfig
 
 BATCH = 256
 NETWORKS = NetworkSpec(hidden=[256, 256])

@@ -12,8 +12,8 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import first_line
+from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.keys import flat
-from vmfer_recipes.training.options import EnvConfig
 
 __all__ = ["LeftOut", "Run", "frozen", "read_columns", "read_config", "read_runs"]
 

@@ -16,8 +16,8 @@ import torch
 from torchrl.envs import GymWrapper
 
 from vmfer_recipes.training.errors import UserError, diverged, first_line, near_names
+from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.imports import import_class, import_module
-from vmfer_recipes.training.options import EnvConfig
 
 __all__ = ["Environment", "make_environment", "tensors"]
 

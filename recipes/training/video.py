@@ -14,7 +14,7 @@ from tqdm import tqdm
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.evaluation import play_episode
-from vmfer_recipes.training.options import EnvConfig
+from vmfer_recipes.training.group_options import EnvConfig
 
 __all__ = ["record_video"]
 

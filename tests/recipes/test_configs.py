@@ -107,8 +107,8 @@ def test_automatic_target_entropy_is_minus_the_number_of_actions():
     from torchrl_vmfer import VMFSACLoss
     from torchrl_vmfer.networks import NetworkSpec
     from vmfer_recipes.training.environments import make_environment
+    from vmfer_recipes.training.group_options import EnvConfig
     from vmfer_recipes.training.networks import gaussian_actor, make_critics
-    from vmfer_recipes.training.options import EnvConfig
 
     env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
     loss = VMFSACLoss(

@@ -16,7 +16,7 @@ from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import EnvConfig
+from vmfer_recipes.training.group_options import EnvConfig
 
 MUJOCO = [
     "HalfCheetah-v4",

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import EnvConfig
+from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
 
 # The buffer of 120 rows is full and its oldest episode cut off before the crash at step 155.

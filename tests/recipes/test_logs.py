@@ -15,8 +15,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.group_options import OwnLoggerConfig
 from vmfer_recipes.training.logs import Table
-from vmfer_recipes.training.options import OwnLoggerConfig, to_config
+from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import Averages
 
 SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")

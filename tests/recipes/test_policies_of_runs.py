@@ -16,7 +16,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer import load_policy
 from vmfer_recipes import evaluate, td3
 from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.options import EnvConfig
+from vmfer_recipes.training.group_options import EnvConfig
 
 FETCH = ("env=FetchReach-v4", "init_random_frames=60", "total_frames=111", "hidden=[16]")
 

@@ -1,0 +1,273 @@
+"""The groups of a training run and their choices: every key with its type, range and default."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from vmfer_recipes.training.keys import MISSING, Config, key, schema
+
+__all__ = [
+    "CSVLoggerConfig",
+    "CollectorConfig",
+    "DirectSamplerConfig",
+    "EnvConfig",
+    "FreshSamplerConfig",
+    "HindsightReplayConfig",
+    "LoggerConfig",
+    "MultiAsyncCollectorConfig",
+    "MultiSyncCollectorConfig",
+    "OwnLoggerConfig",
+    "OwnReplayConfig",
+    "OwnSamplerConfig",
+    "PrioritizedReplayConfig",
+    "RayCollectorConfig",
+    "ReplayConfig",
+    "SamplerConfig",
+    "SharedSamplerConfig",
+    "SingleCollectorConfig",
+    "TensorBoardLoggerConfig",
+    "UniformReplayConfig",
+    "VMFSamplerConfig",
+    "WandbLoggerConfig",
+]
+
+_RUN_NAME = "its name in run directories and reports"
+
+
+@dataclass
+class EnvConfig(Config):
+    """The task."""
+
+    name: str = key(MISSING, "Gymnasium id, such as Hopper-v4 or my_package:Point-v0")
+    backend: str = key(
+        "gymnasium", "library that the name belongs to", choices=("gymnasium", "dm_control")
+    )
+    kwargs: dict[str, Any] = key({}, "arguments of the environment, as in env.kwargs.gain=2")
+    wrappers: list[str] = key(
+        [], "gymnasium.Wrapper classes by import path, the innermost first: [my_package.MyWrapper]"
+    )
+    normalize_observations: bool = key(
+        False, "normalize by running mean and variance; replay=her always does"
+    )
+    clip: float = key(5.0, "bound of normalized observations; replay=her has its own", low=1e-9)
+
+
+@dataclass
+class SamplerConfig(Config):
+    """How the actor's batch is drawn."""
+
+    name: str = key(MISSING, _RUN_NAME)
+    kind: str = key(MISSING, "what the recipe does for this choice")
+
+
+@schema("shared", group="sampler")
+@dataclass
+class SharedSamplerConfig(SamplerConfig):
+    """The actor uses the critics' batch."""
+
+    kind: str = key("shared", "the actor uses the critics' batch", choices=("shared",))
+
+
+@schema("fresh", group="sampler")
+@dataclass
+class FreshSamplerConfig(SamplerConfig):
+    """The actor draws its own uniform batch."""
+
+    kind: str = key("fresh", "the actor draws its own uniform batch", choices=("fresh",))
+
+
+@dataclass
+class _ModeConfig(SamplerConfig):
+    mode: str = key(
+        "uncertainty",
+        "P ∝ factor (uncertainty) or P ∝ 1/rank of the factor (rank)",
+        choices=("uncertainty", "rank"),
+    )
+
+
+@schema("vmf", group="sampler")
+@dataclass
+class VMFSamplerConfig(_ModeConfig):
+    """VMFSampler draws the actor's batch by stored factors."""
+
+    kind: str = key("vmf", "VMFSampler draws by stored factors", choices=("vmf",))
+    initial_factor: float = key(1.0, "factor of a new transition", low=1e-9, high=math.e)
+    smoothing: float = key(
+        0.0, "weight of the old factor when a factor is updated", low=0, high=0.999999
+    )
+    pool_size: int | None = key(
+        None, "draw a uniform pool of this size and resample from it; null: the whole buffer", low=1
+    )
+
+
+@schema("direct", group="sampler")
+@dataclass
+class DirectSamplerConfig(_ModeConfig):
+    """The batch is resampled from candidates scored by the current networks."""
+
+    kind: str = key("direct", "resample from newly scored candidates", choices=("direct",))
+    num_candidates: int = key(
+        2560, "candidates scored for each batch; the paper uses 256, 2560 and 12800", low=1
+    )
+
+
+@schema("own", group="sampler")
+@dataclass
+class OwnSamplerConfig(SamplerConfig):
+    """A sampler of the user's own, named by its import path."""
+
+    kind: str = key("own", "a sampler of your own draws the batch", choices=("own",))
+    path: str = key(
+        MISSING, "import path of a TorchRL Sampler, set by sampler=my_package.MySampler"
+    )
+    kwargs: dict[str, Any] = key({}, "arguments of the sampler: sampler.kwargs.alpha=0.5")
+
+
+@dataclass
+class ReplayConfig(Config):
+    """The replay buffer, and how the critics' batch is drawn."""
+
+    name: str = key(MISSING, _RUN_NAME)
+    kind: str = key(MISSING, "what the recipe does for this choice")
+    buffer_size: int = key(1_000_000, "capacity in transitions", low=1)
+
+
+@schema("uniform", group="replay")
+@dataclass
+class UniformReplayConfig(ReplayConfig):
+    """Uniform replay."""
+
+    kind: str = key("uniform", "uniform replay", choices=("uniform",))
+
+
+@schema("prioritized", group="replay")
+@dataclass
+class PrioritizedReplayConfig(ReplayConfig):
+    """Prioritized replay: proportional (per) or rank-based (per_rank)."""
+
+    kind: str = key(
+        "per", "priorities from TD errors (per) or their ranks", choices=("per", "per_rank")
+    )
+    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0)
+    beta: float = key(0.4, "exponent of the importance weights; 1 removes the bias", low=0)
+
+
+@schema("her", group="replay")
+@dataclass
+class HindsightReplayConfig(ReplayConfig):
+    """Uniform replay with hindsight relabeling."""
+
+    kind: str = key("her", "uniform replay with hindsight relabeling", choices=("her",))
+    buffer_size: int = 3_000_000
+    her_ratio: float = key(0.8, "fraction of a batch whose goals are relabeled", low=0, high=1)
+    strategy: str = key(
+        "future", "where new goals come from", choices=("future", "final", "episode")
+    )
+    clip: float = key(5.0, "bound of normalized observations and goals", low=1e-9)
+
+
+@schema("own", group="replay")
+@dataclass
+class OwnReplayConfig(ReplayConfig):
+    """A sampler of the user's own for the critics, named by its import path."""
+
+    kind: str = key("own", "a sampler of your own draws the batch", choices=("own",))
+    path: str = key(MISSING, "import path of a TorchRL Sampler, set by replay=my_package.MySampler")
+    kwargs: dict[str, Any] = key({}, "arguments of the sampler: replay.kwargs.alpha=0.5")
+
+
+@dataclass
+class CollectorConfig(Config):
+    """Which processes step the environment."""
+
+    kind: str = key(MISSING, "what the recipe does for this choice")
+
+
+@schema("single", group="collector")
+@dataclass
+class SingleCollectorConfig(CollectorConfig):
+    """One environment in the training process."""
+
+    kind: str = key("single", "one environment in the training process", choices=("single",))
+
+
+@dataclass
+class _WorkersConfig(CollectorConfig):
+    num_workers: int = key(
+        2, "worker processes, each with an environment", low=1, aka=("n_workers",)
+    )
+
+
+@schema("multi_sync", group="collector")
+@dataclass
+class MultiSyncCollectorConfig(_WorkersConfig):
+    """Processes that take one step each, then wait for the same number of updates."""
+
+    kind: str = key("multi_sync", "processes in step with the updates", choices=("multi_sync",))
+
+
+@schema("multi_async", group="collector")
+@dataclass
+class MultiAsyncCollectorConfig(_WorkersConfig):
+    """Processes that collect while the learner updates, one update per frame."""
+
+    kind: str = key(
+        "multi_async", "processes that run ahead of the learner", choices=("multi_async",)
+    )
+    max_lead: int = key(1000, "frames by which workers may be ahead of the learner", low=0)
+
+
+@schema("ray", group="collector")
+@dataclass
+class RayCollectorConfig(_WorkersConfig):
+    """Ray actors as workers and as replay buffer."""
+
+    kind: str = key("ray", "Ray actors as workers and as replay buffer", choices=("ray",))
+    frames_per_batch: int = key(
+        50, "frames that a worker collects before it fetches new weights", low=1
+    )
+
+
+@dataclass
+class LoggerConfig(Config):
+    """Where metrics go besides the CSV files."""
+
+    kind: str = key("csv", "where metrics go besides the CSV files")
+
+
+@schema("csv", group="logger")
+@dataclass
+class CSVLoggerConfig(LoggerConfig):
+    """Only eval.csv and train.csv."""
+
+    kind: str = key("csv", "only eval.csv and train.csv", choices=("csv",))
+
+
+@schema("tensorboard", group="logger")
+@dataclass
+class TensorBoardLoggerConfig(LoggerConfig):
+    """Also TensorBoard event files in the run directory."""
+
+    kind: str = key("tensorboard", "also TensorBoard event files", choices=("tensorboard",))
+
+
+@schema("wandb", group="logger")
+@dataclass
+class WandbLoggerConfig(LoggerConfig):
+    """Also Weights & Biases."""
+
+    kind: str = key("wandb", "also Weights & Biases", choices=("wandb",))
+    project: str = key("torchrl_vmfer", "project at Weights & Biases")
+    offline: bool = key(False, "keep the data in run_dir, for a later `wandb sync`")
+
+
+@schema("own", group="logger")
+@dataclass
+class OwnLoggerConfig(LoggerConfig):
+    """A logger of the user's own module: ``logger=my_package.MyLogger``."""
+
+    kind: str = key("own", "a class derived from TorchRL's Logger", choices=("own",))
+    name: str = key(MISSING, "its name")
+    path: str = key(MISSING, "import path of the class, called with run name and directory")
