@@ -20,6 +20,7 @@ from vmfer_recipes.reporting.document import (
 from vmfer_recipes.reporting.methods import BASELINE
 from vmfer_recipes.reporting.results import Average, Comparison, Study
 from vmfer_recipes.reporting.statistics import REPETITIONS, best_possible_p
+from vmfer_recipes.training.errors import counted
 
 __all__ = ["write_report"]
 
@@ -82,7 +83,7 @@ def _compared(study: Study) -> str:
     families = sorted({m.family_label for _, m in study.cells})
     return (
         f"Compared: {' and '.join(families)} with sampler={', '.join(samplers) or '–'} against the "
-        f"baseline sampler={BASELINE}, on {tasks}. {_count(runs, 'run')} in the numbers, "
+        f"baseline sampler={BASELINE}, on {tasks}. {counted(runs, 'run')} in the numbers, "
         f"{len(study.left_out)} left out."
     )
 
@@ -95,7 +96,7 @@ def _finding(study: Study) -> str:
     if count.keys() <= {"too few seeds", "undecided"}:
         return "Finding: no method is shown to differ from its baseline."
     told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items()))
-    return f"Finding: of {_count(len(results), 'comparison')}, {told}."
+    return f"Finding: of {counted(len(results), 'comparison')}, {told}."
 
 
 def _numbers(study: Study) -> list[str]:
@@ -135,7 +136,7 @@ def _warnings(study: Study) -> list[str]:
             concerned[comparison.seeds].append(place)
     for seeds, places in sorted(concerned.items()):
         warnings.append(
-            f"{_count(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "
+            f"{counted(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "
             "a difference: even if every seed beat every seed of the baseline, the p-value would "
             f"be {best_possible_p(seeds):.2f} (two-sided rank-sum test). This concerns "
             f"{'; '.join(places)}."
@@ -143,15 +144,11 @@ def _warnings(study: Study) -> list[str]:
     fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
     if 0 < fewest < 10 and study.comparisons:
         warnings.append(
-            f"The smallest cell has {_count(fewest, 'seed')}. Below about ten, bootstrap intervals "
+            f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap intervals "
             "are too narrow: with five normally distributed seeds, the 95 % interval of the mean "
             "contains the true mean in about 84 % of cases."
         )
     return warnings
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _file_name(text: str) -> str:

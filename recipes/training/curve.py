@@ -10,6 +10,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from vmfer_recipes.training.evaluation import Solved, solved_at
+from vmfer_recipes.training.names import run_title
 from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
     axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     rest = iter(axes[1:])
     _draw_returns(axes[0], evaluations, at_random, solved)
-    axes[0].set_title(_title(cfg), parse_math=False)
+    axes[0].set_title(f"{run_title(cfg)}, seed {cfg.seed}", parse_math=False)
     if has_success:
         _draw_success(next(rest), evaluations, at_random, solved)
     if signs_only:
@@ -86,13 +87,6 @@ def _config(file: Path) -> DictConfig:
     cfg = OmegaConf.merge(known, loaded)
     assert isinstance(cfg, DictConfig)
     return cfg
-
-
-def _title(cfg: Any) -> str:
-    return (
-        f"{cfg.algorithm} on {cfg.env.name}, sampler={cfg.sampler.name}, "
-        f"replay={cfg.replay.name}, seed {cfg.seed}"
-    )
 
 
 def _draw_returns(

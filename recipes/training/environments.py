@@ -19,7 +19,7 @@ from vmfer_recipes.training.errors import UserError, diverged, first_line, near_
 from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.imports import import_class, import_module
 
-__all__ = ["Environment", "make_environment", "tensors"]
+__all__ = ["Environment", "entries", "make_environment", "tensors"]
 
 # The entries of an observation of a goal-conditioned task.
 _GOALS = ("observation", "achieved_goal", "desired_goal")
@@ -257,8 +257,7 @@ class Guarded(gym.wrappers.TransformObservation):
                 f"{Path(place.filename).name})",
                 *action,
             ) from error
-        seen = result[0]
-        for key, value in seen.items() if isinstance(seen, dict) else [("observation", seen)]:
+        for key, value in entries(result[0]).items():
             if not np.isfinite(value).all():
                 raise self._fault(f"returned NaN or infinity in {key!r}", *action)
         if action and not np.isfinite(result[1]):
@@ -274,7 +273,11 @@ class Guarded(gym.wrappers.TransformObservation):
         )
 
 
+def entries(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of an observation, by key."""
+    return observation if isinstance(observation, dict) else {"observation": observation}
+
+
 def tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Converts an observation to entries for a TensorDict."""
-    entries = observation if isinstance(observation, dict) else {"observation": observation}
-    return {key: torch.from_numpy(value) for key, value in entries.items()}
+    return {key: torch.from_numpy(value) for key, value in entries(observation).items()}

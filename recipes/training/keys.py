@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from vmfer_recipes.training.errors import UserError, first_line
+from vmfer_recipes.training.names import folder_name
 
 __all__ = [
     "MISSING",
@@ -32,10 +32,7 @@ __all__ = [
     "wrong_value",
 ]
 
-# In run_dir: `my_package:Point-v0` and `cheetah/run` as one folder without special characters.
-OmegaConf.register_new_resolver(
-    "folder", lambda name: re.sub(r"[^\w.+-]+", "-", str(name)), replace=True
-)
+OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""

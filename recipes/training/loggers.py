@@ -13,20 +13,11 @@ from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.imports import import_class
 from vmfer_recipes.training.keys import Config, flat
+from vmfer_recipes.training.names import group_name, run_name
 
-__all__ = ["check_logger", "group_name", "make_logger", "run_name"]
+__all__ = ["check_logger", "make_logger"]
 
 _SECONDS = 60  # to reach Weights & Biases; afterwards an interrupted connection is no error
-
-
-def group_name(cfg: Config) -> str:
-    """The name of a run without its seed: algorithm, task, replay and sampler."""
-    return f"{cfg.algorithm}-{cfg.env.name}-{cfg.replay.name}-{cfg.sampler.name}"
-
-
-def run_name(cfg: Config) -> str:
-    """The name of a run: algorithm, task, replay, sampler and seed."""
-    return f"{group_name(cfg)}-seed{cfg.seed}"
 
 
 def check_logger(cfg: Config) -> None:

@@ -13,6 +13,7 @@ from typing import ClassVar, TextIO
 from tqdm import tqdm
 
 from vmfer_recipes.training.evaluation import Evaluation
+from vmfer_recipes.training.names import run_title
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.sweep_jobs import sweep_position
 
@@ -32,8 +33,7 @@ def first_words(cfg: Config, start: int) -> str:
     place = "" if position is None else f"Run {position[0]} of {position[1]}: "
     resumed = f" Resuming at step {start}." if start else ""
     return (
-        f"{place}{cfg.algorithm} on {cfg.env.name}, sampler={cfg.sampler.name}, "
-        f"replay={cfg.replay.name}, device={cfg.device}, {cfg.total_frames:,} steps, in "
+        f"{place}{run_title(cfg)}, device={cfg.device}, {cfg.total_frames:,} steps, in "
         f"{cfg.run_dir}.{resumed}"
     )
 

@@ -27,6 +27,7 @@ from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.interruption import StoppedError
 from vmfer_recipes.training.keys import Config, describe, key, validate
 from vmfer_recipes.training.lock import lock
+from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.sweep_jobs import Job, check_parts
 from vmfer_recipes.training.sweeps import RecipeSweeper
@@ -88,7 +89,7 @@ class SearchSweeper(RecipeSweeper):
         identity = repr((sorted(fixed.items() - {("run_dir", fixed.get("run_dir"))}), space))
         identity += repr([getattr(self._settings, name) for name in _IDENTITY])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
-        task = "" if "env" in space else f"-{config.env.name}".replace("/", "-").replace(":", "-")
+        task = "" if "env" in space else f"-{folder_name(config.env.name)}"
         folder = Path(f"runs/search/{config.algorithm}{task}-{digest}")
         if "run_dir" in fixed:
             folder = Path(config.run_dir)

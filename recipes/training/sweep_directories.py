@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.keys import Config, describe, groups
+from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.run_directory import RunDirectory
 from vmfer_recipes.training.sweep_jobs import Job, nothing_started
@@ -109,4 +110,4 @@ def _as_name(value: Any) -> str:
         return "-".join(map(_as_name, value)) or "none"
     if isinstance(value, bool) or value is None:
         value = {True: "true", False: "false", None: "null"}[value]
-    return re.sub(r"[^\w.+-]", "-", str(value))[:_LONGEST_NAME]
+    return folder_name(value)[:_LONGEST_NAME]

@@ -13,7 +13,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
-from vmfer_recipes.training.environments import Environment, make_environment
+from vmfer_recipes.training.environments import (
+    Environment,
+    entries,
+    make_environment,
+    tensors,
+)
 from vmfer_recipes.training.episodes import EpisodeReturns
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.options import Config
@@ -69,7 +74,7 @@ class VectorCollector:
         self._labels = {ENVIRONMENT: number} if goals else {}
         self._frames = 0  # collected
         self._steps = 0  # of the run, at most as many
-        starts = [_entries(each.simulator.reset()[0]) for each in self._envs]
+        starts = [entries(each.simulator.reset()[0]) for each in self._envs]
         self._seen = {key: np.stack([each[key] for each in starts]) for key in starts[0]}
 
     def collect(self) -> None:
@@ -95,13 +100,13 @@ class VectorCollector:
             except UserError as error:
                 raise UserError(f"At step {self._frames + number + 1}: {error}") from error
             for rows, value in ((after, observation), (seen, start)):
-                for key, entry in _entries(value).items():
+                for key, entry in entries(value).items():
                     rows[key][number] = entry
             rewards[number], dones[number], terminations[number] = reward, is_over, terminated
             self.episodes.add(float(reward), is_over, number)
         outcome = {"reward": rewards, "done": dones, "terminated": terminations}
-        following = _as_tensors(after | outcome)
-        data = {**self._labels, **_as_tensors(self._seen), "action": actions, "next": following}
+        following = tensors(after | outcome)
+        data = {**self._labels, **tensors(self._seen), "action": actions, "next": following}
         transitions = kept(TensorDict(data, [count]))
         self._perception.learn(transitions)
         self._buffer.extend(transitions)
@@ -115,7 +120,7 @@ class VectorCollector:
         spec = self._envs[0].action_spec
         actions = [spec.rand().unsqueeze(0) for _ in range(random)]
         if random < count:
-            seen = TensorDict(_as_tensors(self._seen), [count])[random:]
+            seen = TensorDict(tensors(self._seen), [count])[random:]
             with set_exploration_type(ExplorationType.RANDOM):
                 actions.append(self._policy(seen).get("action").cpu())
         return torch.cat(actions)
@@ -124,7 +129,7 @@ class VectorCollector:
         """The state of every environment, and the position in the round."""
         return {
             "environments": [environment_state(env) for env in self._envs],
-            "seen": _as_tensors(self._seen),
+            "seen": tensors(self._seen),
             "frames": self._frames,
             "steps": self._steps,
             "episodes": self.episodes.state_dict(),
@@ -137,11 +142,3 @@ class VectorCollector:
         self._seen = {key: value.numpy() for key, value in state["seen"].items()}
         self._frames, self._steps = state["frames"], state["steps"]
         self.episodes.load_state_dict(state["episodes"])
-
-
-def _entries(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return observation if isinstance(observation, dict) else {"observation": observation}
-
-
-def _as_tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {key: torch.from_numpy(value) for key, value in arrays.items()}
