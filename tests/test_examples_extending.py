@@ -82,13 +82,10 @@ def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run):
 
 
 def test_copied_recipe_does_not_resume_the_run_of_the_original(tmp_path, run):
-    original = tmp_path / "runs" / "td3" / "InvertedPendulum-v4" / "uniform-uniform" / "seed0"
-    original.mkdir(parents=True)
-    (original / "finished").touch()
     shutil.copy(ROOT / "recipes" / "td3.py", tmp_path / "my_td3.py")
-    run("my_td3.py env=InvertedPendulum-v4 sampler=uniform", *SMALL)
-    assert finished(tmp_path / "runs")[0] == "my_td3/InvertedPendulum-v4/uniform-uniform/seed0"
-    assert [file.name for file in original.iterdir()] == ["finished"]
+    # Answered before the seconds that a run needs to start.
+    config = run("my_td3.py env=InvertedPendulum-v4 sampler=uniform --cfg job --resolve")
+    assert "run_dir: runs/my_td3/InvertedPendulum-v4/uniform-uniform/seed0\n" in config
 
 
 @pytest.mark.parametrize("fast", [True, False])

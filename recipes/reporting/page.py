@@ -144,8 +144,8 @@ def _warnings(study: Study) -> list[str]:
     fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
     if 0 < fewest < 10 and study.comparisons:
         warnings.append(
-            f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap intervals "
-            "are too narrow: with five normally distributed seeds, the 95 % interval of the mean "
+            f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap "
+            "intervals are too narrow: with five normally distributed seeds, the 95 % interval of the mean "
             "contains the true mean in about 84 % of cases."
         )
     return warnings

@@ -267,6 +267,17 @@ def train():
     return _train
 
 
+@pytest.fixture
+def execute(monkeypatch):
+    """``execute(program, *arguments)``: a command line, in this process."""
+
+    def run(program, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
+        program()
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def command():
     """``command(algorithm, run_dir, *overrides)``: the command line of a small run."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +13,8 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
+from vmfer_recipes.evaluate import main as evaluate
+from vmfer_recipes.td3 import main as td3
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
@@ -45,32 +45,21 @@ def elsewhere(tmp_path, monkeypatch):
     gym.registry.pop("Point-v0", None)
 
 
-def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "recipes" / program, *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
-def test_example_trains_and_is_evaluated_from_its_own_directory(tmp_path):
-    shutil.copy(EXAMPLE, tmp_path)
+def test_example_trains_and_is_evaluated_from_its_own_directory(elsewhere, execute, capsys):
     small = ("total_frames=150", "init_random_frames=100", "num_eval_episodes=1", "num_envs=2")
-    trained = run(tmp_path, "td3.py", *WINDY, *small)
-    assert trained.returncode == 0, trained.stderr[-2000:]
+    execute(td3, *WINDY, *small)
     run_dir = "runs/td3/my_tasks-Point-v0/uniform-vmf_uncertainty/seed0"
-    assert (tmp_path / run_dir / "finished").exists()
-    evaluated = run(tmp_path, "evaluate.py", run_dir, "episodes=2")
-    assert "over 2 episodes" in evaluated.stdout, evaluated.stderr[-2000:]
+    assert (elsewhere / run_dir / "finished").exists()
+    execute(evaluate, run_dir, "episodes=2")
+    assert "over 2 episodes" in capsys.readouterr().out
 
 
-def test_missing_module_is_reported_in_one_line(tmp_path):
-    rejected = run(tmp_path, "td3.py", "env.name=my_tasks:Point-v0")
-    assert rejected.returncode == 2
-    (line,) = rejected.stderr.splitlines()
+def test_missing_module_is_reported_in_one_line(tmp_path, monkeypatch, execute, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        execute(td3, "env.name=my_tasks:Point-v0")
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert "the module my_tasks cannot be imported" in line
     assert "run the command from the directory that contains it" in line
     assert "Acrobot" not in line
@@ -139,7 +128,7 @@ def test_error_in_a_wrapper_shows_its_line(elsewhere, train):
         train("td3", elsewhere / "run", WINDY[0], "env.wrappers=[my_broken.Broken]")
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("fast", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_wrapper_with_state_and_statistics_resume_exactly(
     fast, elsewhere, train, at_step, checkpoint, assert_same_run
 ):

@@ -104,7 +104,7 @@ def test_the_fast_path_gives_the_same_policy(algorithm, train, tmp_path, overrid
         torch.testing.assert_close(weight, weights[1][name], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_a_run_with_a_custom_network_resumes_bitwise(
     algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
 ):

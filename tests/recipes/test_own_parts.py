@@ -67,6 +67,8 @@ SMALL = (
     *("log_interval=50", "checkpoint_interval=65"),
 )
 
+pytestmark = pytest.mark.usefixtures("outside")
+
 
 @pytest.fixture
 def outside(tmp_path, monkeypatch) -> Path:
@@ -78,17 +80,6 @@ def outside(tmp_path, monkeypatch) -> Path:
     yield tmp_path
     for name in ("my_samplers", "my_algorithm"):
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def execute(outside, monkeypatch):
-    """``execute(program, *arguments)``: runs a command line in this process."""
-
-    def run(program, *arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
-        program()
-
-    return run
 
 
 def policy(run_dir: Path) -> dict:

@@ -127,7 +127,7 @@ INTERRUPTED = (
     "overrides",
     [
         ("td3", "sampler=vmf_rank"),
-        ("sac", "sampler=uniform", "fast=false"),
+        pytest.param(("sac", "sampler=uniform", "fast=false"), marks=pytest.mark.slow),
         ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
     ],
     ids="-".join,
