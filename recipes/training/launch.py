@@ -86,7 +86,7 @@ class Recipe:
         name: the configuration file, without its ending.
         config: the dataclass of its keys.
         run: executes one run.
-        algorithm: the name of the recipe, if it is not that of the configuration file.
+        algorithm: the name of the recipe, in run directories.
     """
 
     def __init__(
@@ -94,14 +94,13 @@ class Recipe:
         name: str,
         config: type[Config],
         run: Callable[[Any], None],
-        algorithm: str | None = None,
+        algorithm: str,
     ) -> None:
         functools.update_wrapper(self, run)
         self._file = name
-        self._program = f"python {algorithm}.py" if algorithm else ""
-        self._name = register_recipe(name, config, algorithm or name, CONFIGS)
-        if self._name == name:
-            self._program = f"python recipes/{name}.py"
+        self._name = register_recipe(name, config, algorithm, CONFIGS)
+        is_own = self._name != name
+        self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
         self._config = config
         self._run = run
         self._has_started = False

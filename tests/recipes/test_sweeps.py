@@ -29,7 +29,7 @@ def sweep(tmp_path, monkeypatch):
             started.append(cfg.run_dir)
 
         monkeypatch.setattr(sys, "argv", ["td3.py", "-m", *arguments])
-        Recipe(name, config, run)()
+        Recipe(name, config, run, name)()
         return started
 
     return start
@@ -124,7 +124,7 @@ def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypa
 
     arguments = ["-m", "tau=0.1,0.2", "run_dir=out/${tau}"]
     monkeypatch.setattr(sys, "argv", ["td3.py", *arguments])
-    Recipe("td3", TD3Config, run)()
+    Recipe("td3", TD3Config, run, "td3")()
     assert recorded == [{tmp_path / "out/0.1", tmp_path / "out/0.2"}] * 2
     assert sweep_position() is None
 
