@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vmfer_recipes.reporting.runs import read_columns, read_config
+from vmfer_recipes.reporting.runs import read_config
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.lock import holder_is_gone
 from vmfer_recipes.training.sweep_records import read_records
+from vmfer_recipes.training.tables import read_columns
 
 __all__ = ["Progress", "read_progress"]
 

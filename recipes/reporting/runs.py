@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from omegaconf import OmegaConf
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.keys import flat
+from vmfer_recipes.training.tables import read_columns
 
-__all__ = ["LeftOut", "Run", "frozen", "read_columns", "read_config", "read_runs"]
+__all__ = ["LeftOut", "Run", "frozen", "read_config", "read_runs"]
 
 # Keys that say which seed, and how a run is watched and executed, not what it learns.
 _INCIDENTAL = {
@@ -126,27 +126,6 @@ def read_config(file: Path) -> dict[str, Any]:
     if config["total_frames"] < 1:
         raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
     return config
-
-
-def read_columns(file: Path) -> dict[str, np.ndarray]:
-    """The columns of a CSV file of numbers; blanks are NaN."""
-    with file.open(newline="", encoding="utf-8") as stream:
-        reader = csv.reader(stream)
-        header = next(reader, None)
-        if not header:
-            raise ValueError(f"{file.name} is empty")
-        rows = []
-        for number, row in enumerate(reader, start=2):
-            if len(row) != len(header):
-                raise ValueError(
-                    f"{file.name} has {len(row)} values in line {number}, not {len(header)}"
-                )
-            try:
-                rows.append([float(value) if value else math.nan for value in row])
-            except ValueError as error:
-                raise ValueError(f"{file.name}, line {number}: {first_line(error)}") from error
-    values = np.array(rows, dtype=float).reshape(len(rows), len(header))
-    return {name: values[:, i] for i, name in enumerate(header)}
 
 
 def _read(run_dir: Path, path: str) -> Run:

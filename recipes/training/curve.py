@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.training.evaluation import Solved, solved_at
 from vmfer_recipes.training.names import run_title
 from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
+from vmfer_recipes.training.tables import read_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,10 +182,4 @@ def _draw_quantiles(axis: Axes, training: Columns, name: str) -> None:
 
 def _columns(path: Path) -> Columns:
     """The columns of a table of numbers by name; none if there is no table."""
-    if not path.exists():
-        return {}
-    with path.open() as file:
-        reader = csv.DictReader(file)
-        rows = list(reader)
-        names = reader.fieldnames or ()
-    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in names}
+    return read_columns(path) if path.exists() else {}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,78 +10,14 @@ from torch import Tensor
 from torchrl.record.loggers import Logger
 
 from torchrl_vmfer import VMFUncertainty
-from vmfer_recipes.training.errors import UserError, counted
 from vmfer_recipes.training.evaluation import Evaluation
-from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.loggers import make_logger
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.tables import Table
 
-__all__ = ["RunLog", "Table", "agreement"]
+__all__ = ["RunLog", "agreement"]
 
 _EVALUATION = ("step", *Evaluation._fields)
-
-
-class Table:
-    """A CSV file whose state is its size. Loading a state removes later rows and columns.
-
-    Args:
-        path: the file.
-        columns: the first columns; an empty table has these.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
-        self._path = path
-        self._columns = list(columns)
-
-    def clear(self) -> None:
-        """Removes all rows."""
-        self._rewrite([], self._columns)
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a row. Missing values are left blank, and new names add a column."""
-        rows = self._read()
-        columns = list(dict.fromkeys([*(rows[0] if rows else self._columns), *row]))
-        if rows and columns == list(rows[0]):
-            with self._path.open("a") as file:
-                csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
-                file.flush()
-                os.fsync(file.fileno())  # a checkpoint may rely on this row
-        else:
-            self._rewrite([*rows, row], columns)
-
-    def _read(self) -> list[dict[str, Any]]:
-        if not self._path.exists():
-            return []
-        with self._path.open() as file:
-            return list(csv.DictReader(file))
-
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]], columns: list[str]) -> None:
-        with replacing(self._path) as file:
-            writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The current number of rows, and the columns."""
-        rows = self._read()
-        return {"rows": len(rows), "columns": list(rows[0]) if rows else []}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Truncates the file to the saved rows and columns."""
-        rows = self._read()
-        if len(rows) < state["rows"]:
-            raise UserError(
-                f"{self._path} is shorter than at the last checkpoint "
-                f"({counted(len(rows), 'row')}, not {state['rows']}): it was changed by "
-                "hand. Choose another run_dir."
-            )
-        if state["rows"]:
-            columns = state["columns"]
-            self._rewrite(
-                [{name: row[name] for name in columns} for row in rows[: state["rows"]]], columns
-            )
-        else:
-            self.clear()
 
 
 class RunLog:

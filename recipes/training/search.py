@@ -31,6 +31,7 @@ from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.sweep_jobs import Job, check_parts
 from vmfer_recipes.training.sweeps import RecipeSweeper
+from vmfer_recipes.training.tables import read_columns
 
 __all__ = ["SearchConf", "SearchSweeper", "objective"]
 
@@ -279,7 +280,6 @@ def objective(run_dir: Path, total_frames: int, kind: str, metric: str) -> float
         metric: the column of ``eval.csv``.
     """
     from vmfer_recipes.reporting import scores
-    from vmfer_recipes.reporting.runs import read_columns
 
     if not (run_dir / "finished").exists():
         raise UserError(f"{run_dir} is not finished.")

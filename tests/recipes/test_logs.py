@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.group_options import OwnLoggerConfig
-from vmfer_recipes.training.logs import Table
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import Averages
+from vmfer_recipes.training.tables import Table
 
 SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")
 
