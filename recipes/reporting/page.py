@@ -145,8 +145,8 @@ def _warnings(study: Study) -> list[str]:
     if 0 < fewest < 10 and study.comparisons:
         warnings.append(
             f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap "
-            "intervals are too narrow: with five normally distributed seeds, the 95 % interval of the mean "
-            "contains the true mean in about 84 % of cases."
+            "intervals are too narrow: with five normally distributed seeds, the 95 % interval of "
+            "the mean contains the true mean in about 84 % of cases."
         )
     return warnings
 

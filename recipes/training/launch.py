@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vmfer_recipes.training._hydra import current_job, register_sweeper, without_hydra
 from vmfer_recipes.training.choices import CONFIGS
-from vmfer_recipes.training.command_line import CommandLine, explain, read_command_line
+from vmfer_recipes.training.command_line import CommandLine, read_command_line
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.help import help_text
 from vmfer_recipes.training.interruption import (
@@ -31,6 +31,7 @@ from vmfer_recipes.training.interruption import (
 )
 from vmfer_recipes.training.keys import Config, to_config
 from vmfer_recipes.training.lock import LockedError
+from vmfer_recipes.training.mistakes import explain
 from vmfer_recipes.training.own_parts import register_recipe, script_name
 
 __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
