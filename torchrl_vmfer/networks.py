@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import MLP
+from torchrl.objectives.utils import RANDOM_MODULE_LIST
 
 from torchrl_vmfer.imports import import_class
 
@@ -142,17 +143,20 @@ class NetworkSpec:
 
 def check_ensemble(network: nn.Module, inputs: int, setting: str) -> None:
     """Raises ``ValueError`` if TorchRL cannot evaluate several such networks with ``vmap``."""
+    # As TorchRL's losses: random numbers are an error, unless a module declares them.
+    is_random = any(isinstance(part, RANDOM_MODULE_LIST) for part in network.modules())
     try:
         params, buffers = torch.func.stack_module_state([network, network])  # type: ignore[arg-type]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.vmap(
                 lambda *state: torch.func.functional_call(network, state, torch.zeros(3, inputs)),
-                randomness="different",
+                randomness="different" if is_random else "error",
             )(params, buffers)
     except Exception as error:
         raise ValueError(
             f"{setting} cannot be evaluated as an ensemble of critics with torch.vmap "
-            f"({_reason(error)}): avoid in-place changes and control flow that depends on values."
+            f"({_reason(error)}): avoid in-place changes, control flow that depends on values, and "
+            "random numbers other than those of nn.Dropout."
         ) from error
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -10,11 +11,21 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
+from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from vmfer_recipes.training.environments import Environment, tensors
 
-__all__ = ["Episode", "Evaluation", "Solved", "evaluate", "play_episode", "solved_at", "summary"]
+__all__ = [
+    "Episode",
+    "Evaluation",
+    "Solved",
+    "evaluate",
+    "evaluation_mode",
+    "play_episode",
+    "solved_at",
+    "summary",
+]
 
 
 class Episode(NamedTuple):
@@ -74,6 +85,19 @@ def play_episode(
     return Episode(total, length, None if success is None else float(success))
 
 
+@contextmanager
+def evaluation_mode(policy: nn.Module | None) -> Iterator[None]:
+    """A context without dropout and the like: a saved policy has none."""
+    modes = {} if policy is None else {module: module.training for module in policy.modules()}
+    for module in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 def _act(policy: TensorDictModuleBase, observation: Any) -> np.ndarray:
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         return policy(TensorDict(tensors(observation)))["action"].numpy(force=True)
@@ -86,7 +110,7 @@ def evaluate(
     seed: int,
     on_episode: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    """Plays whole episodes without exploration.
+    """Plays whole episodes without exploration, and with the policy in evaluation mode.
 
     Args:
         policy: the policy; ``None`` acts at random.
@@ -99,10 +123,11 @@ def evaluate(
     """
     env.simulator.action_space.seed(seed)
     played = []
-    for number in range(episodes):
-        if on_episode is not None:
-            on_episode(number + 1, episodes)
-        played.append(play_episode(policy, env.simulator, seed + number))
+    with evaluation_mode(policy):
+        for number in range(episodes):
+            if on_episode is not None:
+                on_episode(number + 1, episodes)
+            played.append(play_episode(policy, env.simulator, seed + number))
     if on_episode is not None:
         on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torchrl_vmfer.fast import make_backend
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes import sac, td3
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.evaluation import evaluation_mode
 from vmfer_recipes.training.options import to_config
 
 MODULE = """
@@ -44,6 +46,14 @@ class Branching(nn.Linear):
     def forward(self, inputs):
         outputs = super().forward(inputs)
         return outputs if outputs.sum() > 0 else -outputs
+
+class Dropping(nn.Sequential):
+    def __init__(self, in_features, out_features):
+        super().__init__(nn.Dropout(), nn.Linear(in_features, out_features))
+
+class Random(nn.Linear):
+    def forward(self, inputs):
+        return nn.functional.dropout(super().forward(inputs), 0.5, self.training)
 
 class NoArguments(nn.Module):
     def __init__(self):
@@ -112,6 +122,22 @@ def test_a_run_with_a_custom_network_resumes_bitwise(
     assert_same_run(finish(algorithm, run_dir, *own(*OWN)), straight_run(algorithm, *own(*OWN)))
 
 
+def test_dropout_is_off_in_evaluations_and_on_in_training(train, table, tmp_path):
+    options = ("network=my_networks.Dropping", "total_frames=70", "env.name=Pendulum-v1")
+    run_dir = train("td3", tmp_path / "run", *options)
+    policy, env = load_policy(run_dir), gym.make("Pendulum-v1")
+    observation, _ = env.reset(seed=1_000_000)  # the seed of evaluations
+    total, is_over = 0.0, False
+    while not is_over:
+        observation, reward, _, is_over, _ = env.step(policy.act(observation))
+        total += reward
+    assert float(table(run_dir / "eval.csv")[-1]["return_mean"]) == pytest.approx(total, rel=1e-4)
+    module = torch.nn.Dropout()
+    with evaluation_mode(module):
+        assert not module.training
+    assert module.training
+
+
 def test_the_policy_of_a_custom_network_requires_its_module(straight_run, monkeypatch):
     policy = load_policy(straight_run("td3", *own(*OWN)))
     assert policy.act(np.zeros(17)).shape == (6,)
@@ -134,6 +160,7 @@ def test_the_policy_of_a_custom_network_requires_its_module(straight_run, monkey
         (["network=my_networks.Tuple"], "to a tuple"),
         (["network=my_networks.Batched"], r"fails for an input of shape \[4\]"),
         (["network=my_networks.Branching"], "torch.vmap"),
+        (["network=my_networks.Random"], "other than those of nn.Dropout"),
         (["network=my_networks.Gated", "layer_norm=true"], "no effect on network=my_networks"),
         (["network_kwargs.width=3"], "for your own network"),
         (["activation=sine"], "activation must be relu"),
