@@ -47,9 +47,9 @@ def _help_text() -> str:
 def _load(name: str) -> Recipe:
     """The recipe of a module."""
     if name.endswith(".py"):
+        module = ".".join(part for part in name[:-3].split("/") if part not in ("", ".", ".."))
         raise UserError(
-            f"{name} is a file, not a module: write {name[:-3].replace('/', '.')}, or run it with "
-            f"`python {name}`."
+            f"{name} is a file, not a module: write {module}, or run it with `python {name}`."
         )
     module = f"vmfer_recipes.{name}" if name in _algorithms() else name
     try:

@@ -276,6 +276,14 @@ def _describe_group(name: str, base: type[Config]) -> list[Key]:
 def validate(config: Config, prefix: str = "") -> None:
     """Raises ``UserError`` for the first value that has a wrong type or lies outside its range."""
     described = {each.name: each for each in describe(type(config))}
+    known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    for name in vars(config).keys() - known:  # entries of a dictionary that the choice lacks
+        group = prefix.rstrip(".")
+        choice = getattr(config, "name", getattr(config, "kind", "this choice"))
+        raise UserError(
+            f"{prefix}{name} has no effect on {group}={choice}: leave it out, or use it with a "
+            f"class of your own, as in {group}=my_package.MyClass."
+        )
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
         if field.name in described:

@@ -162,7 +162,7 @@ class TrainingConfig(Config):
             raise UserError(
                 "env.normalize_observations=true needs every transition in the training process, "
                 f"but the workers of {choice} write to the buffer directly: use collector=single, "
-                "or normalize with a wrapper (env.wrappers)."
+                "or a wrapper that normalizes with constants (env.wrappers)."
             )
         if self.device != "cpu":
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 from pathlib import Path
@@ -139,6 +140,8 @@ def test_crashed_run_with_a_custom_sampler_ends_like_an_uninterrupted_one(
             "sampler=my_samplers.Mine sampler.kwargs.speed=3",
             "cannot be made with sampler.kwargs={'speed': 3} (TypeError",
         ),
+        ("sampler.kwargs.power=2", "sampler.kwargs has no effect on sampler=vmf_uncertainty"),
+        ("replay=per replay.kwargs.x=1", "replay.kwargs has no effect on replay=per"),
         ("env=my_samplers.Mine", "There is no env=my_samplers.Mine"),
     ],
 )
@@ -249,3 +252,11 @@ def test_recipe_in_a_package_is_named_after_the_package(outside, execute, capsys
         assert "algorithm: my_package\n" in capsys.readouterr().out
     finally:
         sys.modules.pop("my_package", None)
+
+
+def test_a_file_given_as_an_algorithm_is_answered_with_its_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", "./my_folder/my_td3.py"])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module("vmfer_recipes.train").main()
+    assert end.value.code == 2
+    assert "write my_folder.my_td3, or run it with" in capsys.readouterr().err
