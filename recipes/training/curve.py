@@ -142,7 +142,7 @@ def _are_signs(training: Columns, critics: int) -> bool:
 def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
     """Draws one line, because quantiles of signs are not informative."""
     # Two signs agree (R = 1) or do not (R = 0), so that the mean is a fraction of the batch.
-    label = "fraction of the actor's batch on which both critics agree"
+    label = "fraction of the batch with agreement"
     if critics > 2:
         label = "mean of R over the actor's batch"
     axis.plot(

@@ -127,6 +127,14 @@ def test_each_part_is_named_once_below_the_axes(draw, write_run):
     assert len(names) == len(set(names)) == 7
 
 
+@pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.3, 0.5, 0.71)], ids=["1-D", "n-D"])
+def test_the_legend_is_not_wider_than_the_picture(draw, write_run, lengths):
+    figure = draw(write_run(lengths=lengths, success=True))
+    extent = figure.legends[0].get_window_extent()
+    assert extent.x0 >= 0
+    assert extent.x1 <= figure.bbox.x1
+
+
 @pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.0, 0.0, 1.0)])
 def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, write_run, lengths):
     figure = draw(write_run(lengths=lengths))
