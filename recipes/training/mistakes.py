@@ -63,6 +63,8 @@ def no_choice(group: str, choice: str, known: Iterable[str]) -> UserError:
     if group == "hydra/launcher" and choice in _LAUNCHERS:
         extra = _LAUNCHERS[choice]
         return UserError(f"{group}={choice} needs another package: pip install '.[{extra}]'.")
+    if (group, choice) == ("hydra/sweeper", "optuna"):  # known to sweeps only
+        return UserError("hydra/sweeper=optuna searches with several runs: add -m.")
     named = f"{group}={choice}" if group else f"configuration {choice}"
     message = f"There is no {named}. {did_you_mean(choice, known)}"
     if group == "env" and choice:
@@ -74,7 +76,8 @@ def explain(error: HydraException, config: type[Config]) -> UserError:
     """The error for a configuration that Hydra could not compose."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        known = {*(error.options or ()), *choices_of(group)}
+        options = {each for each in error.options or () if "." not in each}  # no import paths
+        known = options | {*choices_of(group)}
         if group == "hydra/launcher":
             known |= {*_LAUNCHERS}
         return no_choice(group, choice, known)

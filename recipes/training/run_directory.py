@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.checkpoints import Checkpoints
 from vmfer_recipes.training.errors import UserError, first_line, unwritable
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.keys import flat
@@ -77,6 +76,8 @@ class RunDirectory:
 
     def _check_length(self, before: int, now: int) -> None:
         """Checks whether a run can end at another step than before."""
+        from vmfer_recipes.training.checkpoints import Checkpoints  # imports torch
+
         saved = Checkpoints(self.path / "checkpoint").newest_step
         if self._has_end_mark:
             if now < before:

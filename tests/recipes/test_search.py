@@ -156,6 +156,15 @@ def test_the_early_check_of_the_command_line_knows_the_search(monkeypatch, capsy
     assert "n_trial" in capsys.readouterr().err
 
 
+def test_a_search_without_m(monkeypatch, capsys):
+    sweepers = ConfigStore.instance().repo["hydra"].get("sweeper", {})
+    monkeypatch.delitem(sweepers, "optuna.yaml", raising=False)
+    monkeypatch.setattr(sys, "argv", ["td3.py", "hydra/sweeper=optuna", "tau=0.1"])
+    with pytest.raises(SystemExit):
+        check_command_line("td3", TD3Config)
+    assert capsys.readouterr().err.endswith("add -m.\n")
+
+
 def test_objectives(tmp_path):
     (tmp_path / "finished").touch()
     (tmp_path / "eval.csv").write_text("step,return_mean,success_rate\n0,0,0\n50,8,1\n100,4,0\n")

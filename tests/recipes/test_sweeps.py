@@ -103,8 +103,8 @@ def test_experiments_keep_their_directories(sweep):
     ]
 
 
-def test_several_experiments_with_lists_of_values(mistake):
-    line = mistake("+experiment=overhead,hopper", "env=Hopper-v4", "sampler=uniform")
+def test_several_experiments_with_lists_of_values(error_line):
+    line = error_line("+experiment=overhead,hopper", "env=Hopper-v4", "sampler=uniform")
     assert line == (
         "error: +experiment=overhead is a sweep over seed: start one experiment at a time."
     )
@@ -141,14 +141,14 @@ def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
     assert "They are the same: give each value once." in error_line("seed=0,0")
 
 
-def test_two_own_samplers_with_one_name(mistake, sweep, tmp_path, monkeypatch):
+def test_two_own_samplers_with_one_name(error_line, sweep, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     for module in ("mine_a", "mine_b"):
         code = "from torchrl.data.replay_buffers import RandomSampler as Same\n"
         (tmp_path / f"{module}.py").write_text(f"{code}class Own(Same): pass\n")
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     choices = "sampler=mine_a.Own,mine_b.Own"
-    line = mistake(choices)
+    line = error_line(choices)
     run_dir = line.partition("Tell them apart with '")[2].rpartition("'")[0]
     assert line.endswith("'.")  # run_dir was left out
     assert [Path(place).name for place in sweep(choices, run_dir)] == ["mine_a.Own", "mine_b.Own"]
