@@ -26,7 +26,7 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if not name or "=" in name or name.startswith("-"):
         raise UserError(
-            f"The algorithm comes first, such as `{_PROGRAM} td3 {name}`: use "
+            f"The algorithm comes first, such as `{f'{_PROGRAM} td3 {name}'.strip()}`: use "
             f"{', '.join(_algorithms())} or my_package.my_algorithm."
         )
     del sys.argv[1]

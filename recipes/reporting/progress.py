@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vmfer_recipes.reporting.runs import read_config
+from vmfer_recipes.reporting.runs import NoTrainingRunError, read_config
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.lock import holder_is_gone
 from vmfer_recipes.training.sweep_records import read_records
@@ -63,6 +63,8 @@ def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str
     for place in sorted(begun):
         try:
             found[place] = _progress(place, recent)
+        except NoTrainingRunError:
+            continue
         except Exception as error:
             complaints.append(f"{place} is left out: {first_line(error)}.")
     for place, plan in plans.items():

@@ -15,7 +15,7 @@ from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.keys import flat
 from vmfer_recipes.training.tables import read_columns
 
-__all__ = ["LeftOut", "Run", "frozen", "read_config", "read_runs"]
+__all__ = ["LeftOut", "NoTrainingRunError", "Run", "frozen", "read_config", "read_runs"]
 
 # Keys that say which seed, and how a run is watched and executed, not what it learns.
 _INCIDENTAL = {
@@ -108,6 +108,10 @@ def frozen(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((key, repr(value)) for key, value in settings.items()))
 
 
+class NoTrainingRunError(ValueError):
+    """Raised for the configuration of another program, such as ``shooting.py``."""
+
+
 def read_config(file: Path) -> dict[str, Any]:
     """A ``config.yaml`` as a flat dictionary of dotted keys."""
     try:
@@ -117,6 +121,8 @@ def read_config(file: Path) -> dict[str, Any]:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
     config = flat(content) if isinstance(content, dict) else {}
     missing = [key for key in _REQUIRED if key not in config]
+    if config and "algorithm" in missing and "total_frames" in missing:
+        raise NoTrainingRunError("config.yaml is not that of a training run")
     if missing:
         raise ValueError(f"config.yaml has no {', '.join(missing)}")
     for key in _REQUIRED:

@@ -148,6 +148,9 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     """Checks one override and returns it in the form that Hydra accepts."""
     if argument.startswith("~"):
         raise UserError(f"{argument} removes a key that every run needs: leave it out.")
+    for group in groups(config):
+        if argument in choices_of(group):
+            raise UserError(f"{argument} is a choice of {group}: write {group}={argument}.")
     try:
         override = OverridesParser.create().parse_override(argument)
         name = override.get_key_element().lstrip("+")

@@ -68,7 +68,8 @@ def _lines(name: str, config: type[Config], program: str) -> Iterator[str]:
             if key.name.startswith(f"{group}."):
                 yield from _key(key)
     yield "\nOptions:"
-    yield from _entry("-m", "train one run for each combination of values: seed=0,1,2")
+    example = next((key.name for key in keys if key.name.endswith("seed")), "key")
+    yield from _entry("-m", f"one run for each combination of values: {example}=0,1,2")
     yield from _entry("--cfg job", "print the configuration and exit")
     yield from _entry("--hydra-help", "options of Hydra, which reads the configuration")
 

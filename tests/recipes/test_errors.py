@@ -79,6 +79,7 @@ def error_line(command, tmp_path, monkeypatch, capsys):
         pytest.param("--env=Hopper-v4", ["write env=Hopper-v4."], id="dashes of a group"),
         pytest.param("--replay.buffer-size=9", ["write replay.buffer_size=9."], id="dashed name"),
         pytest.param("--fast", ["write fast=true."], id="flag"),
+        pytest.param("vmf_rank", ["write sampler=vmf_rank."], id="choice without its group"),
         pytest.param("seed", ["write seed=<value>."], id="no value"),
         pytest.param("--video", ["--video", "--help"], id="another program's option"),
     ],

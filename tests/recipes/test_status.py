@@ -77,6 +77,14 @@ def test_states_and_remaining_steps(runs):
     assert not complaints
 
 
+def test_directories_of_other_programs_are_skipped_silently(runs):
+    (runs / "shooting").mkdir()
+    (runs / "shooting" / "config.yaml").write_text("seeds: 20\nupdates: 500\n")
+    progress, complaints = read_progress(runs, recent=300)
+    assert complaints == []
+    assert "shooting" not in {run.run_dir.name for run in progress}
+
+
 def test_a_run_whose_process_has_ended_is_stopped(runs):
     process = subprocess.Popen(["true"])
     process.wait()
