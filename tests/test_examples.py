@@ -20,9 +20,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
             "trainer.py --frames 64",
             r"64 transitions: the actor samples them 0\.\d+ to 1\.\d+ times",
         ),
-        (
+        pytest.param(
             "trainer.py --sac --frames 64",
             r"64 transitions: the actor samples them 0\.\d+ to 1\.\d+ times",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -73,9 +73,3 @@ def test_the_installed_commands_train_and_evaluate_in_an_empty_directory(environ
     evaluation = run(environment / "vmfer-evaluate", run_dir, "episodes=1", cwd=tmp_path)
     assert "Return" in evaluation
     assert "1 done" in run(environment / "vmfer-status", "runs", cwd=tmp_path)
-
-
-def test_the_library_requires_no_package_of_the_recipes(tmp_path):
-    blocked = ("gymnasium", "gymnasium_robotics", "hydra", "matplotlib", "mujoco", "omegaconf")
-    script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import torchrl_vmfer"
-    run(sys.executable, "-c", script, cwd=tmp_path)

@@ -26,10 +26,7 @@ def _times(run_dir: Path) -> dict[Path, int]:
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        name if name == "joblib" else pytest.param(name, marks=pytest.mark.slow)
-        for name in LAUNCHERS
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) for name in LAUNCHERS],
 )
 def test_workers_skip_resume_and_start_runs_despite_a_user_error(
     launcher, command, train, tmp_path

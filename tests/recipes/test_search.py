@@ -90,6 +90,7 @@ def test_an_interrupted_search_resumes_with_the_same_trials(search, tmp_path, ca
     assert _table(tmp_path / "again") == table
 
 
+@pytest.mark.slow
 def test_more_trials_continue_a_search(search, tmp_path):
     first = search(2, SPACE[0])
     assert len(search(3, SPACE[0])) == 1

@@ -79,24 +79,21 @@ def answers(tmp_path_factory):
     return dict(zip([case[:2] for case in CASES], lines, strict=True))
 
 
-@pytest.mark.parametrize(("name", "arguments", "code"), CASES)
-def test_an_answer_does_not_wait_for_the_heavy_imports(answers, name, arguments, code):
-    ended_with, out, err, heavy = answers[name, arguments]
-    assert ended_with == code
-    assert heavy == []
-    if code == 2:
-        assert err.startswith("error: ")
-        assert len(err.splitlines()) == 1
-    else:
-        assert out
-
-
-@pytest.mark.parametrize("name", ["evaluate", "report", "status"])
-def test_help_of_a_program_describes_it_and_lists_its_keys(answers, name):
-    _, out, _, _ = answers[name, "--help"]
-    assert out.startswith(f"Usage: python recipes/{name}.py <")
+def test_answers_do_not_wait_for_the_heavy_imports(answers):
+    """One test for all, because the process that runs the commands takes seconds."""
+    for name, arguments, code in CASES:
+        ended_with, out, err, heavy = answers[name, arguments]
+        assert (ended_with, heavy) == (code, []), (name, arguments)
+        if code == 2:
+            assert err.startswith("error: "), (name, arguments)
+            assert len(err.splitlines()) == 1, (name, arguments)
+        else:
+            assert out, (name, arguments)
     keys = {"evaluate": ["episodes=", "seed=", "video="], "report": ["out="], "status": ["recent="]}
-    assert [key for key in keys[name] if f"\n  {key}" not in out] == []
+    for name, listed in keys.items():
+        _, out, _, _ = answers[name, "--help"]
+        assert out.startswith(f"Usage: python recipes/{name}.py <")
+        assert [key for key in listed if f"\n  {key}" not in out] == []
 
 
 def test_help_into_a_closed_pipe_is_not_an_error():
