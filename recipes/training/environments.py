@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import traceback
 import warnings
 from collections.abc import Callable
@@ -15,9 +13,10 @@ import numpy as np
 import torch
 from torchrl.envs import GymWrapper
 
-from vmfer_recipes.training.errors import UserError, diverged, first_line, near_names
+from vmfer_recipes.training.environment_names import registered_id
+from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.imports import import_class, import_module
+from vmfer_recipes.training.imports import import_class
 
 __all__ = ["Environment", "entries", "make_environment", "tensors"]
 
@@ -88,7 +87,7 @@ def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
             from vmfer_recipes.training.dm_control import ControlSuite
 
             return ControlSuite(cfg.name, **kwargs)
-        return gym.make(_registered(cfg.name), **{"disable_env_checker": True} | kwargs)
+        return gym.make(registered_id(cfg.name), **{"disable_env_checker": True} | kwargs)
     except UserError:
         raise
     except Exception as error:
@@ -97,31 +96,6 @@ def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
             f"{cfg.name} cannot be made ({type(error).__name__}: {first_line(error)}): {cure}, "
             "or choose another environment."
         ) from error
-
-
-def _registered(name: str) -> str:
-    """The id of an environment that is registered with Gymnasium."""
-    module, colon, identifier = name.rpartition(":")
-    if colon:
-        import_module(module, f"env.name={name}")
-    elif name not in gym.registry:
-        # The Fetch tasks. The package takes a second to import and prints outdated warnings.
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            import gymnasium_robotics
-
-        gym.register_envs(gymnasium_robotics)
-    if identifier in gym.registry:
-        return identifier
-    near = near_names(identifier, gym.registry)
-    if colon:
-        cure = f"call gymnasium.register({identifier!r}, ...) in it."
-        cure = f"Did you mean: {', '.join(near)}?" if near else cure.capitalize()
-        raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
-    cure = f"Did you mean: {', '.join(near)}?" if near else "See `gymnasium.pprint_registry()`."
-    raise UserError(
-        f"There is no environment {name!r}. {cure} One of your own module: "
-        f"env.name=my_module:{name}."
-    )
 
 
 def _wrapped(env: gym.Env, path: str) -> gym.Env:

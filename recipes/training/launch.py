@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from vmfer_recipes.training._hydra import current_job, register_sweeper, without_hydra
 from vmfer_recipes.training.choices import CONFIGS
 from vmfer_recipes.training.command_line import CommandLine, read_command_line
+from vmfer_recipes.training.environment_names import registered_id
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.help import help_text
 from vmfer_recipes.training.interruption import (
@@ -32,6 +33,7 @@ from vmfer_recipes.training.interruption import (
 from vmfer_recipes.training.keys import Config, to_config
 from vmfer_recipes.training.lock import LockedError
 from vmfer_recipes.training.mistakes import explain
+from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.own_parts import register_recipe, script_name
 
 __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
@@ -135,7 +137,11 @@ class Recipe:
                     # Values may refer to it; Hydra sets it when a job starts.
                     cfg.hydra.runtime.output_dir = "."
                 with current_job(cfg, number=0):
-                    to_config(without_hydra(cfg))
+                    config = to_config(without_hydra(cfg))
+                # Modules of the user may import anything: they wait for the run.
+                is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
+                if is_named and config.env.backend == "gymnasium":
+                    registered_id(config.env.name)
 
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self._config)

@@ -28,6 +28,7 @@ CASES = [
     ("td3", "total_frames=many", 2),
     ("td3", "total_frames=10", 2),
     ("td3", "device=mps", 2),
+    ("td3", "env.name=Hoper-v4", 2),
     ("td3", "-m seed=0,1 gamma=2", 2),
     ("sac", "experiment=table1", 2),
     ("shooting", "seeds=1", 2),
@@ -55,7 +56,7 @@ for script, arguments in json.loads(sys.argv[1]):
             code = 0
         except SystemExit as exit_:
             code = exit_.code or 0
-    heavy = [name for name in ("torch", "torchrl", "gymnasium", "mujoco") if name in sys.modules]
+    heavy = [name for name in ("torch", "torchrl") if name in sys.modules]
     print(json.dumps([code, out.getvalue(), err.getvalue(), heavy]))
 """
 
