@@ -1,8 +1,8 @@
-"""Small TD3 and SAC losses, and independent reference implementations."""
+"""Small losses of each algorithm, and independent reference implementations."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +15,25 @@ from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
-from torchrl.objectives import SACLoss, TD3Loss
+from torchrl.objectives import (
+    CQLLoss,
+    CrossQLoss,
+    REDQLoss,
+    SACLoss,
+    TD3BCLoss,
+    TD3Loss,
+    TQCLoss,
+)
 
-from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
+from torchrl_vmfer import (
+    VMFCQLLoss,
+    VMFCrossQLoss,
+    VMFREDQLoss,
+    VMFSACLoss,
+    VMFTD3BCLoss,
+    VMFTD3Loss,
+    VMFTQCLoss,
+)
 
 # Failed assertions in helpers show their values, as in tests.
 pytest.register_assert_rewrite("helpers")
@@ -59,16 +75,26 @@ def _stochastic_actor(cells, activation, observation, action):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Builds TorchRL's loss and the package's loss of one algorithm, with equal parameters."""
+    """Builds TorchRL's loss and the package's loss of one algorithm, with equal parameters.
+
+    Attributes:
+        used: the critic that the actor follows.
+        defaults: arguments of both losses.
+        own_defaults: arguments of the package's loss only.
+        outputs: the number of outputs of each critic.
+    """
 
     name: str
     stock_class: type
     vmf_class: type
     critic_loss_name: str
+    used: str
     defaults: dict[str, Any]
+    own_defaults: dict[str, Any] = field(default_factory=dict)
+    outputs: int = 1
 
     def actor(self, cells=(32, 32), observation="observation", action="action", activation=nn.Tanh):
-        make = _deterministic_actor if self.name == "td3" else _stochastic_actor
+        make = _deterministic_actor if self.used == "first" else _stochastic_actor
         return make(cells, activation, observation, action)
 
     def critic(
@@ -77,10 +103,11 @@ class Algorithm:
         observation="observation",
         action="action",
         value="state_action_value",
-        outputs=1,
+        outputs=None,
         network=None,
         activation=nn.Tanh,
     ):
+        outputs = outputs or self.outputs
         network = network or _mlp(OBSERVATION + ACTION, outputs, cells, activation)
         return ValueOperator(network, in_keys=[observation, action], out_keys=[value])
 
@@ -102,14 +129,15 @@ class Algorithm:
         if critic is None:
             critic = self.critic(cells, observation, action, value, activation=activation)
         loss_class = loss_class or self.vmf_class
-        loss = loss_class(actor, critic, **(self.defaults | kwargs))
+        own_defaults = self.own_defaults if loss_class is self.vmf_class else {}
+        loss = loss_class(actor, critic, **(self.defaults | own_defaults | kwargs))
         loss.set_keys(action=action, state_action_value=value)
         loss.make_value_estimator(gamma=GAMMA)
         return loss
 
     def pair(self, **kwargs):
         """Returns TorchRL's loss and the package's, which receives the additional arguments."""
-        own = {"num_target_critics", "actor_noise", "actor_noise_clip", "entropy_gradient"}
+        own = {"num_target_critics", "used", "actor_noise", "actor_noise_clip", "entropy_gradient"}
         stock = {key: value for key, value in kwargs.items() if key not in own}
         return self.build(self.stock_class, **stock), self.build(self.vmf_class, **kwargs)
 
@@ -117,10 +145,26 @@ class Algorithm:
         return getattr(loss, self.critic_loss_name)(batch)
 
 
-TD3 = Algorithm("td3", TD3Loss, VMFTD3Loss, "value_loss", {"bounds": (-1.0, 1.0)})
-SAC = Algorithm(
-    "sac", SACLoss, VMFSACLoss, "qvalue_v2_loss", {"target_entropy": -3.0, "alpha_init": 0.3}
+BOUNDED = {"bounds": (-1.0, 1.0)}
+ENTROPIC = {"target_entropy": -3.0, "alpha_init": 0.3}
+# With two critics, x̄ᵀx_1 = x̄ᵀx_2, so that the wrong critic e would go unnoticed.
+ENSEMBLE = {"num_qvalue_nets": 5}
+ALL_TARGETS = {"num_target_critics": None}
+
+TD3 = Algorithm("td3", TD3Loss, VMFTD3Loss, "value_loss", "first", BOUNDED)
+SAC = Algorithm("sac", SACLoss, VMFSACLoss, "qvalue_v2_loss", "min", ENTROPIC)
+TD3_BC = Algorithm(
+    *("td3_bc", TD3BCLoss, VMFTD3BCLoss, "qvalue_loss", "first"), BOUNDED | ENSEMBLE, ALL_TARGETS
 )
+CROSSQ = Algorithm(
+    *("crossq", CrossQLoss, VMFCrossQLoss, "qvalue_loss", "min"), ENTROPIC | ENSEMBLE, ALL_TARGETS
+)
+CQL = Algorithm("cql", CQLLoss, VMFCQLLoss, "q_loss", "min", ENTROPIC)  # always two critics
+REDQ = Algorithm("redq", REDQLoss, VMFREDQLoss, "qvalue_loss", "mean", ENTROPIC | ENSEMBLE)
+TQC = Algorithm(
+    *("tqc", TQCLoss, VMFTQCLoss, "qvalue_v2_loss", "mean"), ENTROPIC | ENSEMBLE, outputs=6
+)
+ENSEMBLES = [REDQ, CROSSQ, TQC, TD3_BC, CQL]
 
 
 def make_batch(size, *, seed=1, observation="observation", action="action") -> TensorDict:
@@ -210,8 +254,44 @@ def sac() -> Algorithm:
     return SAC
 
 
+@pytest.fixture
+def redq() -> Algorithm:
+    return REDQ
+
+
+@pytest.fixture
+def crossq() -> Algorithm:
+    return CROSSQ
+
+
+@pytest.fixture
+def tqc() -> Algorithm:
+    return TQC
+
+
+@pytest.fixture
+def td3_bc() -> Algorithm:
+    return TD3_BC
+
+
+@pytest.fixture
+def cql() -> Algorithm:
+    return CQL
+
+
 @pytest.fixture(params=[TD3, SAC], ids=lambda algorithm: algorithm.name)
 def algorithm(request) -> Algorithm:
+    return request.param
+
+
+@pytest.fixture(params=ENSEMBLES, ids=lambda algorithm: algorithm.name)
+def ensemble(request) -> Algorithm:
+    """The algorithms beyond TD3 and SAC, with five critics, which all form the TD target."""
+    return request.param
+
+
+@pytest.fixture(params=[TD3, SAC, *ENSEMBLES], ids=lambda algorithm: algorithm.name)
+def any_algorithm(request) -> Algorithm:
     return request.param
 
 

@@ -47,21 +47,21 @@ class TestConstruction:
         many = algorithm.build(seed=0, measure=False, num_qvalue_nets=num_critics)
         assert "vmf_factor" not in seeded(many.actor_loss, batch.clone())[1]
 
-    def test_the_state_is_compatible_with_the_parents(self, algorithm, make_batch):
-        stock = algorithm.build(algorithm.stock_class, seed=0)
-        vmf = algorithm.build(seed=1)
+    def test_the_state_is_compatible_with_the_parents(self, any_algorithm, make_batch):
+        stock = any_algorithm.build(any_algorithm.stock_class, seed=0)
+        vmf = any_algorithm.build(seed=1)
         batch = make_batch(10)
         # SAC creates the buffer of its target entropy at its first use.
         stock(batch.clone())
         getattr(vmf, "target_entropy", None)
         vmf.load_state_dict(stock.state_dict())
-        expected, _ = seeded(stock.actor_loss, batch.clone())
-        value, _ = seeded(vmf.actor_loss, batch.clone())
-        assert_same(algorithm, value, expected)
+        expected, losses = (seeded(loss, batch.clone()) for loss in (stock, vmf))
+        for name in ("loss_actor", "loss_qvalue"):
+            assert_same(any_algorithm, losses[name], expected[name])
         assert vmf.state_dict().keys() == stock.state_dict().keys()
 
-    def test_a_deep_copy_is_independent(self, algorithm, make_batch):
-        loss = algorithm.build()
+    def test_a_deep_copy_is_independent(self, any_algorithm, make_batch):
+        loss = any_algorithm.build()
         batch = make_batch(10)
         twin = copy.deepcopy(loss)
         expected, metadata = seeded(loss.actor_loss, batch.clone())
@@ -86,9 +86,9 @@ class TestConstruction:
         with pytest.raises(ValueError, match=f"at least 0.*{next(iter(noise.values()))}"):
             td3.build(**noise)
 
-    def test_rejects_unknown_arguments(self, algorithm):
+    def test_rejects_unknown_arguments(self, any_algorithm):
         with pytest.raises(TypeError, match="num_targets"):
-            algorithm.build(num_targets=2)
+            any_algorithm.build(num_targets=2)
 
     def test_rejects_the_other_algorithms_arguments(self, algorithm):
         foreign = {"td3": "entropy_gradient", "sac": "actor_noise"}[algorithm.name]
@@ -103,3 +103,9 @@ class TestConstruction:
 def test_actor_noise_requires_measuring(td3):
     with pytest.raises(ValueError, match=r"actor_noise=0\.2 requires measure"):
         td3.build(actor_noise=0.2, measure=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_cql_has_no_argument_fast(cql, fast):
+    with pytest.raises(TypeError, match=r"^VMFCQLLoss has no fast path: leave out fast\.$"):
+        cql.build(fast=fast)

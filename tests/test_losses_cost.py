@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchrl.modules import MLP
 
-from helpers.losses import seeded
+from helpers.losses import seeded, total_loss
 
 
 class CountedIdentity(torch.autograd.Function):
@@ -36,9 +36,9 @@ class CountedNetwork(nn.Module):
 
     forwards = 0
 
-    def __init__(self):
+    def __init__(self, outputs=1):
         super().__init__()
-        self.network = MLP(in_features=8, out_features=1, num_cells=[16])
+        self.network = MLP(in_features=8, out_features=outputs, num_cells=[16])
 
     def forward(self, *inputs):
         CountedNetwork.forwards += 1
@@ -69,6 +69,31 @@ class TestCost:
             with FlopCounterMode(display=False) as counter:
                 value, _ = loss.actor_loss(make_batch(32))
                 value.backward()
+            operations.append(counter.get_total_flops())
+        assert 0 < operations[1] <= operations[0]
+
+    def test_an_update_with_forward_evaluates_as_many_critics_as_torchrls(
+        self, ensemble, make_batch
+    ):
+        counts = []
+        for loss_class in (ensemble.stock_class, ensemble.vmf_class):
+            critic = ensemble.critic(network=CountedNetwork(ensemble.outputs))
+            # In a loop over the critics, each evaluation is one call.
+            loss = ensemble.build(loss_class, critic=critic, deactivate_vmap=True)
+            CountedNetwork.forwards = CountedIdentity.backwards = 0
+            total_loss(loss(make_batch(6))).backward()
+            counts.append((CountedNetwork.forwards, CountedIdentity.backwards))
+        assert min(counts[0]) > 0
+        assert counts[1] == counts[0]
+
+    def test_an_update_with_forward_multiplies_no_more_numbers_than_torchrls(
+        self, ensemble, make_batch
+    ):
+        operations = []
+        for loss in ensemble.pair():
+            with FlopCounterMode(display=False) as counter:
+                # A call of the module itself would fail in the counter.
+                total_loss(loss.forward(make_batch(32))).backward()
             operations.append(counter.get_total_flops())
         assert 0 < operations[1] <= operations[0]
 

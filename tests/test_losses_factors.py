@@ -85,8 +85,8 @@ class TestFactors:
         _, metadata = algorithm.build(num_qvalue_nets=1).actor_loss(make_batch(6))
         torch.testing.assert_close(metadata["vmf_factor"], torch.full((6,), math.e))
 
-    def test_are_the_same_under_no_grad(self, algorithm, make_batch):
-        loss = algorithm.build()
+    def test_are_the_same_under_no_grad(self, any_algorithm, make_batch):
+        loss = any_algorithm.build()
         batch = make_batch(6)
         expected_loss, expected = seeded(loss.actor_loss, batch.clone())
         with torch.no_grad():
@@ -95,24 +95,24 @@ class TestFactors:
         torch.testing.assert_close(value, expected_loss.detach())
         torch.testing.assert_close(metadata["vmf_factor"], expected["vmf_factor"])
 
-    def test_use_the_current_parameters(self, algorithm, make_batch):
-        loss = algorithm.build()
+    def test_use_the_current_parameters(self, any_algorithm, make_batch):
+        loss = any_algorithm.build()
         batch = make_batch(6)
         _, before = seeded(loss.actor_loss, batch.clone())
         perturb(loss.qvalue_network_params, [1])
         _, after = seeded(loss.actor_loss, batch.clone())
         assert (before["vmf_factor"] != after["vmf_factor"]).all()
 
-    def test_of_a_critic_that_ignores_the_action_are_one(self, algorithm, make_batch):
-        loss = algorithm.build()
+    def test_of_a_critic_that_ignores_the_action_are_one(self, any_algorithm, make_batch):
+        loss = any_algorithm.build()
         for param in loss.qvalue_network_params.values(True, True):
             param.data.zero_()
         _, metadata = loss.actor_loss(make_batch(6))
         torch.testing.assert_close(metadata["vmf_factor"], torch.ones(6), rtol=0, atol=0)
         assert (metadata["vmf_resultant_length"] == 0).all()
 
-    def test_survive_a_rebuild_of_the_vmapped_critics(self, algorithm, make_batch):
-        loss = algorithm.build()
+    def test_survive_a_rebuild_of_the_vmapped_critics(self, any_algorithm, make_batch):
+        loss = any_algorithm.build()
         batch = make_batch(6)
         _, expected = seeded(loss.actor_loss, batch.clone())
         loss.set_vmap_randomness("different")

@@ -16,6 +16,11 @@ def keywords(loss, batch):
     return {"_".join(key) if isinstance(key, tuple) else key: batch[key] for key in loss.in_keys}
 
 
+def with_log_prob(batch):
+    """Adds an entry that TorchRL's REDQ lists among its inputs but does not read."""
+    return batch.set("action_log_prob", torch.zeros(batch.shape))
+
+
 class TestForward:
     def test_equals_the_parents(self, algorithm, make_batch):
         stock, vmf = algorithm.pair()
@@ -39,8 +44,10 @@ class TestForward:
             torch.testing.assert_close(result[name], metadata[name])
         assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
 
-    def test_forward_and_update_tensordict_priority_store_the_factors(self, algorithm, make_batch):
-        loss = algorithm.build()
+    def test_forward_and_update_tensordict_priority_store_the_factors(
+        self, any_algorithm, make_batch
+    ):
+        loss = any_algorithm.build()
         buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(50), batch_size=16)
         buffer.extend(make_batch(50))
         batch = buffer.sample()
@@ -64,9 +71,9 @@ class TestForward:
         assert result["vmf_factor"].shape == (20,)
         assert torch.equal(batch["vmf_factor"], result["vmf_factor"])
 
-    def test_actor_loss_alone_does_not_change_the_batch(self, algorithm, make_batch):
+    def test_actor_loss_alone_does_not_change_the_batch(self, any_algorithm, make_batch):
         batch = make_batch(20)
-        algorithm.build().actor_loss(batch)
+        any_algorithm.build().actor_loss(batch)
         assert "vmf_factor" not in batch.keys()  # noqa: SIM118
 
     def test_of_td3_called_with_keywords_returns_all_outputs(self, td3, make_batch):
@@ -76,17 +83,22 @@ class TestForward:
         for name, output in zip(loss.out_keys, outputs, strict=True):
             assert torch.equal(output, expected[name]), name
 
-    def test_of_sac_called_with_keywords_returns_torchrls_tuple(self, sac, make_batch):
-        stock, vmf = sac.pair()
-        batch = make_batch(20)
+    @pytest.mark.parametrize(
+        ("name", "count"),
+        [("sac", 5), ("redq", 9), ("crossq", 5), ("tqc", 5), ("td3_bc", 8), ("cql", 7)],
+    )
+    def test_called_with_keywords_returns_torchrls_tuple(self, name, count, request, make_batch):
+        algorithm = request.getfixturevalue(name)
+        stock, vmf = algorithm.pair()
+        batch = with_log_prob(make_batch(20))
         outputs = seeded(lambda: vmf(**keywords(vmf, batch)))
-        assert len(outputs) == len(stock.out_keys) == 5
+        assert len(outputs) == len(stock.out_keys) == count
         expected = seeded(stock, batch.clone())
-        for name, output in zip(stock.out_keys, outputs, strict=True):
-            assert_same(sac, output, expected[name])
+        for key, output in zip(stock.out_keys, outputs, strict=True):
+            assert_same(algorithm, output, expected[key])
 
-    def test_returns_the_selected_keys_until_they_are_reset(self, algorithm, make_batch):
-        loss, batch = algorithm.build(), make_batch(20)
+    def test_returns_the_selected_keys_until_they_are_reset(self, any_algorithm, make_batch):
+        loss, batch = any_algorithm.build(), with_log_prob(make_batch(20))
         names = loss.out_keys
         expected = seeded(loss, batch.clone())
         loss.select_out_keys("loss_actor", "vmf_factor")
@@ -99,7 +111,7 @@ class TestForward:
         assert torch.equal(batch["vmf_factor"], expected["vmf_factor"])
         loss.reset_out_keys()
         assert loss.out_keys == names
-        assert set(seeded(loss, batch).keys()) == set(names)
+        assert set(seeded(loss, batch).keys()) == set(expected.keys())
 
     def test_accepts_keyword_arguments(self, algorithm, make_batch):
         loss = algorithm.build()

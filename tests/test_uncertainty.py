@@ -28,35 +28,45 @@ from torchrl.objectives import (
     TQCLoss,
 )
 
-from torchrl_vmfer import VMFSACLoss, VMFTD3Loss, VMFUncertainty, directional
+from helpers.losses import critic_named
+from torchrl_vmfer import (
+    VMFCQLLoss,
+    VMFCrossQLoss,
+    VMFREDQLoss,
+    VMFSACLoss,
+    VMFTD3BCLoss,
+    VMFTD3Loss,
+    VMFTQCLoss,
+    VMFUncertainty,
+    directional,
+)
 
 SEED = 5
 STATISTICS = ["factor", "resultant_length", "mean_direction", "concentration"]
-# By the algorithm whose actor is used: how the loss is made and which critic it maximizes.
+# By loss: the algorithm, and arguments with which the wrong critic e would be noticed.
 LOSSES = {
-    TD3Loss: ("td3", {}, "first"),
-    VMFTD3Loss: ("td3", {"num_qvalue_nets": 5}, "first"),
-    TD3BCLoss: ("td3", {}, "first"),
-    SACLoss: ("sac", {"num_qvalue_nets": 4}, "min"),
-    VMFSACLoss: ("sac", {"num_qvalue_nets": 4, "num_target_critics": 4}, "min"),
-    CQLLoss: ("sac", {}, "min"),
-    CrossQLoss: ("sac", {"num_qvalue_nets": 3}, "min"),
-    REDQLoss: ("sac", {"num_qvalue_nets": 4}, "mean"),
-    TQCLoss: ("sac", {"num_qvalue_nets": 3}, "mean"),
+    TD3Loss: ("td3", {"num_qvalue_nets": 5}),
+    VMFTD3Loss: ("td3", {"num_qvalue_nets": 5}),
+    SACLoss: ("sac", {"num_qvalue_nets": 4}),
+    VMFSACLoss: ("sac", {"num_qvalue_nets": 4, "num_target_critics": 4}),
+    **{loss_class: ("td3_bc", {}) for loss_class in (TD3BCLoss, VMFTD3BCLoss)},
+    **{loss_class: ("crossq", {}) for loss_class in (CrossQLoss, VMFCrossQLoss)},
+    **{loss_class: ("redq", {}) for loss_class in (REDQLoss, VMFREDQLoss)},
+    **{loss_class: ("tqc", {}) for loss_class in (TQCLoss, VMFTQCLoss)},
+    **{loss_class: ("cql", {}) for loss_class in (CQLLoss, VMFCQLLoss)},  # always two critics
 }
 
 
 @pytest.fixture(params=LOSSES, ids=lambda loss_class: loss_class.__name__)
-def loss(request, td3, sac):
-    family, options, _ = LOSSES[request.param]
-    algorithm = {"td3": td3, "sac": sac}[family]
-    if request.param is TQCLoss:
-        options = options | {"critic": algorithm.critic(outputs=4)}
-    return algorithm.build(request.param, **options)
+def loss_and_used(request):
+    name, options = LOSSES[request.param]
+    algorithm = request.getfixturevalue(name)
+    return algorithm.build(request.param, **options), algorithm.used
 
 
-def used_critic(name, values):
-    return {"first": 0, "min": values.argmin(0), "mean": "mean"}[name]
+@pytest.fixture
+def loss(loss_and_used):
+    return loss_and_used[0]
 
 
 def evaluate(uncertainty, batch):
@@ -64,14 +74,14 @@ def evaluate(uncertainty, batch):
     return uncertainty(batch)
 
 
-def test_the_factor_equals_brute_force(loss, brute_force, make_batch):
+def test_the_factor_equals_brute_force(loss_and_used, brute_force, make_batch):
+    loss, used = loss_and_used
     batch = make_batch(12)
     result = evaluate(VMFUncertainty(loss), batch.clone())["vmf", "factor"]
     action = brute_force.policy_action(loss, batch, seed=SEED)
     gradients = brute_force.action_gradients(loss, batch, action)
     values = brute_force.critic_values(loss, batch, action)
-    used = used_critic(LOSSES[type(loss)][2], values)
-    expected = brute_force.sampling_factor(gradients, used)
+    expected = brute_force.sampling_factor(gradients, critic_named(used, values))
     assert expected.std() > 1e-3
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
 
@@ -252,7 +262,7 @@ def test_the_used_critic_can_be_chosen(algorithm, brute_force, make_batch, used)
     batch = make_batch(20)
     result = evaluate(VMFUncertainty(loss, used=used), batch.clone())["vmf", "factor"]
     action = brute_force.policy_action(loss, batch, seed=SEED)
-    index = used_critic(used, brute_force.critic_values(loss, batch, action))
+    index = critic_named(used, brute_force.critic_values(loss, batch, action))
     gradients = brute_force.action_gradients(loss, batch, action)
     expected = brute_force.sampling_factor(gradients, index)
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)

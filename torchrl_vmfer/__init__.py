@@ -1,7 +1,15 @@
 """vMFER (von Mises-Fisher Experience Resampling) as drop-in parts of TorchRL."""
 
 from torchrl_vmfer import directional
-from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
+from torchrl_vmfer.losses import (
+    VMFCQLLoss,
+    VMFCrossQLoss,
+    VMFREDQLoss,
+    VMFSACLoss,
+    VMFTD3BCLoss,
+    VMFTD3Loss,
+    VMFTQCLoss,
+)
 from torchrl_vmfer.policies import Policy
 from torchrl_vmfer.policy_files import load_policy, save_policy
 from torchrl_vmfer.replay import (
@@ -18,9 +26,14 @@ __all__ = [
     "HindsightReplayBuffer",
     "Policy",
     "RankPrioritizedSampler",
+    "VMFCQLLoss",
+    "VMFCrossQLoss",
+    "VMFREDQLoss",
     "VMFSACLoss",
     "VMFSampler",
+    "VMFTD3BCLoss",
     "VMFTD3Loss",
+    "VMFTQCLoss",
     "VMFUncertainty",
     "__version__",
     "directional",

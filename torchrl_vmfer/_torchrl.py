@@ -32,7 +32,15 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 from torchrl.envs import EnvBase, GymWrapper
-from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
+from torchrl.objectives import (
+    CQLLoss,
+    CrossQLoss,
+    REDQLoss,
+    SACLoss,
+    SoftUpdate,
+    TD3BCLoss,
+    TD3Loss,
+)
 from torchrl.objectives import utils as objective_utils
 from torchrl.objectives.common import LossModule
 
@@ -50,7 +58,11 @@ else:
 # the same inputs ``[*batch]``. Otherwise the i-th critic reads the i-th of ``[N, *batch]`` inputs.
 _BATCHED_CRITICS: dict[type[LossModule], tuple[str, bool]] = {
     TD3Loss: ("_vmap_qvalue_network00", False),
-    SACLoss: ("_vmap_qnetworkN0", True),
+    TD3BCLoss: ("_vmap_qvalue_network00", False),
+    REDQLoss: ("_vmap_qvalue_network00", False),
+    SACLoss: ("_vmap_qnetworkN0", True),  # and TQCLoss, which is derived from it
+    CrossQLoss: ("_vmap_qnetworkN0", True),
+    CQLLoss: ("_vmap_qvalue_networkN0", True),
 }
 
 
@@ -91,9 +103,19 @@ class TappedLoss(LossMixin):
         setattr(self, name, self.critics)
 
 
-def temperature(loss: SACLoss) -> Tensor:
-    """The temperature α of a SAC loss, within its bounds and without gradient."""
-    return loss._alpha
+def temperature(loss: Any) -> Tensor:
+    """The temperature α of an entropy-regularized loss, within its bounds and without gradient."""
+    return loss.alpha if isinstance(loss, REDQLoss) else loss._alpha
+
+
+def reduced(loss: LossModule, values: Tensor, tensordict: TensorDictBase) -> Tensor:
+    """Reduces a loss ``[N, *batch]`` as the loss module specifies, ignoring masked entries."""
+    return loss._reduce_loss(values, tensordict.unsqueeze(0))
+
+
+def bounded_temperature(loss: REDQLoss) -> Tensor:
+    """The temperature α of a REDQ loss, within its bounds and with gradient."""
+    return loss._safe_log_alpha.exp()
 
 
 # --- Networks and gradients -----------------------------------------------------------------
@@ -475,9 +497,17 @@ def write_rows(writer: TensorDictRoundRobinWriter, slots: Tensor, data: TensorDi
 
 RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (TD3Loss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
+    (TD3BCLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
+    (REDQLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
     (SACLoss, "TappedLoss"): ("_make_vmap", "_vmap_qnetworkN0"),
+    (CrossQLoss, "TappedLoss"): ("_make_vmap", "_vmap_qnetworkN0"),
+    (CQLLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_networkN0"),
     (objective_utils, "paired_critics"): ("_vmap_func",),
     (SACLoss, "temperature"): ("_alpha",),
+    (CrossQLoss, "temperature"): ("_alpha",),
+    (CQLLoss, "temperature"): ("_alpha",),
+    (LossModule, "reduced"): ("_reduce_loss",),
+    (REDQLoss, "bounded_temperature"): ("_safe_log_alpha",),
     (nn.Module, "has_module_hooks"): _HOOKS,
     (nn.Module, "ModuleWatch"): ("_modules",),
     (module_globals, "ModuleWatch"): tuple(f"_global{name}" for name in _HOOKS),

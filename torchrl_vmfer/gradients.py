@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
 from tensordict.nn import dispatch
-from torch import Tensor, nn
+from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from torchrl.objectives import TD3BCLoss, TD3Loss
+from torchrl.objectives import REDQLoss, TD3BCLoss, TD3Loss, TQCLoss
 from torchrl.objectives.common import LossModule
 
 from torchrl_vmfer._torchrl import TappedLoss, paired_critics
-from torchrl_vmfer.directional import factor_and_length
+from torchrl_vmfer.directional import Used, factor_and_length
+from torchrl_vmfer.networks import evaluating
 
-__all__ = ["GradientTap", "action_gradients", "action_leaves", "linearized_values"]
+__all__ = [
+    "AllCriticsTap",
+    "GradientTap",
+    "UsedCritic",
+    "action_gradients",
+    "action_leaves",
+    "checked_critic",
+    "followed_critic",
+    "linearized_values",
+    "resolved_critic",
+]
+
+UsedCritic: TypeAlias = Literal["first", "min", "mean"]
+"""The critic e whose gradient moves the actor: the first, the one with the lowest value, or the
+mean of all."""
+
+
+def followed_critic(loss: LossModule) -> UsedCritic:
+    """Returns the critic that the actor of a TorchRL loss follows."""
+    if isinstance(loss, (TD3Loss, TD3BCLoss)):
+        return "first"
+    return "mean" if isinstance(loss, (REDQLoss, TQCLoss)) else "min"
+
+
+def checked_critic(used: str) -> UsedCritic:
+    """Validates ``used`` and returns it."""
+    if used not in get_args(UsedCritic):
+        raise ValueError(f"used must be 'first', 'min' or 'mean', got {used!r}.")
+    return cast(UsedCritic, used)
+
+
+def resolved_critic(used: UsedCritic, values: Tensor, target_count: int | None = None) -> Used:
+    """Replaces ``"min"`` by the index of the critic with the lowest value.
+
+    Args:
+        used: the critic e.
+        values: the values of the critics, ``[N, *batch]``.
+        target_count: how many critics, counted from the first, are compared; ``None`` for all.
+    """
+    return values[:target_count].argmin(0) if used == "min" else used
 
 
 class GradientTap(TappedLoss):
@@ -25,25 +64,26 @@ class GradientTap(TappedLoss):
 
     TorchRL's losses call their critics through one batched callable, which :meth:`critics`
     replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
-    A loss sets :attr:`used`, the critic that the actor follows, and may override :meth:`perturbed`
-    and :meth:`loss_gradients`.
+    A loss may override :meth:`perturbed` and :meth:`loss_gradients`.
 
     Args:
         *args: as in TorchRL's loss.
         num_target_critics: how many critics, counted from the first, form the TD target;
             ``None`` for all of them.
         measure: whether ``actor_loss`` measures how much the critics agree.
+        used: the critic e of the factors: ``"first"``, ``"min"`` for the one with the lowest
+            value, or ``"mean"`` for the mean of all. By default, the one whose gradient moves the
+            actor of the loss. It does not change the loss.
         **kwargs: as in TorchRL's loss.
 
     Attributes:
+        critic_loss_name: the name of TorchRL's method for the critic loss.
         selected_out_keys: the keys chosen by ``select_out_keys``, or ``None`` if it was not called.
-        used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
-            with the lowest value, or ``"mean"`` for the mean of all.
         tapped_values: the critics' values ``[N, *batch]`` in the current ``actor_loss`` call.
         tapped_gradients: the gradients ``[N, *batch, action]`` of l_i = -Q_i in that call.
     """
 
-    used: ClassVar[Literal["first", "min", "mean"]]
+    critic_loss_name: ClassVar[str]
     actor_noise = 0.0
     tapped_values: Tensor
     tapped_gradients: Tensor
@@ -52,7 +92,12 @@ class GradientTap(TappedLoss):
     selected_out_keys: list[NestedKey] | None = None
 
     def __init__(
-        self, *args: Any, num_target_critics: int | None = 2, measure: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        num_target_critics: int | None = 2,
+        measure: bool = True,
+        used: UsedCritic | None = None,
+        **kwargs: Any,
     ) -> None:
         if num_target_critics is not None and (
             not isinstance(num_target_critics, int) or num_target_critics < 1
@@ -63,6 +108,7 @@ class GradientTap(TappedLoss):
             )
         self.num_target_critics = num_target_critics
         self.measure = measure
+        self.used = checked_critic(used or followed_critic(self))
         super().__init__(*args, **kwargs)
 
     @property
@@ -88,9 +134,16 @@ class GradientTap(TappedLoss):
         own = ("vmf_factor", "vmf_resultant_length") if self.measure else ()
         return [*self.stock_out_keys, *own]
 
-    @dispatch
+    @property
+    def keyword_out_keys(self) -> list[NestedKey]:
+        """The keys that a call with keyword arguments returns: TorchRL's, or the selected ones."""
+        return self.selected_out_keys or self.stock_out_keys
+
+    @dispatch(dest="keyword_out_keys")
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Computes TorchRL's losses, ``vmf_factor`` and ``vmf_resultant_length``.
+
+        A call with keyword arguments returns the tuple of :attr:`keyword_out_keys`.
 
         ``vmf_factor`` is also written into the batch, as TorchRL writes the TD error, so that
         ``buffer.update_tensordict_priority(batch)`` finds it there.
@@ -105,6 +158,10 @@ class GradientTap(TappedLoss):
             losses.update(report)
             tensordict.set("vmf_factor", report["vmf_factor"])
         return losses
+
+    def critic_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the critic loss. This method has the same name in all losses."""
+        return getattr(self, self.critic_loss_name)(tensordict)
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes TorchRL's actor loss, with the factors and lengths as additional metadata."""
@@ -121,7 +178,7 @@ class GradientTap(TappedLoss):
 
     def agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
         """Returns metadata on how much the critics agree, given their gradients and values."""
-        used = self.used if self.used != "min" else values[: self.target_count].argmin(0)
+        used = resolved_critic(self.used, values, self.target_count)
         factor, length = factor_and_length(gradients, used)
         metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
         if self._report is not None:
@@ -157,8 +214,8 @@ class GradientTap(TappedLoss):
             mean=self.reduction == "mean",
             at=at,
         )
-        self.tapped_values = values.detach().squeeze(-1)
-        if self.used == "min":
+        self.tapped_values = values.detach().mean(-1)
+        if followed_critic(self) == "min":
             values = values[: self.target_count]
         return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])
 
@@ -169,6 +226,18 @@ class GradientTap(TappedLoss):
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
         """The gradients of the losses l_i with respect to the action, ``[N, *batch, action]``."""
         return self.tapped_gradients
+
+
+class AllCriticsTap(GradientTap):
+    """A :class:`GradientTap` for losses whose TD target is defined over all critics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if "num_target_critics" in kwargs:
+            raise TypeError(
+                f"All critics of {type(self).__name__} form the TD target: leave out "
+                "num_target_critics."
+            )
+        super().__init__(*args, num_target_critics=None, **kwargs)
 
 
 def linearized_values(
@@ -188,7 +257,8 @@ def linearized_values(
     built on it propagates exactly g_e to the actor, and nothing to the critics.
 
     Args:
-        critics: the batched critics, from ``[N, *batch]`` inputs to ``[N, *batch, 1]`` values.
+        critics: the batched critics, from ``[N, *batch]`` inputs to values ``[N, *batch, K]``: one
+            for each critic, or K quantiles, whose mean is then Q_i.
         inputs: their inputs, expanded to a batch size ``[N, *batch]``.
         action_key: the entry of the action, a tensor or a TensorDict of tensors.
         value_key: the entry of the value.
@@ -199,7 +269,7 @@ def linearized_values(
             from the one in ``inputs``. The action in ``inputs`` still receives the gradient.
 
     Returns:
-        the values ``[N, *batch, 1]``, differentiable with respect to the inputs, and the
+        the values ``[N, *batch, K]``, differentiable with respect to the inputs, and the
         gradients ``[N, *batch, action]`` of the losses l_i = -Q_i with respect to the action. The
         gradients of a composite action are concatenated in the order of :func:`action_leaves`.
     """
@@ -223,8 +293,9 @@ def linearized_values(
         values, pull_back = torch.func.vjp(values_at, *points)  # type: ignore[misc]
         # In half precision, a weight of 1/B would make gradients underflow.
         is_half = any(tensor.dtype.itemsize < 4 for tensor in (values, *points))
-        weight = values.new_tensor(-1 / max(1, values[0].numel()) if mean and not is_half else -1)
-        gradients = [_at_least_single(g) for g in pull_back(weight.expand_as(values))]
+        size, count = max(1, values[0, ..., 0].numel()), values.shape[-1]
+        weight = values.new_tensor(-1 / size if mean and not is_half else -1)
+        gradients = [_at_least_single(g) for g in pull_back((weight / count).expand_as(values))]
     # A backward pass multiplies the values below by the scale of the loss, which often
     # overflows in half precision.
     values, weight = _at_least_single(values), _at_least_single(weight)
@@ -278,7 +349,8 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
                 inputs.set(action_key, actor.get_dist(inputs).rsample())
     inputs = inputs.select(*critic.in_keys)
     ensemble = paired_critics(loss)
-    with _evaluating(critic):
+    # Measuring must not update the running statistics of normalization layers.
+    with evaluating(critic):
         values, gradients = linearized_values(
             lambda inputs: ensemble(inputs, params),
             inputs.expand(params.batch_size[0], *inputs.batch_size),
@@ -286,15 +358,3 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
             value_key=loss.tensor_keys.state_action_value,
         )
     return values.mean(-1), gradients
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Puts a module in eval mode, so that measuring does not update normalization statistics."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

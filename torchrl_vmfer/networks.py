@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import MLP
 from torchrl.objectives.utils import RANDOM_MODULE_LIST
 
+from torchrl_vmfer.batch_renorm import BatchRenorm
 from torchrl_vmfer.imports import import_class
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "actor_network",
     "check_ensemble",
     "drawn_action",
+    "evaluating",
 ]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -48,6 +51,10 @@ class NetworkSpec:
         hidden: the hidden units of an MLP, per layer.
         activation: a key of :data:`ACTIVATIONS`, for an MLP.
         layer_norm: whether an MLP normalizes each hidden layer, before the activation.
+        batch_renorm: whether an MLP has batch renormalization before each linear layer, as in
+            CrossQ's critics.
+        batch_renorm_warmup: the number of initial batches for which it is plain batch
+            normalization.
 
     Example:
         >>> NetworkSpec(hidden=[8], activation="tanh").make(3, 2)
@@ -63,6 +70,8 @@ class NetworkSpec:
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     activation: str = "relu"
     layer_norm: bool = False
+    batch_renorm: bool = False
+    batch_renorm_warmup: int = 100_000
 
     @property
     def is_mlp(self) -> bool:
@@ -71,7 +80,10 @@ class NetworkSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the network has a fast path (see :mod:`torchrl_vmfer.fast`)."""
+        """Whether the network has a fast path (see :mod:`torchrl_vmfer.fast`).
+
+        With batch renormalization, it has one in evaluation mode, as in CrossQ's actor update.
+        """
         return self.is_mlp and not self.layer_norm
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,11 +100,14 @@ class NetworkSpec:
 
         Raises:
             ImportError: if the class of a custom network cannot be imported.
-            ValueError: if a custom network does not have these inputs and outputs.
+            ValueError: if a custom network does not have these inputs and outputs, or if two kinds
+                of normalization are requested.
         """
         if not self.is_mlp:
             return self._make_own(inputs, outputs)
-        return MLP(
+        if self.layer_norm and self.batch_renorm:
+            raise ValueError("layer_norm and batch_renorm cannot be combined: choose one of them.")
+        network = MLP(
             inputs,
             outputs,
             num_cells=list(self.hidden),
@@ -103,6 +118,12 @@ class NetworkSpec:
             else None,
             device=device,
         )
+        if self.batch_renorm:
+            for position in reversed(range(0, len(network), 2)):  # before each linear layer
+                features = network[position].in_features
+                renorm = BatchRenorm(features, warmup=self.batch_renorm_warmup)
+                network.insert(position, renorm.to(device))
+        return network
 
     def _make_own(self, inputs: int, outputs: int) -> nn.Module:
         setting = f"network={self.network}"
@@ -119,8 +140,8 @@ class NetworkSpec:
         for shape in ((), (3,), (2, 3)):
             points = torch.zeros(*shape, inputs)
             try:
-                # Dropout must not change the random numbers of a run.
-                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                # Must not change the random numbers of a run or the network's running statistics.
+                with torch.no_grad(), torch.random.fork_rng(devices=[]), evaluating(network):
                     values = network(points)
             except Exception as error:
                 raise ValueError(
@@ -198,6 +219,18 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
         loc = loc + torch.randn_like(loc) * scale
     limit = 1.0 - torch.finfo(loc.dtype).resolution  # as in TorchRL's TanhNormal
     return loc.tanh().clamp(-limit, limit)
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Puts a module in evaluation mode, and restores the mode of each of its parts afterwards."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _reason(error: Exception) -> str:

@@ -55,10 +55,10 @@ class Policy(TensorDictModuleBase):
         normalization: the normalization of the flattened inputs; ``None`` for none.
         weights: the state of the network; ``None`` for random weights.
         environment: the name of the environment that the policy was trained in.
-        step: the number of environment steps that the policy was trained for.
+        step: the number of steps that the policy was trained for.
 
     Attributes:
-        step: the number of environment steps that the policy was trained for; ``None`` if unknown.
+        step: the number of steps that the policy was trained for; ``None`` if unknown.
         environment: the name of the environment.
         input_shapes: the shape of each entry of an observation, in the order of ``in_keys``.
         source: the file that the policy was loaded from.

@@ -119,7 +119,9 @@ def _from_data(data: Any) -> Policy:
         and isinstance(spec.hidden, list)
         and all(type(units) is int and units > 0 for units in spec.hidden)
         and spec.activation in ACTIVATIONS
-        and isinstance(spec.layer_norm, bool),
+        and isinstance(spec.layer_norm, bool)
+        and isinstance(spec.batch_renorm, bool)
+        and isinstance(spec.batch_renorm_warmup, int),
         "inputs": size > 0 and min(min(shape, default=1) for shape in inputs.values()) > 0,
         "action": low.ndim == 1 and low.shape == high.shape and bool((low <= high).all()),
         "normalization": normalization is None

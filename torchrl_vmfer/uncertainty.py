@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor
-from torchrl.objectives import IQLLoss, REDQLoss, TD3BCLoss, TD3Loss, TQCLoss
+from torchrl.objectives import IQLLoss
 from torchrl.objectives.common import LossModule
 
 from torchrl_vmfer import directional
-from torchrl_vmfer.gradients import action_gradients
+from torchrl_vmfer.gradients import (
+    UsedCritic,
+    action_gradients,
+    checked_critic,
+    followed_critic,
+    resolved_critic,
+)
 
 __all__ = ["VMFUncertainty"]
-
-_USE_FIRST = (TD3Loss, TD3BCLoss)
-_USE_MEAN = (REDQLoss, TQCLoss)
 
 
 class VMFUncertainty(TensorDictModuleBase):
@@ -27,8 +28,8 @@ class VMFUncertainty(TensorDictModuleBase):
     gradient of the loss l_i = -Q_i at that action. It then fits a von Mises-Fisher distribution to
     the directions of the gradients (Eq. 7 and Algorithm 3). This takes one forward and one
     backward pass through the critics. If you also update the actor on the same batch, use
-    :class:`~torchrl_vmfer.VMFTD3Loss` or :class:`~torchrl_vmfer.VMFSACLoss`, which compute the
-    factors without an extra pass.
+    :class:`~torchrl_vmfer.VMFTD3Loss` or another loss of this package, which computes the factors
+    without an extra pass.
 
     It writes, for a batch ``[*batch]``:
 
@@ -45,12 +46,14 @@ class VMFUncertainty(TensorDictModuleBase):
 
     Keyword Args:
         used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
-            with the lowest value, or ``"mean"`` for the mean of all. The default matches the loss:
-            ``"first"`` for the TD3 family, ``"mean"`` for REDQ and TQC, ``"min"`` for all others.
+            with the lowest value, or ``"mean"`` for the mean of all. For a loss of
+            this package, the default is its own ``used``. For TorchRL's losses, it is ``"first"``
+            for TD3 and TD3+BC, ``"mean"`` for REDQ and TQC, and ``"min"`` for all others.
 
     Examples:
         >>> from tensordict.nn import TensorDictModule
         >>> from torchrl.modules import MLP, ValueOperator
+        >>> from torchrl.objectives import TD3Loss
         >>> actor = TensorDictModule(
         ...     MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["action"]
         ... )
@@ -69,9 +72,7 @@ class VMFUncertainty(TensorDictModuleBase):
         ("vmf", "concentration"),
     ]
 
-    def __init__(
-        self, loss_module: LossModule, *, used: Literal["first", "min", "mean"] | None = None
-    ) -> None:
+    def __init__(self, loss_module: LossModule, *, used: UsedCritic | None = None) -> None:
         if isinstance(loss_module, IQLLoss):
             raise TypeError(
                 f"The actor of {type(loss_module).__name__} imitates the actions in the batch and "
@@ -90,16 +91,9 @@ class VMFUncertainty(TensorDictModuleBase):
                 f"The critics of {type(loss_module).__name__} do not read the action, so there is "
                 "no gradient with respect to it. Pass a loss for continuous actions."
             )
-        if used is None:
-            used = "min"
-            if isinstance(loss_module, _USE_FIRST):
-                used = "first"
-            elif isinstance(loss_module, _USE_MEAN):
-                used = "mean"
-        if used not in ("first", "min", "mean"):
-            raise ValueError(f"used must be 'first', 'min' or 'mean', got {used!r}.")
         super().__init__()
-        self.used = used
+        own = getattr(loss_module, "used", None)
+        self.used = checked_critic(used or own or followed_critic(loss_module))
         # Bypasses nn.Module: otherwise the parameters of the loss would also be listed here.
         self.__dict__["_loss_module"] = loss_module
         self.in_keys = list(
@@ -120,9 +114,7 @@ class VMFUncertainty(TensorDictModuleBase):
             values, gradients = loss.action_gradients(tensordict)
         else:
             values, gradients = action_gradients(loss, tensordict)
-        used = self.used
-        if used == "min":
-            used = values[: getattr(loss, "target_count", None)].argmin(0)
+        used = resolved_critic(self.used, values, getattr(loss, "target_count", None))
         return tensordict.update(self.from_gradients(gradients, used))
 
     @staticmethod

@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 
+from torchrl_vmfer.fast import make_backend
 from torchrl_vmfer.fast.adam import Adam
 
 
@@ -16,18 +17,21 @@ def parameters():
     return [torch.nn.Parameter(torch.randn(shape)) for shape in ((2, 8, 3), (2, 8), ())]
 
 
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.99)])
 @pytest.mark.parametrize("stop", [None, 0, 1, 5])
-def test_same_numbers_and_state_as_pytorch(stop):
+def test_same_numbers_and_state_as_pytorch(stop, betas):
     """Also after saving and loading, where a shared counter must not be incremented twice."""
     ours, theirs = parameters(), parameters()
-    optimizer = Adam(ours, lr=0.01, fused=True)
-    reference = torch.optim.Adam(theirs, lr=0.01, fused=True)
+    optimizer = make_backend(fast=True).adam(ours, 0.01, betas)
+    torch.set_flush_denormal(False)
+    assert isinstance(optimizer, Adam)
+    reference = torch.optim.Adam(theirs, lr=0.01, betas=betas, fused=True)
     for step in range(8):
         if step == stop:
             file = io.BytesIO()
             torch.save(optimizer.state_dict(), file)
             file.seek(0)
-            optimizer = Adam(ours, lr=0.01, fused=True)
+            optimizer = Adam(ours, lr=0.01, betas=betas, fused=True)
             optimizer.load_state_dict(torch.load(file, weights_only=True))
         for one, other in zip(ours, theirs, strict=True):
             one.grad = torch.randn_like(one)

@@ -23,7 +23,13 @@ CRITICS = {
 }
 
 
-@pytest.fixture(params=CRITICS)
+# Near-duplicates run in `make test-all` only.
+QUICK = ("relu", "tanh", "no last bias")
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CRITICS]
+)
 def loss(request, algorithm):
     torch.manual_seed(0)
     network = MLP(8, 1, **{"num_cells": [64, 64]} | CRITICS[request.param])

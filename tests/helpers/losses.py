@@ -21,8 +21,13 @@ def perturb(params, critics, amount=0.3):
         param.data[critics] += amount * noise[critics]
 
 
+def total_loss(losses):
+    """Sums all losses that ``forward`` returned."""
+    return sum(value.sum() for name, value in losses.items() if name.startswith("loss_"))
+
+
 def assert_same(algorithm, result, expected):
-    """Asserts bitwise equality for TD3, and 1e-6 for SAC, whose batched products differ."""
+    """Asserts bitwise equality for TD3, and 1e-6 for the others, whose batched products differ."""
     if algorithm.name == "td3":
         assert torch.equal(result, expected)
     else:
@@ -30,4 +35,20 @@ def assert_same(algorithm, result, expected):
 
 
 def used_critic(algorithm, values, targets=2):
-    return 0 if algorithm.name == "td3" else values[:targets].argmin(0)
+    return critic_named(algorithm.used, values[:targets])
+
+
+def critic_named(used, values):
+    """Returns the critic e of ``used=``, given the values ``[N, *batch]``."""
+    return {"first": 0, "min": values.argmin(0), "mean": "mean"}[used]
+
+
+def assert_gradients_equal(loss, reference, tolerance=1e-6):
+    """Asserts that the parameters of two losses have the same gradients, or none."""
+    expected = dict(reference.named_parameters())
+    for name, param in loss.named_parameters():
+        gradient, other = param.grad, expected[name].grad
+        assert (gradient is None) == (other is None), name
+        if other is not None:
+            scale = other.abs().max().clamp(min=1).item()
+            torch.testing.assert_close(gradient, other, rtol=0, atol=tolerance * scale, msg=name)

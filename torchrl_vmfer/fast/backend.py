@@ -34,7 +34,7 @@ class Backend:
     Attributes:
         is_fast: the value for the ``fast`` argument of the losses.
         soft_update: makes the updater of target networks, as TorchRL's ``SoftUpdate`` does.
-        optimizer: makes an optimizer from a list of parameters and ``lr``.
+        optimizer: makes an optimizer from a list of parameters, ``lr`` and ``betas``.
         backward: replaces ``loss.backward()``.
         storage: the class of the replay buffer's storage.
         writer: the class of its writer.
@@ -51,11 +51,23 @@ class Backend:
     collector: type[Collector]
     network: Callable[[nn.Module], Callable[..., Any]]
 
-    def adam(self, parameters: TensorDictParams | list[Tensor], lr: float) -> Any:
-        """Makes an optimizer for some parameters."""
+    def adam(
+        self,
+        parameters: TensorDictParams | list[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> Any:
+        """Makes an optimizer.
+
+        Args:
+            parameters: a list of parameters, or those of a loss, whose buffers are left out.
+            lr: the learning rate.
+            betas: Adam's coefficients for the running averages of the gradient and its square.
+        """
         if isinstance(parameters, TensorDictParams):
-            parameters = list(parameters.flatten_keys().values())
-        return self.optimizer(parameters, lr=lr)
+            tensors = parameters.flatten_keys().values()
+            parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        return self.optimizer(parameters, lr=lr, betas=betas)
 
 
 def _plain_if_possible(module: nn.Module) -> Callable[..., Any]:

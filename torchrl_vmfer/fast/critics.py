@@ -1,4 +1,4 @@
-"""Base class of the fast updates of TD3 and SAC: the critic loss and the critics' gradients.
+"""Base class of the fast updates: the critic loss and the critics' gradients.
 
 TorchRL's losses support any network. If the actor and the critics are stacks of linear layers, most
 of the cost of that generality can be avoided: the ensemble is one batched product per layer, no
@@ -10,7 +10,8 @@ random numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from tensordict import TensorDictBase
@@ -21,9 +22,6 @@ from torchrl.objectives.value import TD0Estimator
 
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
-
-if TYPE_CHECKING:
-    from torchrl_vmfer.losses import VMFSACLoss, VMFTD3Loss
 
 __all__ = ["FastUpdates"]
 
@@ -54,16 +52,19 @@ class FastUpdates:
 
     methods: ClassVar[tuple[str, ...]]
     """The methods of the loss that the methods with the same names replace."""
+    evaluates_critics: ClassVar[bool] = False
+    """Whether the critics are in evaluation mode in all these methods."""
 
-    def __init__(self, loss: VMFTD3Loss | VMFSACLoss) -> None:
+    def __init__(self, loss: Any) -> None:
         self._loss = loss
-        self._trained_critics = PlainNetwork(loss.qvalue_network, loss.qvalue_network_params)
+        make = partial(PlainNetwork, loss.qvalue_network, in_eval_mode=self.evaluates_critics)
+        self._trained_critics = make(loss.qvalue_network_params)
         # Extra critics are used only for measuring the agreement.
         self._num_target_critics = loss.target_count
         self._all_critics = self._trained_critics.detached()
-        self._actor_critics = self._trained_critics.detached(self._num_actor_critics)
-        targets = PlainNetwork(loss.qvalue_network, loss.target_qvalue_network_params)
-        self._target_critics = targets.detached(self._num_target_critics)
+        self._actor_critics = self._trained_critics.detached(slice(self._num_actor_critics))
+        targets = make(loss.target_qvalue_network_params)
+        self._target_critics = targets.detached(slice(self._num_target_critics))
         # Networks, each with the network derived from it.
         self._derived = [
             (self._trained_critics, self._all_critics),
@@ -139,29 +140,36 @@ class FastUpdates:
             return torch.cat([action, observation], -1), slice(action.shape[-1])
         return torch.cat([observation, action], -1), slice(observation.shape[-1], None)
 
-    def _next_value(self, observation: Tensor, action: Tensor) -> Tensor:
+    def _evaluated(self, critics: PlainNetwork, observation: Tensor, action: Tensor) -> Tensor:
+        """The outputs ``[N, B, K]`` of some critics."""
         inputs, _ = self._critic_inputs(observation, action)
-        values = self._target_critics(inputs.expand(self._num_target_critics, *inputs.shape))
-        return values.squeeze(-1).amin(0)
+        return critics(inputs.expand(critics.size, *inputs.shape))
+
+    def _predicted(self, tensordict: TensorDictBase) -> tuple[Tensor, Callable[..., Any]]:
+        """The outputs ``[N, B, K]`` for a batch, and a function to pull their gradients back."""
+        action = tensordict.get(self._loss.tensor_keys.action)
+        inputs, _ = self._critic_inputs(self._observation(tensordict), action)
+        critics = self._all_critics
+        return critics.with_pull_back(inputs.expand(critics.size, *inputs.shape))
+
+    def _target(self, tensordict: TensorDictBase, next_value: Tensor) -> Tensor:
+        """The TD target ``[*, B]`` for values ``[*, B]`` of the next state."""
+        keys = self._loss.tensor_keys
+        reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
+        done = tensordict.get(("next", keys.done))
+        terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
+        return reward + self._loss.value_estimator.gamma * next_value.masked_fill(terminated, 0)
 
     def _critic_loss(
         self, tensordict: TensorDictBase, next_value: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic loss and metadata: values ``[N, B]``, targets ``[B]``, errors ``[N, B]``."""
-        loss, keys = self._loss, self._loss.tensor_keys
-        reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
-        done = tensordict.get(("next", keys.done))
-        terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
-        target = reward + loss.value_estimator.gamma * next_value.masked_fill(terminated, 0)
-        observation = self._observation(tensordict)
-        inputs, _ = self._critic_inputs(observation, tensordict.get(keys.action))
-        values, pull_back = self._all_critics.with_pull_back(
-            inputs.expand(loss.num_qvalue_nets, *inputs.shape)
-        )
+        target = self._target(tensordict, next_value)
+        values, pull_back = self._predicted(tensordict)
         values = values.squeeze(-1)
         error = values - target
         weights = self._weights(tensordict, values)
-        distance, slope = (function(error) for function in _DISTANCES[loss.loss_function])
+        distance, slope = (function(error) for function in _DISTANCES[self._loss.loss_function])
         critic_loss = with_known_gradients(
             (distance * weights).sum(),
             self._trained_critics,
@@ -177,9 +185,11 @@ class FastUpdates:
 
     def _weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
         """The weight of each transition in the loss of the batch, ``[B]`` or ``[]``."""
-        loss, key = self._loss, self._loss.tensor_keys.priority_weight
-        is_mean = loss.reduction == "mean"
-        if loss.use_prioritized_weights not in (True, "auto") or key not in tensordict:
+        loss, is_mean = self._loss, self._loss.reduction == "mean"
+        # TorchRL's losses that ignore importance weights have no such key.
+        key = getattr(loss.tensor_keys, "priority_weight", None)
+        is_weighted = key is not None and loss.use_prioritized_weights in (True, "auto")
+        if not is_weighted or key not in tensordict:
             return like.new_tensor(1 / len(tensordict) if is_mean else 1.0)
         weights = tensordict.get(key)
         if weights.shape != tensordict.shape:
@@ -204,12 +214,12 @@ class FastUpdates:
         self, observation: Tensor, action: Tensor, measure: bool
     ) -> tuple[Tensor, Tensor]:
         """The critics' values ``[N, B]`` and action gradients at an action ``[B, A]``."""
-        count = self._loss.num_qvalue_nets if measure else self._num_actor_critics
         critics = self._all_critics if measure else self._actor_critics
         inputs, columns = self._critic_inputs(observation, action)
-        values, gradients = critics.with_gradients(inputs.expand(count, *inputs.shape), columns)
-        return values.squeeze(-1), gradients
+        inputs = inputs.expand(critics.size, *inputs.shape)
+        values, gradients = critics.with_gradients(inputs, columns)
+        return values.mean(-1), gradients
 
-    def _agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
-        """The agreement of the critics, from gradients ``[N, B, A]`` and values ``[N, B]``."""
+    def _actor_metadata(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
+        """Metadata of the actor loss, from gradients ``[N, B, A]`` and values ``[N, B]``."""
         return self._loss.agreement(gradients, values) if self._loss.measure else {}

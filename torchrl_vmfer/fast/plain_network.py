@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.nn import functional
-from torchrl.modules import MLP, Actor, SafeModule, SafeSequential, TanhModule, ValueOperator
+from torchrl.modules import (
+    MLP,
+    Actor,
+    BatchRenorm1d,
+    SafeModule,
+    SafeSequential,
+    TanhModule,
+    ValueOperator,
+)
 
 from torchrl_vmfer._torchrl import has_module_hooks
+from torchrl_vmfer.batch_renorm import BatchRenorm
 
 __all__ = ["NotPlainError", "PlainNetwork"]
 
@@ -23,8 +32,11 @@ _ACTIVATIONS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Softplus),
     *(nn.Mish, nn.Identity),
 )
+# Layers that normalize with running statistics in evaluation mode.
+_NORMALIZATIONS = (nn.BatchNorm1d, BatchRenorm1d, BatchRenorm)
 # Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
+_ALL = slice(None)
 
 
 class NotPlainError(TypeError):
@@ -47,6 +59,33 @@ class Squash(nn.Module):
         return self.stretch(inputs.tanh())
 
 
+class Linear(NamedTuple):
+    """The parameters of a linear layer, with a leading dimension for an ensemble."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Applies the layer."""
+        return _linear(inputs, self.weight, self.bias)
+
+
+class Normalization(NamedTuple):
+    """The tensors of a normalization layer, with a leading dimension for an ensemble."""
+
+    eps: float
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Normalizes with the running statistics."""
+        scale = self.weight / (self.variance + self.eps).sqrt()
+        centered = inputs - self.mean.unsqueeze(-2)
+        return torch.addcmul(self.bias.unsqueeze(-2), centered, scale.unsqueeze(-2))
+
+
 class PlainNetwork:
     """A stack of linear layers and activations, or an ensemble of ``N`` such stacks.
 
@@ -55,41 +94,52 @@ class PlainNetwork:
         params: its parameters, with a leading dimension ``N`` for an ensemble. They are not
             copied: optimizers may change them in place.
         last: a module without parameters that is applied after the stack.
+        in_eval_mode: whether the stack may also have batch normalization, in evaluation mode.
 
     Raises:
         NotPlainError: if the module is not such a stack.
     """
 
     def __init__(
-        self, module: nn.Module, params: TensorDictBase, last: nn.Module | None = None
+        self,
+        module: nn.Module,
+        params: TensorDictBase,
+        last: nn.Module | None = None,
+        in_eval_mode: bool = False,
     ) -> None:
-        self._steps = list(_steps(module, params, is_alone=not params.batch_size))
+        is_alone = not params.batch_size
+        self._steps = list(_steps(module, params, is_alone, in_eval_mode))
         self._steps += [] if last is None else [last]
         if self._steps and getattr(self._steps[0], "inplace", False):
             raise NotPlainError("the network begins by changing its inputs in place")
 
-    def detached(self, count: int | None = None) -> PlainNetwork:
-        """The first ``count`` stacks, with detached parameters.
+    def detached(self, chosen: slice | Tensor = _ALL) -> PlainNetwork:
+        """Some of the stacks, by default all of them, with detached parameters.
 
-        The detached parameters share memory with the original ones: see :meth:`shares_memory`.
+        The parameters of a slice share memory with the original ones: see :meth:`shares_memory`.
         """
         network = PlainNetwork.__new__(PlainNetwork)
         network._steps = [
             step
             if isinstance(step, nn.Module)
-            else tuple(None if p is None else p.detach()[:count] for p in step)
+            else type(step)(*(p.detach()[chosen] if isinstance(p, Tensor) else p for p in step))
             for step in self._steps
         ]
         return network
 
+    @property
+    def size(self) -> int:
+        """The number of stacks of an ensemble."""
+        return len(self.tensors[0])
+
     @cached_property
     def tensors(self) -> list[Tensor]:
-        """All weights and biases."""
+        """All weights, biases and running statistics."""
         layers = (step for step in self._steps if isinstance(step, tuple))
-        return [tensor for layer in layers for tensor in layer if tensor is not None]
+        return [tensor for layer in layers for tensor in layer if isinstance(tensor, Tensor)]
 
     def parameters(self) -> Iterator[Tensor]:
-        """All weights and biases, as a module would list them."""
+        """Iterates over :attr:`tensors`."""
         return iter(self.tensors)
 
     def shares_memory(self, other: PlainNetwork) -> bool:
@@ -101,8 +151,8 @@ class PlainNetwork:
         """The parameters of the leading linear layers with ReLU, and the remaining steps."""
         linear: list[Tensor] = []
         for position, step in enumerate(self._steps):
-            if isinstance(step, tuple) and step[1] is not None and position % 2 == 0:
-                linear += step
+            if isinstance(step, Linear) and step.bias is not None and position % 2 == 0:
+                linear += [step.weight, step.bias]
             elif not (type(step) is nn.ReLU and position % 2 == 1):
                 break
         # The last item is a linear layer: a ReLU after it belongs to the remaining steps.
@@ -131,7 +181,7 @@ class PlainNetwork:
         return outputs, lambda *g: _parameter_gradients(slope(*g), hidden, layers[::2])
 
     def with_gradients(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
-        """The single output, and its gradient with respect to some columns of the inputs.
+        """The outputs, and the gradient of their mean with respect to some columns of the inputs.
 
         Requires a detached network.
         """
@@ -141,7 +191,8 @@ class PlainNetwork:
         *hidden, outputs = _hidden_units(inputs, layers)
         weights = layers[::2]
         # One gradient for the whole batch, until the hidden units make its rows differ.
-        *_, gradient = _gradients(torch.ones_like(outputs[..., :1, :]), hidden, weights)
+        of_outputs = torch.full_like(outputs[..., :1, :], 1 / outputs.shape[-1])
+        *_, gradient = _gradients(of_outputs, hidden, weights)
         # Products with few columns are faster if each column is contiguous.
         gradient = gradient @ weights[0][..., columns].mT.contiguous().mT
         return outputs, gradient.expand(*outputs.shape[:-1], gradient.shape[-1])
@@ -153,13 +204,13 @@ class PlainNetwork:
             before, after, _ = columns.indices(inputs.shape[-1])
             points = inputs[..., columns].requires_grad_()
             outputs = self(torch.cat([inputs[..., :before], points, inputs[..., after:]], -1))
-            (gradients,) = torch.autograd.grad(outputs.sum(), points)
+            (gradients,) = torch.autograd.grad(outputs.mean(-1).sum(), points)
         return outputs.detach(), gradients
 
 
 def _applied(steps: Sequence[Any], inputs: Any) -> Any:
     for step in steps:
-        inputs = step(inputs) if isinstance(step, nn.Module) else _linear(inputs, *step)
+        inputs = step(inputs)
     return inputs
 
 
@@ -240,14 +291,17 @@ def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
 
 
-def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterator[Any]:
+def _steps(
+    module: Any, params: TensorDictBase | None, is_alone: bool, in_eval_mode: bool
+) -> Iterator[Any]:
+    options = (is_alone, in_eval_mode)
     if has_module_hooks(module):
         raise NotPlainError(f"{type(module).__name__} has hooks")
     if type(module) in _WRAPPERS:
-        yield from _steps(module.module, _child(params, "module"), is_alone)
+        yield from _steps(module.module, _child(params, "module"), *options)
     elif type(module) in (nn.Sequential, MLP):
         for name, child in _children(module):
-            yield from _steps(child, _child(params, name), is_alone)
+            yield from _steps(child, _child(params, name), *options)
     elif type(module) in (TensorDictSequential, SafeSequential):
         parts: list[tuple[str, Any]] = list(_children(module.module))
         keys: list[Any] = [(list(part.in_keys), list(part.out_keys)) for _, part in parts]
@@ -255,7 +309,7 @@ def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterat
             if len(written) != 1 or written != read:
                 raise NotPlainError("the modules of the policy are not a chain")
         for name, part in parts:
-            yield from _steps(part, _child(_child(params, "module"), name), is_alone)
+            yield from _steps(part, _child(_child(params, "module"), name), *options)
     elif type(module) is TanhModule and params is not None and is_alone:
         if module.clamp or len(module.out_keys) != 1:
             raise NotPlainError("the TanhModule clamps, or has several outputs")
@@ -263,7 +317,13 @@ def _steps(module: Any, params: TensorDictBase | None, is_alone: bool) -> Iterat
         name = key if isinstance(key, str) else "_".join(key)
         yield Squash(params.get(f"{name}_low"), params.get(f"{name}_high"))
     elif type(module) is nn.Linear and params is not None:
-        yield params.get("weight"), params.get("bias", None)
+        yield Linear(params.get("weight"), params.get("bias", None))
+    elif type(module) in _NORMALIZATIONS and params is not None and in_eval_mode:
+        names = ("running_mean", "running_var", "weight", "bias")
+        tensors = [params.get(name, None) for name in names]
+        if any(tensor is None for tensor in tensors):
+            raise NotPlainError(f"{type(module).__name__} has no running statistics or weights")
+        yield Normalization(module.eps, *tensors)
     elif type(module) in _ACTIVATIONS or (is_alone and not _is_stateful(module)):
         yield module
     else:

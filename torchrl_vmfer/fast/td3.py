@@ -1,8 +1,8 @@
-"""The updates of TD3 on plain networks, as batched matrix products."""
+"""The updates of TD3 and TD3+BC on plain networks, as batched matrix products."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -12,20 +12,16 @@ from torchrl_vmfer.fast.critics import FastUpdates
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 
-if TYPE_CHECKING:
-    from torchrl_vmfer.losses import VMFTD3Loss
-
-__all__ = ["FastTD3"]
+__all__ = ["FastTD3", "FastTD3BC"]
 
 
 class FastTD3(FastUpdates):
     """The actor and critic losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
 
     methods = ("value_loss", "actor_loss")
-    _loss: VMFTD3Loss
     _num_actor_critics = 1  # the first
 
-    def __init__(self, loss: VMFTD3Loss) -> None:
+    def __init__(self, loss: Any) -> None:
         super().__init__(loss)
         self._actor = PlainNetwork(loss.actor_network, loss.actor_network_params)
         self._policy = self._actor.detached()
@@ -50,22 +46,46 @@ class FastTD3(FastUpdates):
         observation = self._observation(tensordict, "next")
         action = self._target_actor(observation) + noise.clamp_(-loss.noise_clip, loss.noise_clip)
         action = action.clamp_(loss.min_action, loss.max_action)
-        next_value = self._next_value(observation, action)
-        critic_loss, metadata = self._critic_loss(tensordict, next_value)
+        values = self._evaluated(self._target_critics, observation, action)
+        critic_loss, metadata = self._critic_loss(tensordict, values.squeeze(-1).amin(0))
         return critic_loss, {"td_error": metadata.pop("error").square(), **metadata}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The actor loss, the values of the critics, and their agreement."""
         observation = self._observation(tensordict)
         action, pull_back = self._policy.with_pull_back(observation)
-        at = self._loss.perturbed(action)
+        at = self._loss.perturbed(action) if self._loss.actor_noise else action
         values, gradients = self._evaluate_critics(observation, at, self._loss.measure)
+        objective, slope, metadata = self._objective(tensordict, action, values, gradients[0])
+        actor_loss = with_known_gradients(objective, self._actor, pull_back, slope)
+        return actor_loss, metadata | self._actor_metadata(gradients, values)
+
+    def _objective(
+        self, tensordict: TensorDictBase, action: Tensor, values: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The actor loss, its gradient with respect to the action ``[B, A]``, and metadata."""
         weights = self._weights(tensordict, values)
-        actor_loss = with_known_gradients(
-            -(values[0] * weights).sum(),
-            self._actor,
-            pull_back,
-            -weights.unsqueeze(-1) * gradients[0],
-        )
-        metadata = self._agreement(gradients, values)
-        return actor_loss, {"state_action_value_actor": values} | metadata
+        slope = -weights.unsqueeze(-1) * gradient
+        return -(values[0] * weights).sum(), slope, {"state_action_value_actor": values}
+
+
+class FastTD3BC(FastTD3):
+    """The actor and critic losses of :class:`~torchrl_vmfer.VMFTD3BCLoss`."""
+
+    methods = ("qvalue_loss", "actor_loss")
+    qvalue_loss = FastTD3.value_loss
+
+    def _objective(
+        self, tensordict: TensorDictBase, action: Tensor, values: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """TD3's loss times λ, and the squared distance to the actions of the batch."""
+        objective, slope, _ = super()._objective(tensordict, action, values, gradient)
+        scale = self._loss.alpha / values[0].abs().mean()
+        distance = action - self._loss.stored_action(tensordict)
+        cloning = distance.square().mean()
+        # TorchRL adds the mean distance to the loss of every transition.
+        weight = self._weights(tensordict, values).expand(len(action)).sum()
+        objective = scale * objective + weight * cloning
+        slope = scale * slope + (2 * weight / distance.numel()) * distance
+        metadata = {"state_action_value_actor": values[0], "bc_loss": cloning, "lmbd": scale}
+        return objective, slope, metadata

@@ -1,0 +1,234 @@
+"""REDQ's losses on separate batches, which TorchRL's loss does not have, against plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.modules import ProbabilisticActor, TanhNormal
+from torchrl.modules.models.exploration import gSDEModule
+
+from helpers.losses import SEED, perturb, seeded
+
+CRITICS = 5
+
+
+def drawn(loss, observed):
+    """Draws actions of the policy. Returns their log-densities as well."""
+    with loss.actor_network_params.to_module(loss.actor_network):
+        policy = loss.actor_network.get_dist(observed.copy())
+    action = policy.rsample()
+    return action, policy.log_prob(action)
+
+
+def plain_actor_loss(loss, brute_force, batch):
+    """Computes the mean of α log π - Q_i over critics and transitions."""
+    torch.manual_seed(SEED)
+    action, log_prob = drawn(loss, batch)
+    values = brute_force.critic_values(loss, batch, action, loss.qvalue_network_params.detach())
+    return (loss.log_alpha.exp().detach() * log_prob - values).mean()
+
+
+def plain_errors(loss, brute_force, batch, subset_size):
+    """Computes Q_i - y ``[N, B]``, with y from the minimum over a random subset of critics."""
+    torch.manual_seed(SEED)
+    subset = torch.randperm(CRITICS)[:subset_size]
+    following = batch["next"].select("observation")
+    with torch.no_grad():
+        action, log_prob = drawn(loss, following)
+        target_params = loss.target_qvalue_network_params
+        values = brute_force.critic_values(loss, following, action, target_params)[subset]
+        next_value = values.min(0).values - loss.log_alpha.exp() * log_prob
+        continues = 1 - batch["next", "terminated"].squeeze(-1).float()
+        target = batch["next", "reward"].squeeze(-1) + 0.9 * continues * next_value
+    return brute_force.critic_values(loss, batch, batch["action"]) - target
+
+
+def gradients(loss):
+    return {
+        name: param.grad.clone()
+        for name, param in loss.named_parameters()
+        if param.grad is not None
+    }
+
+
+class TestActorLoss:
+    def test_and_its_gradient_equal_the_mean_over_all_critics(self, redq, brute_force, make_batch):
+        loss, batch = redq.build(), make_batch(12)
+        expected = plain_actor_loss(loss, brute_force, batch)
+        expected.backward()
+        reference = gradients(loss)
+        loss.zero_grad()
+        value, _ = seeded(loss.actor_loss, batch.clone())
+        value.backward()
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(gradients(loss), reference, rtol=1e-5, atol=1e-7)
+
+    def test_returns_the_log_density_and_the_values(self, redq, brute_force, make_batch):
+        loss, batch = redq.build(), make_batch(12)
+        _, metadata = seeded(loss.actor_loss, batch.clone())
+        torch.manual_seed(SEED)
+        action, log_prob = drawn(loss, batch)
+        torch.testing.assert_close(metadata["log_prob"], log_prob.detach())
+        values = brute_force.critic_values(loss, batch, action).detach()
+        torch.testing.assert_close(metadata["state_action_value_actor"], values)
+        assert not any(entry.requires_grad for entry in metadata.values())
+
+    def test_reads_the_observation_only(self, redq, make_batch):
+        loss, batch = redq.build(), make_batch(12)
+        expected, _ = seeded(loss.actor_loss, batch.clone())
+        value, _ = seeded(loss.actor_loss, batch.select("observation"))
+        assert torch.equal(value, expected)
+
+    def test_without_measuring_is_the_same(self, redq, make_batch):
+        expected, _ = seeded(redq.build().actor_loss, make_batch(12))
+        value, metadata = seeded(redq.build(measure=False).actor_loss, make_batch(12))
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-6)
+        assert metadata.keys() == {"log_prob", "state_action_value_actor"}
+
+
+class TestCriticLoss:
+    @pytest.mark.parametrize("subset_size", [1, 2, 4])
+    def test_and_its_gradient_have_the_minimum_over_a_random_subset_as_target(
+        self, redq, brute_force, make_batch, subset_size
+    ):
+        loss = redq.build(sub_sample_len=subset_size, loss_function="l2")
+        perturb(loss.target_qvalue_network_params, slice(None))
+        batch = make_batch(12)
+        errors = plain_errors(loss, brute_force, batch, subset_size)
+        expected = errors.square().mean()
+        expected.backward()
+        reference = gradients(loss)
+        loss.zero_grad()
+        value, metadata = seeded(loss.qvalue_loss, batch.clone())
+        value.backward()
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(gradients(loss), reference, rtol=1e-4, atol=1e-6)
+        largest = errors.detach().abs().amax(0)
+        torch.testing.assert_close(metadata["td_error"], largest, rtol=1e-4, atol=1e-6)
+
+    def test_draws_another_subset_each_time(self, redq, make_batch):
+        loss = redq.build(sub_sample_len=1)
+        # Each critic has its own level, so that the target reveals which one was drawn.
+        loss.target_qvalue_network_params.get(("module", "4", "bias")).data[:, 0] = (
+            100.0 * torch.arange(CRITICS)
+        )
+        batch = make_batch(12)
+        values = [loss.qvalue_loss(batch.clone())[0].item() for _ in range(20)]
+        assert len({round(value, -1) for value in values}) == CRITICS
+
+
+class TestTemperatureLoss:
+    @pytest.mark.parametrize(("log_alpha", "alpha"), [(-0.5, 0.6065307), (5.0, 10.0)])
+    def test_moves_the_bounded_temperature_to_the_target_entropy(self, redq, log_alpha, alpha):
+        loss = redq.build(target_entropy=-3.0, max_alpha=10.0)
+        loss.log_alpha.data.fill_(log_alpha)
+        log_prob = torch.tensor([1.0, -2.0, 4.5])
+        values = loss.alpha_loss(log_prob)
+        torch.testing.assert_close(values, -alpha * (log_prob - 3.0))
+        values.mean().backward()
+        torch.testing.assert_close(loss.log_alpha.grad, -alpha * (log_prob - 3.0).mean())
+
+
+class TestSeparateBatches:
+    def losses(self, loss, critic_batch, actor_batch):
+        torch.manual_seed(SEED)
+        critic_loss, _ = loss.qvalue_loss(critic_batch)
+        actor_loss, metadata = loss.actor_loss(actor_batch)
+        return critic_loss, actor_loss, loss.alpha_loss(metadata["log_prob"]).mean()
+
+    def test_give_each_network_the_gradient_of_its_own_loss(self, redq, make_batch):
+        loss = redq.build()
+        critic_batch, actor_batch = make_batch(12, seed=1), make_batch(9, seed=2)
+        separate = {}
+        parts = ("qvalue_network_params", "actor_network_params", "log_alpha")
+        for i, part in enumerate(parts):
+            self.losses(loss, critic_batch, actor_batch)[i].backward()
+            found = gradients(loss)
+            assert found
+            assert all(name.startswith(part) for name in found)
+            separate |= found
+            loss.zero_grad()
+        sum(self.losses(loss, critic_batch, actor_batch)).backward()
+        assert separate.keys() == dict(loss.named_parameters()).keys()
+        torch.testing.assert_close(gradients(loss), separate, rtol=0, atol=0)
+
+    def test_are_not_changed(self, redq, make_batch):
+        critic_batch, actor_batch = make_batch(12, seed=1), make_batch(9, seed=2)
+        self.losses(redq.build(), critic_batch, actor_batch)
+        for batch, seed in ((critic_batch, 1), (actor_batch, 2)):
+            unchanged = make_batch(len(batch), seed=seed)
+            assert set(batch.keys(True)) == set(unchanged.keys(True))
+            assert (batch == unchanged).all()
+
+    @pytest.mark.filterwarnings("ignore:.*with reduction='none'")
+    def test_may_have_masks_two_dimensions_and_no_reduction(self, redq, make_batch):
+        """The mean of the unreduced losses over unmasked transitions is the reduced loss."""
+        batch = make_batch((3, 4))
+        mask = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) > 0.3
+        for method in ("actor_loss", "qvalue_loss"):
+            each, _ = seeded(getattr(redq.build(reduction="none"), method), batch.clone())
+            assert each.shape == (CRITICS, 3, 4)
+            masked = batch.clone().set(("collector", "mask"), mask)
+            value, _ = seeded(getattr(redq.build(), method), masked)
+            torch.testing.assert_close(value, each[:, mask].mean())
+
+
+def test_the_factors_of_forward_equal_brute_force(redq, brute_force, make_batch):
+    loss, batch = redq.build(), make_batch(12)
+    losses = seeded(loss, batch.clone())
+    torch.manual_seed(SEED)
+    torch.randperm(CRITICS)  # forward draws the subset first, then both actions at once
+    both = torch.stack([batch.select("observation"), batch["next"].select("observation")])
+    action = drawn(loss, both)[0][0]
+    factor = brute_force.sampling_factor(brute_force.action_gradients(loss, batch, action), "mean")
+    torch.testing.assert_close(losses["vmf_factor"].double(), factor, rtol=0, atol=1e-5)
+
+
+def test_num_target_critics_is_rejected_because_the_target_uses_a_random_subset(redq, tqc):
+    for algorithm in (redq, tqc):
+        message = f"All critics of {algorithm.vmf_class.__name__} form the TD target: leave out"
+        for count in (2, None):
+            with pytest.raises(TypeError, match=f"^{message} num_target_critics.$"):
+                algorithm.build(num_target_critics=count)
+
+
+@pytest.mark.parametrize("method", ["actor_loss", "qvalue_loss"])
+def test_gsde_policies_draw_new_noise_instead_of_the_stored_one(redq, make_batch, method):
+    torch.manual_seed(0)
+    noisy = TensorDictModule(
+        gSDEModule(action_dim=3, state_dim=5),
+        ["mean", "observation", "_eps_gSDE"],
+        ["loc", "scale", "action", "_eps_gSDE"],
+    )
+    actor = ProbabilisticActor(
+        TensorDictSequential(TensorDictModule(nn.Linear(5, 3), ["observation"], ["mean"]), noisy),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+    loss = redq.vmf_class(actor, redq.critic(), gSDE=True, **redq.defaults)
+    expected, _ = seeded(getattr(loss, method), make_batch(12))
+    stored = make_batch(12)
+    for part in (stored, stored["next"]):
+        part["_eps_gSDE"] = torch.randn(12, 3, 5)
+    value, _ = seeded(getattr(loss, method), stored)
+    assert torch.equal(value, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_separate_losses_compile_into_one_graph(redq, make_batch):
+    torch.compiler.reset()
+    eager, compiled = redq.build(), redq.build()
+    for method in ("actor_loss", "qvalue_loss"):
+        fast = torch.compile(getattr(compiled, method), fullgraph=True, backend="aot_eager")
+        expected, metadata = seeded(getattr(eager, method), make_batch(16))
+        value, compiled_metadata = seeded(fast, make_batch(16))
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(compiled_metadata, metadata, rtol=1e-4, atol=1e-5)
+        value.backward()
+        expected.backward()
+    torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-4, atol=1e-6)
+    torch.compiler.reset()

@@ -1,0 +1,69 @@
+"""CrossQ's losses that also measure how much the critics agree, without an extra pass."""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.objectives import CrossQLoss
+
+from torchrl_vmfer.fast.accelerated import Accelerated
+from torchrl_vmfer.fast.crossq import FastCrossQ
+from torchrl_vmfer.gradients import GradientTap
+
+__all__ = ["VMFCrossQLoss"]
+
+
+class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
+    """:class:`~torchrl.objectives.CrossQLoss` whose actor loss also yields sampling factors.
+
+    The factors, ``num_target_critics``, ``measure``, ``fast`` and ``used`` are those of
+    :class:`VMFSACLoss`. With two critics, or with ``num_target_critics=None``, loss values and
+    gradients equal TorchRL's up to rounding. As in TorchRL's loss, normalization layers of the
+    critics are in evaluation mode in ``actor_loss`` and in training mode in ``qvalue_loss``, which
+    evaluates the critics once for both the current and the next state. TorchRL's loss ignores
+    importance weights.
+
+    ``fast=True`` affects ``actor_loss`` and :class:`~torchrl_vmfer.VMFUncertainty`. The critics may
+    then also have layers of batch normalization or batch renormalization.
+
+    Args:
+        *args: as in TorchRL's loss.
+        **kwargs: as in TorchRL's loss, or one of the above.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
+        >>> from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+        >>> network = torch.nn.Sequential(
+        ...     MLP(in_features=4, out_features=4, num_cells=[8]), NormalParamExtractor()
+        ... )
+        >>> actor = ProbabilisticActor(
+        ...     TensorDictModule(network, ["observation"], ["loc", "scale"]),
+        ...     in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True,
+        ... )
+        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
+        ...                        in_keys=["observation", "action"])
+        >>> loss = VMFCrossQLoss(actor, critic, target_entropy=-2.0)
+        >>> batch = TensorDict({"observation": torch.randn(5, 4)}, [5])
+        >>> actor_loss, metadata = loss.actor_loss(batch)
+        >>> metadata["vmf_factor"].shape
+        torch.Size([5])
+    """
+
+    critic_loss_name = "qvalue_loss"
+    fast_updates = FastCrossQ
+
+    def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values of the critics. ``qvalue_loss`` asks for current and next values at once."""
+        found = super().critics(tensordict, params)
+        if params is not self.qvalue_network_params or self.target_count == self.num_qvalue_nets:
+            return found
+        current, following = found.get(self.tensor_keys.state_action_value).chunk(2, dim=1)
+        # Critics outside the TD target repeat the first, which does not change the minimum.
+        others = following[:1].expand(
+            self.num_qvalue_nets - self.target_count, *following.shape[1:]
+        )
+        following = torch.cat([following[: self.target_count], others])
+        return found.set(
+            self.tensor_keys.state_action_value, torch.cat([current, following], dim=1)
+        )

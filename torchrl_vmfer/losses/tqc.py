@@ -1,0 +1,53 @@
+"""TQC's losses that also measure how much the critics agree, without an extra pass."""
+
+from __future__ import annotations
+
+from torchrl.objectives import TQCLoss
+
+from torchrl_vmfer.fast.accelerated import Accelerated
+from torchrl_vmfer.fast.tqc import FastTQC
+from torchrl_vmfer.gradients import AllCriticsTap
+
+__all__ = ["VMFTQCLoss"]
+
+
+class VMFTQCLoss(Accelerated, AllCriticsTap, TQCLoss):
+    """:class:`~torchrl.objectives.TQCLoss` whose actor loss also yields sampling factors.
+
+    Truncated quantile critics. The actor maximizes the mean over all critics and quantiles, so g_i
+    is the gradient of the mean of critic i's quantiles, and x_e the direction of the mean gradient.
+    The spread of the quantiles models the randomness of returns, not disagreement between critics,
+    so it does not affect the factors.
+
+    The metadata of ``actor_loss`` also contains ``"vmf_factor"`` and ``"vmf_resultant_length"``,
+    as for :class:`VMFSACLoss`. Loss values and gradients equal TorchRL's up to rounding. All
+    critics form the TD target.
+
+    Args:
+        *args: as in TorchRL's loss.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``fast`` and ``used`` as in
+            :class:`VMFSACLoss`.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
+        >>> from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
+        >>> network = torch.nn.Sequential(
+        ...     MLP(in_features=4, out_features=4, num_cells=[8]), NormalParamExtractor()
+        ... )
+        >>> actor = ProbabilisticActor(
+        ...     TensorDictModule(network, ["observation"], ["loc", "scale"]),
+        ...     in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True,
+        ... )
+        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=25),
+        ...                        in_keys=["observation", "action"])
+        >>> loss = VMFTQCLoss(actor, critic, num_qvalue_nets=5, target_entropy=-2.0)
+        >>> batch = TensorDict({"observation": torch.randn(5, 4)}, [5])
+        >>> actor_loss, metadata = loss.actor_loss(batch)
+        >>> metadata["vmf_factor"].shape
+        torch.Size([5])
+    """
+
+    fast_updates = FastTQC
+    critic_loss_name = "qvalue_v2_loss"
