@@ -1,1 +1,1 @@
-"""Recipes: vMFER in TD3 and SAC, and the programs that evaluate and report their runs."""
+"""Recipes: vMFER in several algorithms, and the programs that evaluate and report their runs."""

@@ -56,6 +56,7 @@ def main() -> None:
     from vmfer_recipes.training.environments import make_environment
     from vmfer_recipes.training.evaluation import evaluate
     from vmfer_recipes.training.networks import load_policy_of_run
+    from vmfer_recipes.training.normalized_scores import reference_returns
     from vmfer_recipes.training.video import record_video
 
     quiet_torchrl()
@@ -71,6 +72,9 @@ def main() -> None:
         f"{counted(options.episodes, 'episode')} of {result.episode_length:.0f} steps on "
         f"average{success}."
     )
+    reference = reference_returns(cfg)
+    if reference is not None:
+        print(reference.describe(result))
     if options.video:
         video = record_video(policy, env_cfg, options.seed, run_dir / "video.mp4", goals)
         print(f"Video: {video}")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 
+from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.imports import import_module
-from vmfer_recipes.training.keys import recipe_schemas
 from vmfer_recipes.training.launch import Recipe, check_command_line, program
-from vmfer_recipes.training.options import TrainingConfig
 
 _PROGRAM = "python recipes/train.py"
 
@@ -27,18 +26,18 @@ def main() -> None:
     if not name or "=" in name or name.startswith("-"):
         raise UserError(
             f"The algorithm comes first, such as `{f'{_PROGRAM} td3 {name}'.strip()}`: use "
-            f"{', '.join(_algorithms())} or my_package.my_algorithm."
+            f"{', '.join(algorithms())} or my_package.my_algorithm."
         )
     del sys.argv[1]
-    if name in _algorithms():  # at once: importing a recipe takes seconds
-        check_command_line(name, _algorithms()[name], name, f"{_PROGRAM} {name}")
+    if name in algorithms():  # at once: importing a recipe takes seconds
+        check_command_line(name, algorithms()[name], name, f"{_PROGRAM} {name}")
     _load(name)(f"{_PROGRAM} {name}")
 
 
 def _help_text() -> str:
     lines = [f"Usage: {_PROGRAM} <algorithm> [group=choice ...] [key=value ...] [-m]", ""]
     lines += ["Algorithms:"]
-    for name, config in _algorithms().items():
+    for name, config in algorithms().items():
         lines.append(f"  {name:<24} {(config.__doc__ or '').splitlines()[0]}")
     lines.append(f"  {'my_package.my_algorithm':<24} A module of your own with a @recipe `main`.")
     return "\n".join([*lines, "", f"Its keys: {_PROGRAM} <algorithm> --help"])
@@ -51,11 +50,11 @@ def _load(name: str) -> Recipe:
         raise UserError(
             f"{name} is a file, not a module: write {module}, or run it with `python {name}`."
         )
-    module = f"vmfer_recipes.{name}" if name in _algorithms() else name
+    module = f"vmfer_recipes.{name}" if name in algorithms() else name
     try:
         found = getattr(import_module(module, name), "main", None)
     except UserError as error:
-        known = ", ".join(_algorithms())
+        known = ", ".join(algorithms())
         raise UserError(f"{error} Algorithms of this package: {known}.") from error
     if not isinstance(found, Recipe):
         raise UserError(
@@ -63,12 +62,6 @@ def _load(name: str) -> Recipe:
             "@recipe, as vmfer_recipes/td3.py does."
         )
     return found
-
-
-def _algorithms() -> dict[str, type[TrainingConfig]]:
-    """The algorithms of this package."""
-    schemas = recipe_schemas().items()
-    return {name: config for name, config in schemas if issubclass(config, TrainingConfig)}
 
 
 if __name__ == "__main__":

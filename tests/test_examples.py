@@ -17,6 +17,10 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("td3.py --frames 300 --random-frames 280", r"step 300: .* agreement (0\.\d+|1\.00)"),
         ("sac.py --frames 300 --random-frames 280", r"step 300: .* agreement (0\.\d+|1\.00)"),
         (
+            "redq.py --frames 300 --random-frames 290 --critic-updates 2",
+            r"step 300: .* agreement (0\.\d+|1\.00)",
+        ),
+        (
             "trainer.py --frames 64",
             r"64 transitions: the actor samples them 0\.\d+ to 1\.\d+ times",
         ),

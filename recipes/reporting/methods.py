@@ -13,8 +13,9 @@ __all__ = ["BASELINE", "Method", "Task", "baseline_of", "label_methods", "label_
 
 BASELINE = "uniform"  # the sampler that all others are compared with
 
-# Extra critics serve the uncertainty only, so any number of them makes the same baseline.
-_IRRELEVANT_TO_BASELINE = {"num_critics"}
+# In other algorithms, extra critics only measure the uncertainty: the baseline is the same for any
+# number of them.
+_ALL_CRITICS_COUNT = ("redq", "tqc")
 
 
 @dataclass(frozen=True, order=True)
@@ -126,6 +127,7 @@ def baseline_of(method: Method, candidates: Iterable[Method]) -> tuple[Method | 
     differing = method.differing(nearest)
     values = dict(nearest.settings)
     told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-    if set(differing) <= _IRRELEVANT_TO_BASELINE:
+    irrelevant = set() if method.algorithm in _ALL_CRITICS_COUNT else {"num_critics"}
+    if set(differing) <= irrelevant:
         return nearest, told
     return None, f"the nearest run with sampler={BASELINE} has other hyperparameters: {told}"

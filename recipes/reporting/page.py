@@ -165,8 +165,9 @@ _EXPLANATIONS = (
     "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
     "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
     "the steps of the run with the fewest evaluations.",
-    "A method is compared with sampler=uniform with the same hyperparameters. Only the number of "
-    "critics may differ, because critics beyond the second do not influence the baseline.",
+    "A method is compared with sampler=uniform with the same hyperparameters. Except for REDQ and "
+    "TQC, the number of critics may differ, because critics beyond the second do not influence the "
+    "baseline.",
     "Many comparisons are made at once: of twenty comparisons of equal methods, one interval is "
     "expected to miss the true value.",
 )

@@ -32,8 +32,9 @@ _INCIDENTAL = {
     "resume",
     "run_dir",
     "logger",
-    "total_frames",  # kept apart: it belongs to the task
+    "total_frames",  # kept apart, like the following: they belong to the task
     "env",
+    "dataset",
 }
 _PLAIN = EnvConfig("")  # runs of earlier versions lack keys that have their defaults
 _REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
@@ -53,7 +54,8 @@ class Run:
 
     Attributes:
         path: its directory, relative to where reading began.
-        variant: the keys of ``env.`` besides the name that differ from their defaults.
+        variant: the keys of ``env.`` besides the name that differ from their defaults, and the
+            dataset of an offline run.
         settings: the hyperparameters by dotted key, without seed and housekeeping.
         steps: when it was evaluated, increasing.
         returns: mean return of each evaluation.
@@ -168,9 +170,12 @@ def _read(run_dir: Path, path: str) -> Run:
         variant={
             name: value
             for name, value in config.items()
-            if name.startswith("env.")
-            and name != "env.name"
-            and value != getattr(_PLAIN, name.removeprefix("env."), None)
+            if name == "dataset"
+            or (
+                name.startswith("env.")
+                and name != "env.name"
+                and value != getattr(_PLAIN, name.removeprefix("env."), None)
+            )
         },
         settings={k: v for k, v in config.items() if k.split(".")[0] not in _INCIDENTAL},
         steps=steps,

@@ -19,7 +19,11 @@ from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 
-__all__ = ["Checkpoints", "UnsavableError", "check_readable", "plain_data"]
+__all__ = ["Checkpoints", "UnreadableError", "UnsavableError", "check_readable", "plain_data"]
+
+
+class UnreadableError(UserError):
+    """Raised if there are checkpoints, but none can be read."""
 
 
 class UnsavableError(UserError):
@@ -118,17 +122,33 @@ class Checkpoints:
         return True
 
     def load(self) -> dict[str, Any] | None:
-        """The newest readable state, or ``None`` if there is none.
+        """The newest readable state, or ``None`` if there is none; removes unfinished files.
 
         Unreadable files are reported. If no file is readable, it raises an error: restarting from
         step 0 would overwrite the output of the run.
         """
         for leftover in self._folder.glob("*.unfinished"):  # from a killed process
             leftover.unlink()
+        try:
+            return self.read()
+        except UnreadableError as error:
+            raise UnreadableError(
+                f"{error}: delete the run directory to restart from step 0, or restore a backup."
+            ) from error
+
+    def read(self, **kwargs: Any) -> dict[str, Any] | None:
+        """Like :meth:`load`, but for a run of another process: changes no file.
+
+        Args:
+            **kwargs: passed to ``torch.load``.
+
+        Raises:
+            UnreadableError: as :meth:`load`, but names no cure, which depends on the caller.
+        """
         files = self._files()
         for file in files:
             try:
-                state = load_checked(file)
+                state = load_checked(file, **kwargs)
                 if not (isinstance(state, dict) and "step" in state):
                     raise ValueError("it holds no step")
                 return state
@@ -139,8 +159,5 @@ class Checkpoints:
                     file=sys.stderr,
                 )
         if files:
-            raise UserError(
-                f"No checkpoint in {self._folder} can be read: delete the "
-                "run directory to restart from step 0, or restore a backup."
-            )
+            raise UnreadableError(f"No checkpoint in {self._folder} can be read")
         return None

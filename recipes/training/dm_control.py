@@ -39,7 +39,7 @@ class ControlSuite(gym.Env):
         except Exception as error:
             raise UserError(
                 f"env.backend=dm_control cannot be used ({type(error).__name__}: {error}): install "
-                "it with pip install '.[dm_control]'."
+                "it with pip install '.[dm-control]'."
             ) from error
         tasks = {"-".join(names): names for names in suite.ALL_TASKS}
         task_name = re.sub("[/:]", "-", name)

@@ -118,17 +118,17 @@ def _wrapped(env: gym.Env, path: str) -> gym.Env:
 def _check_actions(space: gym.Space, name: str) -> None:
     if not isinstance(space, gym.spaces.Box):
         raise UserError(
-            f"{name} has the action space {space}, but TD3 and SAC need a continuous one (Box): "
+            f"{name} has the action space {space}, but the recipes need a continuous one (Box): "
             "choose another environment."
         )
     if len(space.shape) != 1:
         raise UserError(
-            f"{name} has actions of shape {space.shape}, but TD3 and SAC need vectors: choose "
+            f"{name} has actions of shape {space.shape}, but the recipes need vectors: choose "
             "another environment."
         )
     if not np.isfinite([space.low, space.high]).all():
         raise UserError(
-            f"{name} has unbounded actions, but TD3 and SAC need bounds: choose another "
+            f"{name} has unbounded actions, but the recipes need bounds: choose another "
             "environment."
         )
 

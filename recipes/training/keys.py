@@ -25,6 +25,7 @@ __all__ = [
     "group",
     "groups",
     "key",
+    "other_default",
     "recipe_schemas",
     "schema",
     "to_config",
@@ -168,7 +169,8 @@ def key(
 ) -> Any:
     """Defines a configuration key, as a field of a ``Config`` dataclass.
 
-    A subclass changes only the default by assigning it: ``init_random_frames: int = 10_000``.
+    To change only the default, a subclass assigns it, ``init_random_frames: int = 10_000``, or uses
+    :func:`other_default` for a list or a dictionary.
 
     Args:
         default: the default value; ``MISSING`` if a group file or the user must set it.
@@ -189,6 +191,22 @@ def key(
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def other_default(value: list[Any] | dict[str, Any]) -> Any:
+    """Changes the default of an inherited key to another list or dictionary.
+
+    Example:
+        >>> @dataclass
+        ... class MyConfig(Config):
+        ...     hidden: list[int] = key([256, 256], "hidden units", low=1)
+        >>> @dataclass
+        ... class SmallConfig(MyConfig):
+        ...     hidden: list[int] = other_default([64])
+        >>> describe(SmallConfig)[0].default, describe(SmallConfig)[0].meaning
+        ([64], 'hidden units')
+    """
+    return dataclasses.field(default_factory=lambda: copy.copy(value))
 
 
 def group(meaning: str) -> Any:

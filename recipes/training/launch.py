@@ -72,7 +72,7 @@ def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]],
         config: the dataclass of its keys.
 
     Example:
-        >>> from vmfer_recipes.training.options import TD3Config
+        >>> from vmfer_recipes.training.algorithms import TD3Config
         >>> @recipe("td3", TD3Config)
         ... def main(cfg: TD3Config) -> None:
         ...     print(cfg.policy_delay)

@@ -1,11 +1,15 @@
-"""The name of a run: in titles, for loggers and in folders."""
+"""The names of runs and datasets: in titles, for loggers, in folders and in configurations."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
-__all__ = ["folder_name", "group_name", "run_name", "run_title"]
+__all__ = ["MINARI_PREFIX", "dataset_name", "folder_name", "group_name", "run_name", "run_title"]
+
+MINARI_PREFIX = "minari:"
 
 
 def run_title(cfg: Any) -> str:
@@ -33,3 +37,15 @@ def folder_name(name: Any) -> str:
         ('my_package-Point-v0', 'cheetah-run')
     """
     return re.sub(r"[^\w.+-]+", "-", str(name))
+
+
+def dataset_name(dataset: str) -> str:
+    """Normalizes a value of ``dataset=``: a path without ``~`` or a trailing slash.
+
+    Example:
+        >>> dataset_name("./runs/td3/"), dataset_name("minari:mujoco/hopper/medium-v0")
+        ('runs/td3', 'minari:mujoco/hopper/medium-v0')
+    """
+    if not dataset or dataset.startswith(MINARI_PREFIX):
+        return dataset
+    return str(Path(os.path.expanduser(dataset)))  # leaves the home of an unknown user as it is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from vmfer_recipes.training.perception import PerceivingPolicy
 
 __all__ = [
     "compiled",
+    "critic_network_spec",
     "deterministic_actor",
     "exploring",
     "gaussian_actor",
     "load_policy_of_run",
     "make_critics",
+    "network_inputs",
     "network_spec",
     "policy_data",
     "write_policy",
@@ -45,6 +48,17 @@ def network_spec(cfg: Config) -> NetworkSpec:
     return NetworkSpec(
         cfg.network, dict(cfg.network_kwargs), list(cfg.hidden), cfg.activation, cfg.layer_norm
     )
+
+
+def critic_network_spec(cfg: Config) -> NetworkSpec:
+    """The networks of the critics, which differ from the actor's in recipes with keys for them."""
+    keys = {
+        "hidden": "critic_hidden",
+        "batch_renorm": "batch_renorm",
+        "batch_renorm_warmup": "batch_renorm_warmup",
+    }
+    own = {field: getattr(cfg, key) for field, key in keys.items() if hasattr(cfg, key)}
+    return replace(network_spec(cfg), **own)
 
 
 def _sizes(env: EnvBase) -> tuple[int, int]:
@@ -139,12 +153,19 @@ class _Concatenated(nn.Module):
 
 
 def make_critics(
-    env: EnvBase, spec: NetworkSpec, count: int
+    env: EnvBase, spec: NetworkSpec, count: int, outputs: int = 1
 ) -> list[ValueOperator] | ValueOperator:
-    """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic."""
+    """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic.
+
+    Args:
+        env: defines the sizes of observations and actions.
+        spec: the specification of the networks.
+        count: the number of critics.
+        outputs: the outputs of a critic: its value, or quantiles of the return.
+    """
     size = sum(_sizes(env))
     with _one_line():
-        networks = [spec.make(size, 1) for _ in range(count)]
+        networks = [spec.make(size, outputs) for _ in range(count)]
         if not spec.is_mlp:
             check_ensemble(networks[0], size, f"network={spec.network}")
             networks = [_Concatenated(network) for network in networks]
@@ -162,7 +183,7 @@ def policy_data(
         policy: an actor of this module, with or without the preprocessing of a perception.
         env: an environment of the run.
         cfg: the configuration of the run.
-        step: the environment steps so far.
+        step: the steps of the run so far.
     """
     perception = policy.perception if isinstance(policy, PerceivingPolicy) else None
     actor = policy.actor if isinstance(policy, PerceivingPolicy) else policy
@@ -175,7 +196,7 @@ def policy_data(
             saved = Policy(
                 "gaussian" if is_gaussian else "deterministic",
                 network_spec(cfg),
-                _inputs(env),
+                network_inputs(env),
                 space.low,
                 space.high,
                 space.dtype.name,
@@ -212,7 +233,7 @@ def load_policy_of_run(path: Path, which: str) -> Policy:
             raise UserError(str(error)) from error
 
 
-def _inputs(env: Environment) -> dict[str | tuple[str, ...], tuple[int, ...]]:
+def network_inputs(env: Environment) -> dict[str | tuple[str, ...], tuple[int, ...]]:
     """The entries of an observation as the environment itself returns them, with their shapes.
 
     They are in the order in which the networks receive them.

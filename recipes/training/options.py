@@ -1,4 +1,4 @@
-"""The configuration of training runs: every key with its type, range, default and meaning."""
+"""The keys shared by all training runs, with their types, ranges, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vmfer_recipes.training.group_options import (
     ReplayConfig,
     SamplerConfig,
 )
-from vmfer_recipes.training.keys import MISSING, Config, group, key, schema, to_config
+from vmfer_recipes.training.keys import MISSING, Config, group, key, to_config
 from vmfer_recipes.training.loggers import check_logger
 
-__all__ = ["Config", "SACConfig", "TD3Config", "TrainingConfig", "to_config"]
+__all__ = ["Config", "TrainingConfig", "to_config"]
 
 
 @dataclass
@@ -186,52 +186,6 @@ class TrainingConfig(Config):
             )
         if is_ray and importlib.util.find_spec("ray") is None:
             raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
-
-
-@schema("td3")
-@dataclass
-class TD3Config(TrainingConfig):
-    """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
-
-    algorithm: str = "td3"
-    policy_delay: int = key(
-        2, "environment steps per actor update, and critic updates per target update", low=1
-    )
-    exploration_noise: float = key(
-        0.1, "standard deviation of the noise on collected actions", low=0
-    )
-    target_noise: float = key(0.2, "standard deviation of the noise on target actions", low=0)
-    target_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
-    actor_noise: float = key(
-        0.0, "standard deviation of the noise on the actor batch's actions (Algorithm 1)", low=0
-    )
-    actor_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
-
-
-@schema("sac")
-@dataclass
-class SACConfig(TrainingConfig):
-    """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyperparameters)."""
-
-    algorithm: str = "sac"
-    init_random_frames: int = 10_000
-    critic_lr: float = 3e-4
-    actor_lr: float = 3e-4
-    alpha_lr: float = key(3e-4, "learning rate of the temperature (Adam)", low=0)
-    alpha_init: float = key(1.0, "initial temperature", low=1e-9)
-    target_entropy: int | float | str = key(
-        "auto", "target entropy for the temperature; auto is -dim(A)", choices=("auto",)
-    )
-    entropy_gradient: bool = key(False, "include α ∂log π/∂a in the directions of the gradients")
-
-    def check(self) -> None:
-        """Raises ``UserError`` for combinations of values that do not work together."""
-        super().check()
-        if self.sampler.kind == "direct" and self.entropy_gradient:
-            raise UserError(
-                f"entropy_gradient=true does not affect the scores of sampler={self.sampler.name}: "
-                "leave it out, or use another sampler."
-            )
 
 
 def _check_device(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torchrl_vmfer.policies import Normalization
 from vmfer_recipes.training.options import Config
 
 __all__ = [
+    "DatasetPerception",
     "GoalPerception",
     "NormalizedPerception",
     "PerceivingPolicy",
@@ -103,6 +105,22 @@ class NormalizedPerception(Perception):
         return []
 
 
+class DatasetPerception(NormalizedPerception):
+    """Normalizes observations by the mean and the standard deviation of a dataset.
+
+    As published for TD3+BC: 1e-3 is added to the standard deviation, and nothing is clipped.
+    ``learn`` is called once, with the whole dataset.
+
+    Args:
+        size: the length of an observation.
+        device: the device of the networks.
+    """
+
+    def __init__(self, size: int, device: str) -> None:
+        super().__init__(size, math.inf, device)
+        self.observation = RunningStatistics(size, 0, added_deviation=1e-3).to(device)
+
+
 class GoalPerception(NormalizedPerception):
     """Concatenates observation and desired goal for the networks, with normalization.
 
@@ -154,11 +172,15 @@ class RunningStatistics(nn.Module):
     Args:
         size: the length of a vector.
         least_deviation: the lower bound of the standard deviation used for normalization.
+        added_deviation: added to the standard deviation used for normalization.
     """
 
-    def __init__(self, size: int, least_deviation: float = 1e-2) -> None:
+    def __init__(
+        self, size: int, least_deviation: float = 1e-2, added_deviation: float = 0.0
+    ) -> None:
         super().__init__()
         self.least_deviation = least_deviation
+        self.added_deviation = added_deviation
         self.count: Tensor
         self.mean: Tensor
         self.squares: Tensor  # the sum of squared deviations from the mean
@@ -183,15 +205,18 @@ class RunningStatistics(nn.Module):
     def deviation(self) -> Tensor:
         """The standard deviation of the vectors seen so far, as used for normalization."""
         variance = self.squares / self.count.clamp(min=1)
-        return variance.sqrt().clamp(min=self.least_deviation)
+        return variance.sqrt().clamp(min=self.least_deviation) + self.added_deviation
 
 
 def make_perception(env: EnvBase, cfg: Config) -> Perception:
-    """The perception that ``replay=`` and ``env.normalize_observations=`` require."""
+    """The perception that ``replay=`` and the normalization keys require."""
     spec = env.observation_spec
     size = spec["observation"].shape[-1]
     if cfg.replay.kind == "her":
         return GoalPerception((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
+    # Keys of offline recipes. `normalize` alone may be a key of the user's own recipe.
+    if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):
+        return DatasetPerception(size, cfg.device)
     if cfg.env.normalize_observations:
         return NormalizedPerception(size, cfg.env.clip, cfg.device)
     return Perception(cfg.device)

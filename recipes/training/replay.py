@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -143,8 +143,17 @@ def make_actor_sampling(
     perception: Perception,
     uncertainty: VMFUncertainty,
     cfg: Config,
+    entries: Sequence[str] = ("observation",),
 ) -> Callable[[], TensorDictBase] | None:
-    """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch."""
+    """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch.
+
+    Args:
+        buffer: the replay buffer.
+        perception: the preprocessing of the batch, which the caller applies.
+        uncertainty: scores the candidates of ``sampler=vmf_direct``.
+        cfg: the configuration of the run.
+        entries: the entries that the batch has after the preprocessing.
+    """
     sampler = cfg.sampler
     if sampler.kind == "shared":
         return None
@@ -156,4 +165,5 @@ def make_actor_sampling(
             sampler.mode,
             score=lambda candidates: uncertainty(perception(candidates)),
         ).sample
-    return partial(sample, keys=perception.in_keys)
+    others = [entry for entry in entries if entry not in perception.out_keys]
+    return partial(sample, keys=[*perception.in_keys, *others])

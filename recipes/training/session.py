@@ -28,14 +28,15 @@ from vmfer_recipes.training.interruption import Interruption
 from vmfer_recipes.training.logs import RunLog
 from vmfer_recipes.training.metrics import Averages, Clock
 from vmfer_recipes.training.networks import policy_data, write_policy
+from vmfer_recipes.training.normalized_scores import reference_returns
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.progress import Progress, first_words
 from vmfer_recipes.training.run_directory import RunDirectory
 
-__all__ = ["Averages", "Session", "Stateful", "TrainingSession"]
+__all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
 # Far from the seeds of training environments.
-_EVALUATION_SEED = 1_000_000
+EVALUATION_SEED = 1_000_000
 
 
 class Stateful(Protocol):
@@ -252,7 +253,7 @@ class Session(TrainingSession):
         self._latest = result
 
     def _play(self, policy: TensorDictModuleBase | None, progress: Progress) -> Evaluation:
-        seed, episodes = _EVALUATION_SEED + self.cfg.seed, self.cfg.num_eval_episodes
+        seed, episodes = EVALUATION_SEED + self.cfg.seed, self.cfg.num_eval_episodes
         return evaluate(policy, self._environment, episodes, seed, progress.evaluate)
 
     def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
@@ -283,6 +284,9 @@ class Session(TrainingSession):
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
         solved = solved_at(cfg, trained.success_rate is not None)
         print(summary(trained, at_random, cfg.num_eval_episodes, solved))
+        reference = reference_returns(cfg)
+        if reference is not None:
+            print(reference.describe(trained))
         for label, file in {
             "learning curve": picture,
             "evaluations": path / "eval.csv",

@@ -17,6 +17,7 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 
+import vmfer_recipes.training.algorithms  # noqa: F401  # registers their configurations
 from vmfer_recipes.training.collection import TransitionCollector
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.vectorized import VectorCollector
@@ -162,7 +163,7 @@ def _assert_same_run(left: Path, right: Path) -> None:
         checkpoint = _checkpoint(run_dir)
         # The length of train.csv depends on the number of digits of the speed.
         checkpoint["parts"].pop("training")
-        collector = checkpoint["parts"]["collector"]
+        collector = checkpoint["parts"].get("collector", {"environment": {}})  # none offline
         environments = collector.get("environments") or [collector["environment"]]
         environments = [*environments, checkpoint["parts"]["evaluation"]]
         for simulation in itertools.chain(*(each.values() for each in environments)):
@@ -229,6 +230,12 @@ def finish():
         return _train(algorithm, run_dir, *INTERRUPTED, *overrides)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def recorded_run(tmp_path_factory):
+    """A finished run of TD3 with 100 transitions, to use as a dataset. Tests share it."""
+    return _train("td3", tmp_path_factory.mktemp("recorded") / "run", "total_frames=100")
 
 
 @pytest.fixture(scope="session")

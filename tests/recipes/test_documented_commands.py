@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.launch import check_command_line
-from vmfer_recipes.training.options import SACConfig, TD3Config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -19,7 +19,7 @@ PAGES = [
     *(ROOT / "benchmarks").glob("*.md"),
     *(ROOT / "results").glob("*/*.md"),
 ]
-CONFIGS = {"td3": TD3Config, "sac": SACConfig}
+CONFIGS = algorithms()
 # Shown as mistakes, or with files of the user.
 WRONG = ("--seed 3", "lr=1e-4", "--config-dir my_configs")
 
@@ -37,7 +37,8 @@ def commands(is_first):
         if (page in FIRST) != is_first:
             continue
         text = page.read_text().replace("\\\n", " ")
-        for name, arguments in re.findall(r"python recipes/(td3|sac)\.py([^`#\n]*)", text):
+        names = "|".join(CONFIGS)
+        for name, arguments in re.findall(rf"python recipes/({names})\.py([^`#\n]*)", text):
             if not any(part in arguments for part in WRONG) and "--help" not in arguments:
                 found.add((name, " ".join(arguments.split())))
     return sorted(found)

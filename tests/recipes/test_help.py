@@ -13,14 +13,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from vmfer_recipes import sac, shooting, td3
+from vmfer_recipes import sac, shooting, td3, td3_bc
 from vmfer_recipes.training import keys, launch
+from vmfer_recipes.training.algorithms import TD3Config
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.keys import Config, describe, key, validate
-from vmfer_recipes.training.options import TD3Config
 
 ROOT = Path(__file__).parents[2]
-RECIPES = {"td3": td3, "sac": sac, "shooting": shooting}
+RECIPES = {"td3": td3, "sac": sac, "td3_bc": td3_bc, "shooting": shooting}
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_help_lists_the_choices_of_every_group(help_of):
 def test_help_does_not_need_torch():
     code = (
         "import sys; from vmfer_recipes.training.launch import recipe;"
-        "from vmfer_recipes.training.options import TD3Config;"
+        "from vmfer_recipes.training.algorithms import TD3Config;"
         "sys.argv[1:] = ['--help']; recipe('td3', TD3Config)(print)();"
         "assert 'torch' not in sys.modules"
     )

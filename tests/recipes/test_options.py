@@ -12,6 +12,7 @@ import torch
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from torchrl_vmfer.fast import make_backend
+from vmfer_recipes.training import agent as agent_module
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import Averages, TrainingSession
 
@@ -43,8 +44,7 @@ def watch(train, tmp_path, monkeypatch):
             seen.actor.append((batch, value.detach(), info, before, critics))
             return value, info
 
-        recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
-        make = recipe.make_replay_buffer
+        make = agent_module.make_replay_buffer
 
         def spy_buffer(env, cfg, backend):
             seen.buffer = make(env, cfg, backend)
@@ -60,7 +60,7 @@ def watch(train, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(loss_class, name, spy_critic)
             patch.setattr(loss_class, "actor_loss", spy_actor)
-            patch.setattr(recipe, "make_replay_buffer", spy_buffer)
+            patch.setattr(agent_module, "make_replay_buffer", spy_buffer)
             run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
             seen.run_dir = train(algorithm, run, *SHORT, *overrides)
         return seen

@@ -14,7 +14,7 @@ from torchrl.envs import GymEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import load_policy
-from vmfer_recipes import evaluate, td3
+from vmfer_recipes import evaluate
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.group_options import EnvConfig
 
@@ -122,12 +122,12 @@ def test_the_policy_of_an_unfinished_run_comes_from_its_checkpoint(crashed_run, 
 
 
 def test_saving_policies_does_not_change_the_random_numbers_of_a_run(configuration, tmp_path):
-    from vmfer_recipes.training.networks import network_spec, policy_data
+    from vmfer_recipes.training.networks import deterministic_actor, network_spec, policy_data
     from vmfer_recipes.training.options import to_config
 
     cfg = to_config(configuration("td3", tmp_path))
     env = make_environment(cfg.env, 0)
-    actor = td3.deterministic_actor(env, network_spec(cfg))
+    actor = deterministic_actor(env, network_spec(cfg))
     before = torch.get_rng_state()
     policy_data(actor, env, cfg)
     assert torch.equal(before, torch.get_rng_state())

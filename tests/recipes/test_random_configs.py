@@ -15,13 +15,16 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.keys import Config, describe, validate
 from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.options import SACConfig, TD3Config, to_config
+from vmfer_recipes.training.options import to_config
 
-CONFIGS = {"td3": TD3Config, "sac": SACConfig}
+CONFIGS = algorithms()
 RECIPES = tuple(CONFIGS)
+# What a recipe cannot do without.
+REQUIRED = {"td3_bc": ("dataset=runs/a", "init_random_frames=0")}
 GROUPS = ("env", "sampler", "replay", "collector", "logger")
 HUGE = "1" + "0" * 400
 # Each as one argument of a command line, so without a zero byte.
@@ -62,7 +65,7 @@ def start(name, *arguments) -> tuple[Config | None, str]:
     output, errors = io.StringIO(), io.StringIO()
     code = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        patch.setattr(sys, "argv", [f"{name}.py", *REQUIRED.get(name, ()), *arguments])
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
             try:
                 recipe(name, CONFIGS[name])(lambda cfg: accepted.append(cfg))()
@@ -125,6 +128,9 @@ def assert_accepted_or_rejected_by_name(name, argument):
 @example("td3", "device='a\nb'")
 @example("sac", "target_entropy=nan")
 @example("td3", "total_frames=${nope}")
+@example("td3_bc", "dataset=null")
+@example("td3_bc", "dataset=[]")
+@example("td3_bc", "num_envs=2")
 def test_an_argument_is_valid_or_rejected_by_name(name, argument):
     assert_accepted_or_rejected_by_name(name, argument)
 
@@ -146,7 +152,9 @@ def test_every_unusual_value_of_every_key_is_valid_or_rejected_by_name(key):
 @pytest.fixture(scope="module")
 def composed(configuration, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("composed")
-    return {name: to_config(configuration(name, run_dir)) for name in RECIPES}
+    return {
+        name: to_config(configuration(name, run_dir, *REQUIRED.get(name, ()))) for name in RECIPES
+    }
 
 
 @settings(max_examples=300)

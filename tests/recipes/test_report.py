@@ -281,6 +281,15 @@ def test_different_hyperparameters_are_different_methods_with_different_labels(w
     assert any("vmf_uncertainty has no comparison" in note for note in study.notes)
 
 
+def test_methods_whose_critics_all_count_are_not_compared_across_ensemble_sizes(
+    write_run, study_of
+):
+    for algorithm in ("redq", "crossq"):
+        write_run("vmf_rank", 0, 100, algorithm=algorithm, num_critics=10)
+        write_run("uniform", 0, 100, algorithm=algorithm, num_critics=5)
+    assert [c.cell.method.algorithm for c in study_of().comparisons] == ["crossq"]
+
+
 def test_names_contain_only_settings_that_vary_within_a_task(write_run, study_of):
     write_run("vmf_rank", 0, 100, env="Hopper-v4", init_random_frames=25000)
     write_run("vmf_rank", 0, 100, env="InvertedPendulum-v4", init_random_frames=1000)
@@ -479,3 +488,16 @@ def test_task_names_include_the_version():
     assert Task("Hopper-v4", 1).name == "Hopper"
     assert Task("Custom", 1).version == ""
     assert Method("sac", "per_rank", "uniform", ()).family_label == "SAC+per_rank"
+
+
+def test_offline_runs_are_compared_on_the_same_dataset(write_run, tmp_path):
+    for dataset in ("random", "medium"):
+        for sampler in ("uniform", "vmf_rank"):
+            write_run(sampler, algorithm="td3_bc", dataset=dataset)
+    runs, _ = read_runs(tmp_path / "runs")
+    tasks, methods = {Task.of(run) for run in runs}, {Method.of(run) for run in runs}
+    assert {task.variant for task in tasks} == {
+        (("dataset", "'random'"),),
+        (("dataset", "'medium'"),),
+    }
+    assert len(methods) == 2

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
+from vmfer_recipes.training.algorithms import TD3Config
 from vmfer_recipes.training.launch import check_command_line, recipe
-from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.search import objective
 from vmfer_recipes.training.sweep_records import read_records
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from vmfer_recipes.toy.options import ShootingConfig
+from vmfer_recipes.training.algorithms import TD3Config
 from vmfer_recipes.training.launch import Recipe
-from vmfer_recipes.training.options import TD3Config
 from vmfer_recipes.training.sweep_jobs import sweep_position
 from vmfer_recipes.training.sweep_records import read_records
 

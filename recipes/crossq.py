@@ -1,0 +1,71 @@
+"""CrossQ with vMFER: wide critics with batch renormalization and without target networks.
+
+python recipes/crossq.py env=Hopper-v4 sampler=vmf_uncertainty
+python recipes/crossq.py env=Hopper-v4 +experiment=crossq_cpu   # narrower critics
+"""
+
+from __future__ import annotations
+
+from vmfer_recipes.training.algorithms import CrossQConfig
+from vmfer_recipes.training.launch import check_command_line, recipe
+
+if __name__ == "__main__":
+    check_command_line("crossq", CrossQConfig)  # at once: the imports below take seconds
+
+from collections.abc import Callable
+
+from torchrl_vmfer import VMFCrossQLoss
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.sac import update_actor, update_critics
+from vmfer_recipes.training.agent import Agent, gaussian_agent
+from vmfer_recipes.training.session import Session, TrainingSession
+
+
+@recipe("crossq", CrossQConfig)
+def main(cfg: CrossQConfig) -> None:
+    """Trains one agent, unless the run is already finished."""
+    session = Session(cfg)
+    if not session.finished:
+        train(cfg, session, make_agent(cfg, session.backend))
+
+
+def train(cfg: CrossQConfig, session: TrainingSession, agent: Agent) -> None:
+    """Trains one agent.
+
+    After each environment step, the critics are updated ``utd_ratio`` times, on batches that hold
+    both the current and the next states. The actor is updated once every ``policy_delay``
+    environment steps. There are no target networks.
+    """
+    for step in session.steps(**agent.components()):
+        agent.collector.collect()
+        if step <= cfg.init_random_frames:
+            continue
+
+        for _ in range(cfg.utd_ratio):
+            batch = update_critics(session, agent)
+        if step % cfg.policy_delay == 0:
+            update_actor(session, agent, batch)
+
+
+def make_agent(
+    cfg: CrossQConfig, backend: Backend, make_loss: Callable[..., VMFCrossQLoss] = VMFCrossQLoss
+) -> Agent:
+    """Makes the components of CrossQ.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the loss, or a function that makes it from the same arguments.
+    """
+    return gaussian_agent(
+        cfg,
+        backend,
+        make_loss,
+        betas=(cfg.adam_beta1, 0.999),
+        has_targets=False,
+        loss_function="l2",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""REDQ with vMFER: a large ensemble of critics, updated many times per environment step.
+
+python recipes/redq.py env=Hopper-v4 sampler=vmf_uncertainty
+python recipes/redq.py env=Hopper-v4 +experiment=redq_cpu   # five critics, one update per step
+"""
+
+from __future__ import annotations
+
+from vmfer_recipes.training.algorithms import REDQConfig
+from vmfer_recipes.training.launch import check_command_line, recipe
+
+if __name__ == "__main__":
+    check_command_line("redq", REDQConfig)  # at once: the imports below take seconds
+
+from collections.abc import Callable
+
+from torchrl_vmfer import VMFREDQLoss
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.sac import train
+from vmfer_recipes.training.agent import Agent, gaussian_agent
+from vmfer_recipes.training.session import Session
+
+__all__ = ["main", "make_agent", "train"]
+
+
+@recipe("redq", REDQConfig)
+def main(cfg: REDQConfig) -> None:
+    """Trains one agent, unless the run is already finished.
+
+    The training loop is SAC's: ``utd_ratio`` critic updates, each followed by a target update, and
+    one actor update per environment step. The loss differs: the TD target is the minimum over a
+    random subset of the critics, and the actor maximizes the mean of all.
+    """
+    session = Session(cfg)
+    if not session.finished:
+        train(cfg, session, make_agent(cfg, session.backend))
+
+
+def make_agent(
+    cfg: REDQConfig, backend: Backend, make_loss: Callable[..., VMFREDQLoss] = VMFREDQLoss
+) -> Agent:
+    """Makes the components of REDQ.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the loss, or a function that makes it from the same arguments.
+    """
+    return gaussian_agent(
+        cfg,
+        backend,
+        make_loss,
+        sub_sample_len=cfg.subset_size,
+        target_entropy=cfg.entropy,
+        min_alpha=1e-9,  # TorchRL's bounds of 0.1 and 10 are not part of REDQ
+        max_alpha=1e9,
+        loss_function="l2",
+    )
+
+
+if __name__ == "__main__":
+    main()

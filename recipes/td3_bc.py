@@ -1,0 +1,70 @@
+"""TD3+BC with vMFER: offline learning from a dataset.
+
+python recipes/td3_bc.py env=Hopper-v4 dataset=runs/td3/Hopper-v4/uniform-uniform/seed0
+python recipes/td3_bc.py env.name=Hopper-v5 dataset=minari:mujoco/hopper/medium-v0
+"""
+
+from __future__ import annotations
+
+from vmfer_recipes.training.algorithms import TD3BCConfig
+from vmfer_recipes.training.launch import check_command_line, recipe
+
+if __name__ == "__main__":
+    check_command_line("td3_bc", TD3BCConfig)  # at once: the imports below take seconds
+
+from collections.abc import Callable
+
+from torchrl_vmfer import VMFTD3BCLoss
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.td3 import update_actor, update_critics
+from vmfer_recipes.training.agent import Agent, deterministic_agent
+from vmfer_recipes.training.datasets import fill_replay_buffer
+from vmfer_recipes.training.session import Session, TrainingSession
+
+
+@recipe("td3_bc", TD3BCConfig)
+def main(cfg: TD3BCConfig) -> None:
+    """Trains one agent, unless the run is already finished."""
+    session = Session(cfg)
+    if not session.finished:
+        train(cfg, session, make_agent(cfg, session.backend))
+
+
+def train(cfg: TD3BCConfig, session: TrainingSession, agent: Agent) -> None:
+    """Trains one agent.
+
+    A step is one update of the critics. The actor and the target networks are updated once every
+    ``policy_delay`` steps. Both updates are TD3's, with another loss.
+    """
+    for step in session.steps(**agent.components()):
+        batch = update_critics(session, agent)
+        if step % cfg.policy_delay == 0:
+            info = update_actor(session, agent, batch)
+            session.metrics.add(bc_loss=info["bc_loss"])
+            agent.targets.step()
+
+
+def make_agent(
+    cfg: TD3BCConfig, backend: Backend, make_loss: Callable[..., VMFTD3BCLoss] = VMFTD3BCLoss
+) -> Agent:
+    """Makes the components of TD3+BC, and fills the replay buffer with the dataset.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the loss, or a function that makes it from the same arguments.
+    """
+    agent = deterministic_agent(
+        cfg,
+        backend,
+        make_loss,
+        exploration_noise=None,
+        actor_keys=("observation", "action"),
+        alpha=cfg.alpha,
+    )
+    fill_replay_buffer(agent, agent.env, cfg)
+    return agent
+
+
+if __name__ == "__main__":
+    main()

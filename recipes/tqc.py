@@ -1,0 +1,59 @@
+"""TQC with vMFER: critics that predict quantiles of the return, truncated in the TD target.
+
+python recipes/tqc.py env=Hopper-v4 sampler=vmf_uncertainty
+python recipes/tqc.py env=Hopper-v4 +experiment=tqc_cpu   # smaller critics
+"""
+
+from __future__ import annotations
+
+from vmfer_recipes.training.algorithms import TQCConfig
+from vmfer_recipes.training.launch import check_command_line, recipe
+
+if __name__ == "__main__":
+    check_command_line("tqc", TQCConfig)  # at once: the imports below take seconds
+
+from collections.abc import Callable
+
+from torchrl_vmfer import VMFTQCLoss
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.sac import train
+from vmfer_recipes.training.agent import Agent, gaussian_agent
+from vmfer_recipes.training.session import Session
+
+__all__ = ["main", "make_agent", "train"]
+
+
+@recipe("tqc", TQCConfig)
+def main(cfg: TQCConfig) -> None:
+    """Trains one agent, unless the run is already finished.
+
+    The training loop is SAC's. The loss differs: each critic predicts quantiles of the return, the
+    TD target pools the quantiles of all critics and drops the largest ones, and the actor maximizes
+    the mean over critics and quantiles.
+    """
+    session = Session(cfg)
+    if not session.finished:
+        train(cfg, session, make_agent(cfg, session.backend))
+
+
+def make_agent(
+    cfg: TQCConfig, backend: Backend, make_loss: Callable[..., VMFTQCLoss] = VMFTQCLoss
+) -> Agent:
+    """Makes the components of TQC.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the loss, or a function that makes it from the same arguments.
+    """
+    return gaussian_agent(
+        cfg,
+        backend,
+        make_loss,
+        outputs=cfg.num_quantiles,
+        top_quantiles_to_drop_per_net=cfg.quantiles_to_drop,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The components of an agent, and the batches that its updates read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from torchrl_vmfer import VMFTD3Loss
+from torchrl_vmfer.batch_renorm import BatchRenorm
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes import sac, td3
+from vmfer_recipes.training.agent import AgentMaker
+from vmfer_recipes.training.algorithms import WideCriticsConfig
+from vmfer_recipes.training.keys import key, other_default
+from vmfer_recipes.training.networks import deterministic_actor, exploring, make_critics
+from vmfer_recipes.training.options import to_config
+
+NAMES = ["policy", "perception", "loss", "critic_optimizer", "actor_optimizer"]
+
+
+def imitating_agent(cfg, *, offline=False):
+    """TD3 whose actor loss also reads the stored action."""
+    backend = make_backend(cfg.fast)
+    maker = AgentMaker(cfg, backend)
+    actor = deterministic_actor(maker.env, maker.networks)
+    loss = maker.loss(
+        VMFTD3Loss,
+        actor,
+        make_critics(maker.env, maker.critic_networks, cfg.num_critics),
+    )
+    return maker.agent(
+        actor,
+        loss,
+        explorer=None if offline else exploring(backend, actor, 0.1),
+        critic_optimizer=backend.adam(loss.qvalue_network_params, 1e-3),
+        actor_optimizer=backend.adam(loss.actor_network_params, 1e-3),
+        actor_keys=("observation", "action"),
+    )
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("sampler=uniform", "replay=per"),
+        ("sampler=fresh",),
+        ("sampler=vmf_rank",),
+        ("sampler=vmf_direct", "sampler.num_candidates=64"),
+        ("sampler=uniform", "replay=her", "env=FetchReach-v4"),
+        ("sampler=vmf_ema", "replay=her", "env=FetchReach-v4"),
+        ("sampler=vmf_direct", "replay=her", "env=FetchReach-v4"),
+    ],
+    ids=" ".join,
+)
+def test_the_actor_batch_has_the_requested_entries(configuration, tmp_path, overrides):
+    cfg = to_config(configuration("td3", tmp_path, *overrides))
+    agent = imitating_agent(cfg)
+    for _ in range(100):  # two episodes of FetchReach
+        agent.collector.collect()
+    batch = agent.actor_batch(agent.critic_batch())
+    assert len(batch) == cfg.batch_size
+    entries = {"observation", "action", "index"}
+    assert entries <= set(batch.keys()) <= entries | {"desired_goal"}
+    assert torch.equal(batch["action"], agent.buffer[batch["index"]]["action"])
+    assert agent.loss.actor_loss(batch)[0].isfinite()  # the observation is preprocessed
+
+
+@dataclass
+class WideConfig(WideCriticsConfig):
+    """An algorithm with batch renormalization in wide critics."""
+
+    algorithm: str = "wide"
+    critic_hidden: list[int] = other_default([40, 24])
+    batch_renorm: bool = key(True, "batch renormalization of the critics")
+    batch_renorm_warmup: int = key(100, "updates without its correction", low=0)
+
+
+def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path):
+    shared = to_config(configuration("sac", tmp_path, "sampler=uniform"))
+    given = {name: value for name, value in vars(shared).items() if name != "entropy_gradient"}
+    maker = AgentMaker(WideConfig(**given), make_backend(fast=False))
+    assert maker.networks.hidden == [16, 16]
+    assert not maker.networks.batch_renorm
+    assert not maker.is_fast
+    critics = make_critics(maker.env, maker.critic_networks, 2, outputs=25)
+    layers = [layer for layer in critics[0].module if isinstance(layer, torch.nn.Linear)]
+    assert [layer.out_features for layer in layers] == [40, 24, 25]
+    renorms = [layer for layer in critics[0].module if isinstance(layer, BatchRenorm)]
+    assert [len(layer.weight) for layer in renorms] == [5, 40, 24]
+    assert {layer.warmup for layer in renorms} == {100}
+    td = TensorDict({"observation": torch.randn(7, 4), "action": torch.randn(7, 1)}, [7])
+    assert critics[1](td)["state_action_value"].shape == (7, 25)
+
+
+def test_checkpoints_name_the_components_of_an_agent(configuration, tmp_path):
+    backend = make_backend(fast=True)
+    agents = {
+        recipe.__name__: recipe.make_agent(to_config(configuration(name, tmp_path)), backend)
+        for name, recipe in (("td3", td3), ("sac", sac))
+    }
+    assert list(agents["vmfer_recipes.td3"].components()) == [*NAMES, "replay", "collector"]
+    assert list(agents["vmfer_recipes.sac"].components()) == [
+        *NAMES,
+        "alpha_optimizer",
+        "replay",
+        "collector",
+    ]
+    for agent in agents.values():
+        assert agent.components()["replay"] is agent.buffer
+
+
+def test_an_agent_for_a_dataset_has_no_collector(configuration, tmp_path):
+    agent = imitating_agent(to_config(configuration("td3", tmp_path)), offline=True)
+    assert agent.collector is None
+    assert agent.targets is None
+    assert list(agent.components()) == [*NAMES, "replay"]

@@ -1,0 +1,190 @@
+"""Datasets for offline learning: the buffers of runs, and normalization."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from helpers.datasets import PENDULUM, Bomb, environment, load
+from vmfer_recipes.training.algorithms import TD3BCConfig
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.normalized_scores import reference_returns
+from vmfer_recipes.training.options import to_config
+from vmfer_recipes.training.perception import DatasetPerception, make_perception
+
+# --- The buffer of a run.
+
+
+@pytest.fixture
+def run_copy(recorded_run, tmp_path):
+    return shutil.copytree(recorded_run, tmp_path / "run")
+
+
+def change_checkpoint(run_dir, change):
+    (file,) = (run_dir / "checkpoint").glob("step_*.pt")
+    state = torch.load(file, weights_only=True)
+    change(state["parts"]["replay"]["storage"]["rows"])
+    torch.save(state, file)
+
+
+def test_all_transitions_of_a_run_are_loaded_as_they_were_stored(recorded_run, checkpoint):
+    transitions = load(recorded_run)
+    rows = checkpoint(recorded_run)["parts"]["replay"]["storage"]["rows"]
+    assert len(transitions) == 100
+    for key in ("observation", "action"):
+        assert torch.equal(transitions[key], rows["tensors"][key])
+    for key in ("observation", "reward", "done", "terminated"):
+        assert torch.equal(transitions["next", key], rows["nested"]["next"]["tensors"][key])
+    inside = ~transitions["next", "done"][:-1, 0]
+    assert torch.equal(
+        transitions["next", "observation"][:-1][inside], transitions["observation"][1:][inside]
+    )
+
+
+def test_a_run_in_progress_is_read_and_not_changed(run_copy):
+    (run_copy / "finished").unlink()
+    being_written = run_copy / "checkpoint" / "step_000000000200.pt.unfinished"
+    being_written.touch()
+    assert len(load(run_copy)) == 100
+    assert being_written.exists()
+
+
+def test_only_the_time_limit_may_differ_from_that_of_the_run(recorded_run):
+    assert len(load(recorded_run, kwargs={"max_episode_steps": 7})) == 100
+    with pytest.raises(UserError, match=r"env.kwargs=\{\} there, \{'width': 100\} here"):
+        load(recorded_run, kwargs={"width": 100})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows["tensors"]["observation"][3].fill_(torch.nan), "NaN .* transition 3"),
+        (lambda rows: rows["nested"]["next"]["tensors"]["reward"][5].fill_(torch.inf), "reward"),
+        (lambda rows: rows["tensors"]["action"][7].fill_(1.5), r"\[4.5\] .*\[-3.0\] to \[3.0\]"),
+        (lambda rows: rows["tensors"].pop("action"), "holds no replay buffer"),
+        (lambda rows: rows["tensors"].update(observation=torch.zeros(100, 9)), r"\[100, 9\]"),
+        (lambda rows: rows["tensors"].update(observation="zeros"), "holds no replay buffer"),
+        (lambda rows: rows["tensors"].update(desired_goal=torch.zeros(100, 2)), "replay=her"),
+        (lambda rows: rows["nested"].update(next=None), "holds no replay buffer"),
+    ],
+)
+def test_a_bad_buffer_is_an_error_with_value_and_cure(run_copy, change, message):
+    change_checkpoint(run_copy, change)
+    with pytest.raises(UserError, match=message) as caught:
+        load(run_copy)
+    assert ": " in str(caught.value)
+
+
+def test_an_empty_buffer_is_refused_with_the_cure(run_copy):
+    (file,) = (run_copy / "checkpoint").glob("step_*.pt")
+    state = torch.load(file, weights_only=True)
+    state["parts"]["replay"]["storage"]["rows"] = None
+    torch.save(state, file)
+    with pytest.raises(UserError, match="the replay buffer is empty: train it longer"):
+        load(run_copy)
+
+
+def test_the_run_of_another_environment_is_refused(recorded_run):
+    with pytest.raises(UserError, match=r"InvertedPendulum-v4 there, Hopper-v4 here.*use the same"):
+        load(recorded_run, "Hopper-v4")
+
+
+def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_copy):
+    shutil.rmtree(run_copy / "checkpoint")
+    with pytest.raises(UserError, match="keep_checkpoint=true"):
+        load(run_copy)
+    (run_copy / "finished").unlink()
+    with pytest.raises(UserError, match="train it longer"):
+        load(run_copy)
+
+
+@pytest.mark.parametrize("content", ["", "env: {name: 3}", "- 1", "env: ["])
+def test_a_damaged_configuration_is_refused(run_copy, content):
+    (run_copy / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match="not the configuration of a run"):
+        load(run_copy)
+
+
+def test_a_checkpoint_is_read_without_executing_it(run_copy, tmp_path, capsys):
+    marker = tmp_path / "executed"
+    (file,) = (run_copy / "checkpoint").glob("step_*.pt")
+    torch.save({"step": 100, "parts": Bomb(marker)}, file)
+    with pytest.raises(UserError, match=r"No checkpoint in \S+ can be read: try again, or choose"):
+        load(run_copy)
+    assert not marker.exists()
+
+
+def test_a_path_that_is_not_a_dataset_is_refused(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UserError, match="is not a dataset: give a run directory"):
+            load(path)
+
+
+# --- Normalization of observations and returns.
+
+
+def test_observations_are_normalized_as_published():
+    observations = np.random.default_rng(0).normal(3, [1, 10, 0], (500, 3)).astype(np.float32)
+    perception = DatasetPerception(3, "cpu")
+    data = {"observation": torch.from_numpy(observations)}
+    transitions = TensorDict(data, [500])
+    perception.learn(transitions)
+    published = (observations - observations.mean(0)) / (observations.std(0) + 1e-3)
+    seen = perception(transitions)["observation"]
+    np.testing.assert_allclose(seen, published, rtol=1e-3, atol=1e-3)
+    assert seen.abs().max() > 3
+
+
+def test_a_key_normalize_without_a_dataset_changes_nothing(configuration, tmp_path):
+    cfg = to_config(configuration("td3", tmp_path))
+    cfg.normalize = True  # as a user's own recipe may define it
+    assert make_perception(environment(PENDULUM), cfg).normalization() is None
+
+
+def test_one_path_in_several_spellings_is_one_dataset(configuration, tmp_path):
+    spellings = {
+        "runs/a/": "runs/a",
+        "./runs/a": "runs/a",
+        "~/runs/a/": str(Path.home() / "runs" / "a"),
+        "minari:mujoco/hopper/medium-v0": "minari:mujoco/hopper/medium-v0",
+    }
+    for given, name in spellings.items():
+        assert TD3BCConfig(dataset=given).dataset == name
+    overrides = ("dataset='~/runs/a/'", "init_random_frames=0")
+    cfg = to_config(configuration("td3_bc", tmp_path, *overrides))
+    assert cfg.as_dict()["dataset"] == spellings["~/runs/a/"]
+
+
+def config(dataset, name, **options):
+    env = SimpleNamespace(name=name, kwargs={}, wrappers=[], **options)
+    return SimpleNamespace(dataset=dataset, env=env)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "score"),
+    [  # scores that D4RL's get_normalized_score gives, times 100
+        ("Hopper-v4", 3234.3, 100.0),
+        ("Hopper-v5", -20.272305, 0.0),
+        ("HalfCheetah-v4", 5927.410524, 50.0),
+        ("Walker2d-v4", 2296.964504, 50.0),
+        ("Ant-v4", 1777.05, 50.0),
+    ],
+)
+def test_scores_follow_the_reference_returns_of_d4rl(name, value, score, tmp_path):
+    reference = reference_returns(config(str(tmp_path), name))
+    assert reference.score(value) == pytest.approx(score, abs=1e-6)
+
+
+def test_there_is_no_score_without_reference_returns(tmp_path):
+    assert reference_returns(SimpleNamespace()) is None  # a run without a dataset
+    assert reference_returns(config(str(tmp_path), PENDULUM)) is None
+    assert reference_returns(config("minari:removed/data-v0", "Hopper-v4")) is None
+    changed = config(str(tmp_path), "Hopper-v4")
+    changed.env.kwargs["frame_skip"] = 2
+    assert reference_returns(changed) is None

@@ -1,0 +1,175 @@
+"""REDQ, TQC and CrossQ as recipes: exact resume, every sampler, defaults and errors."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from torchrl_vmfer import load_policy
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes import crossq, redq, tqc
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.options import to_config
+
+RECIPES = {"redq": redq, "tqc": tqc, "crossq": crossq}
+# Small enough for a test; the published sizes are checked below.
+SIZES = {
+    "redq": ("num_critics=4", "utd_ratio=2"),
+    "tqc": ("num_critics=3", "num_quantiles=7", "critic_hidden=[24,24]"),
+    "crossq": ("critic_hidden=[24,24]", "batch_renorm_warmup=20"),
+}
+SAMPLERS = [
+    "uniform",
+    "fresh",
+    "vmf_uncertainty",
+    "vmf_rank",
+    "vmf_pool",
+    "vmf_direct",
+]
+# One of each kind of sampler in `make test`, the others in `make test-all`.
+QUICK = {("redq", "vmf_pool"), ("tqc", "vmf_direct"), ("crossq", "fresh"), ("crossq", "uniform")}
+RESUMED = [
+    ("redq", "sampler=vmf_rank"),
+    pytest.param(("tqc", "sampler=vmf_uncertainty", "replay=per"), marks=pytest.mark.slow),
+    ("crossq", "sampler=vmf_uncertainty"),
+]
+
+
+@pytest.mark.parametrize("combination", RESUMED, ids="-".join)
+def test_crashed_run_ends_like_an_uninterrupted_one(
+    combination, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+):
+    algorithm, *overrides = combination
+    overrides += SIZES[algorithm]
+    straight = straight_run(algorithm, *overrides)
+    resumed = shutil.copytree(crashed_run(algorithm, *overrides), tmp_path / "run")
+    finish(algorithm, resumed, *overrides)
+    assert "at step 120." in capfd.readouterr().err
+    assert_same_run(straight, resumed)
+    policy = load_policy(straight)
+    assert policy.act(torch.zeros(17).numpy()).shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "sampler"),
+    [
+        pytest.param(algorithm, sampler, marks=() if pair in QUICK else pytest.mark.slow)
+        for pair in itertools.product(RECIPES, SAMPLERS)
+        for algorithm, sampler in [pair]
+    ],
+)
+def test_every_sampler_trains(algorithm, sampler, train, table, tmp_path):
+    small = ("total_frames=90", "init_random_frames=60", "log_interval=30", "eval_interval=90")
+    run_dir = train(algorithm, tmp_path, *SIZES[algorithm], *small, f"sampler={sampler}")
+    last = table(run_dir / "train.csv")[-1]
+    assert float(last["critic_loss"]) > 0
+    assert 1 / 3 < float(last["factor_mean"]) <= 2.72
+    assert (run_dir / "finished").exists()
+
+
+@pytest.mark.parametrize("algorithm", RECIPES)
+def test_the_fast_path_trains_like_torchrls(algorithm, train, table, tmp_path):
+    small = ("total_frames=90", "init_random_frames=60", "log_interval=5", "eval_interval=90")
+    losses = []
+    for fast in ("true", "false"):
+        run_dir = train(algorithm, tmp_path / fast, *SIZES[algorithm], *small, f"fast={fast}")
+        losses.append([float(row["critic_loss"] or 0) for row in table(run_dir / "train.csv")])
+    assert len(losses[0]) == len(losses[1]) > 5
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def agent_of(configuration, algorithm, run_dir, *overrides):
+    cfg = to_config(configuration(algorithm, run_dir, *overrides))
+    return RECIPES[algorithm].make_agent(cfg, make_backend(fast=True))
+
+
+class TestPublishedSettings:
+    """Of the papers, or of the authors' code where the paper leaves something out."""
+
+    def test_of_redq(self, configuration, tmp_path):
+        cfg = to_config(configuration("redq", tmp_path))
+        default = redq.REDQConfig
+        assert (default.num_critics, default.subset_size, default.utd_ratio) == (10, 2, 20)
+        assert (cfg.critic_lr, cfg.actor_lr, cfg.alpha_lr, cfg.tau) == (3e-4, 3e-4, 3e-4, 0.005)
+
+    @pytest.mark.parametrize(
+        ("env", "entropy"), [("Hopper-v4", -1), ("HalfCheetah-v4", -3), ("Swimmer-v4", -2)]
+    )
+    def test_of_redqs_target_entropy(self, configuration, tmp_path, env, entropy):
+        loss = agent_of(configuration, "redq", tmp_path, f"env={env}").loss
+        assert float(loss.target_entropy) == entropy
+
+    @pytest.mark.parametrize(
+        ("env", "dropped"), [("Hopper-v4", 5), ("HalfCheetah-v4", 0), ("Walker2d-v4", 2)]
+    )
+    def test_of_tqc(self, configuration, tmp_path, env, dropped):
+        loss = agent_of(configuration, "tqc", tmp_path, f"env={env}").loss
+        assert loss.num_qvalue_nets == 5
+        assert loss.top_quantiles_to_drop_per_net == dropped
+        shapes = [tuple(p.shape) for p in loss.qvalue_network_params.values(True, True)]
+        assert shapes[-1] == (5, 25)
+        assert (5, 512, 512) in shapes
+
+    def test_of_crossq(self, configuration, tmp_path):
+        agent = agent_of(configuration, "crossq", tmp_path)
+        assert agent.targets is None
+        shapes = [tuple(p.shape) for p in agent.loss.qvalue_network_params.values(True, True)]
+        assert (2, 2048, 2048) in shapes
+        for optimizer in (agent.critic_optimizer, agent.actor_optimizer):
+            (group,) = optimizer.param_groups
+            assert (group["lr"], group["betas"]) == (1e-3, (0.5, 0.999))
+            assert all(isinstance(parameter, nn.Parameter) for parameter in group["params"])
+
+
+def test_crossqs_actor_is_updated_every_third_step(train, checkpoint, tmp_path):
+    small = ("total_frames=96", "init_random_frames=60", "checkpoint_interval=96")
+    parts = checkpoint(train("crossq", tmp_path, *SIZES["crossq"], *small))["parts"]
+    steps = {
+        name: {int(state["step"]) for state in parts[f"{name}_optimizer"]["state"].values()}
+        for name in ("critic", "actor", "alpha")
+    }
+    assert steps == {"critic": {36}, "actor": {12}, "alpha": {12}}
+
+
+def test_redqs_critics_and_actor_are_updated_as_often_as_stated(train, checkpoint, tmp_path):
+    small = ("total_frames=70", "init_random_frames=60", "checkpoint_interval=70")
+    parts = checkpoint(train("redq", tmp_path, *SIZES["redq"], *small))["parts"]
+    steps = {
+        name: {int(state["step"]) for state in parts[f"{name}_optimizer"]["state"].values()}
+        for name in ("critic", "actor")
+    }
+    assert steps == {"critic": {20}, "actor": {10}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "message"),
+    [
+        ("redq", ["subset_size=10"], "subset_size=10 must be smaller than num_critics=10"),
+        ("redq", ["num_critics=1"], "num_critics must be a whole number from 2"),
+        ("redq", ["replay=per"], "ignores the importance weights of replay=per"),
+        ("redq", ["target_entropy=mpbo"], "target_entropy must be auto, mbpo"),
+        ("crossq", ["replay=per_rank"], "use replay.beta=0"),
+        ("crossq", ["tau=0.01"], "CrossQ has no target networks"),
+        ("crossq", ["layer_norm=true"], "layer_norm"),
+        ("tqc", ["dropped_quantiles=25"], "leaves none of num_quantiles=25"),
+        ("tqc", ["num_quantiles=5", "env=Hopper-v4"], "dropped_quantiles=5 leaves none"),
+        ("crossq", ["network=my_package.Net"], "use network=mlp, or batch_renorm=false"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_settings_that_cannot_work_are_refused(
+    algorithm, overrides, message, configuration, tmp_path
+):
+    with pytest.raises(UserError, match=message):
+        to_config(configuration(algorithm, tmp_path, *overrides))
+
+
+def test_priorities_without_importance_weights_are_accepted(train, tmp_path):
+    small = ("total_frames=70", "init_random_frames=60", "replay=per", "replay.beta=0")
+    for algorithm in ("redq", "crossq"):
+        run_dir = train(algorithm, tmp_path / algorithm, *SIZES[algorithm], *small)
+        assert (run_dir / "finished").exists()

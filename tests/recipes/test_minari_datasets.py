@@ -1,0 +1,284 @@
+"""Datasets for offline learning: files in Minari's format."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import sys
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from helpers.datasets import PENDULUM, Bomb, environment, load
+from helpers.minari_data import record
+from vmfer_recipes.training.datasets import load_transitions
+from vmfer_recipes.training.environments import make_environment
+from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.group_options import EnvConfig
+from vmfer_recipes.training.normalized_scores import reference_returns
+
+minari = pytest.importorskip("minari")
+h5py = pytest.importorskip("h5py")
+
+GOAL = "PointGoal-v0"
+
+
+class PointGoal(gym.Env):
+    """A task whose observations are dictionaries with goals."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "achieved_goal": gym.spaces.Box(-9, 9, (2,)),
+            "desired_goal": gym.spaces.Box(-9, 9, (2,)),
+            "observation": gym.spaces.Box(-9, 9, (3,)),
+        }
+    )
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+    def compute_reward(self, achieved, desired, info):
+        return np.zeros(len(achieved))
+
+
+gym.register(GOAL, PointGoal, max_episode_steps=4)
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory):
+    scores = {"ref_min_score": 2.0, "ref_max_score": 12.0}
+    root = tmp_path_factory.mktemp("minari")
+    return record(root, PENDULUM, "test/pendulum/random-v0", 6, **scores)
+
+
+@pytest.fixture
+def pendulum_copy(pendulum, tmp_path):
+    return shutil.copytree(pendulum.folder, tmp_path / "dataset")
+
+
+def test_the_transitions_of_minari_are_those_of_the_environment(pendulum):
+    transitions = load(pendulum.folder)
+    before, action, after, reward, terminated, truncated = map(
+        np.array, zip(*pendulum.transitions, strict=True)
+    )
+    assert terminated.any()
+    assert truncated.any()
+    assert len(transitions) == len(action)
+    expected = {
+        "observation": before,
+        "action": action / 3,
+        ("next", "observation"): after,
+        ("next", "reward"): reward[:, None],
+    }
+    for key, value in expected.items():
+        assert transitions[key].dtype == torch.float32
+        np.testing.assert_allclose(transitions[key].numpy(), value, rtol=1e-6, atol=1e-7)
+    # The TD target bootstraps from the last state of a truncated episode.
+    np.testing.assert_array_equal(transitions["next", "terminated"].numpy()[:, 0], terminated)
+    np.testing.assert_array_equal(transitions["next", "done"].numpy()[:, 0], terminated | truncated)
+
+
+def test_a_stored_action_does_the_same_in_our_environment(pendulum):
+    transitions, env = load(pendulum.folder), make_environment(EnvConfig(name=PENDULUM), seed=0)
+    env.simulator.reset(seed=0)
+    for row in range(3):
+        after, *_ = env.simulator.step(transitions["action"][row].numpy())
+        np.testing.assert_allclose(after, transitions["next", "observation"][row], atol=1e-6)
+
+
+def test_a_data_set_is_found_by_its_id_and_by_its_folder(pendulum, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(pendulum.root))
+    by_id = load(f"minari:{pendulum.id}")
+    for folder in (pendulum.folder, pendulum.folder / "data"):
+        assert (load(folder) == by_id).all()
+    with pytest.raises(UserError, match="minari download test/other-v0"):
+        load("minari:test/other-v0")
+
+
+def test_observations_with_goals_are_concatenated_as_in_our_environment(tmp_path_factory):
+    spaces = {name: getattr(PointGoal, name) for name in ("observation_space", "action_space")}
+    data = record(tmp_path_factory.mktemp("minari"), GOAL, "test/goal-v0", 4, env=None, **spaces)
+    transitions = load(data.folder, GOAL)
+    env = make_environment(EnvConfig(name=GOAL), seed=0)
+    own = env.own_observation_space.spaces
+    own = gym.spaces.Dict({key: own[key] for key in own if key != "achieved_goal"})
+    for key, position in (("observation", 0), (("next", "observation"), 2)):
+        flat = [
+            gym.spaces.flatten(own, {key: each[position][key] for key in own.spaces})
+            for each in data.transitions
+        ]
+        np.testing.assert_array_equal(transitions[key].numpy(), np.array(flat))
+    with pytest.raises(UserError, match=r"\[24, 3\] .*needs \[24, 4\]"):
+        load(data.folder)
+    change_data(data.folder, lambda file: file["episode_2/observations"].pop("desired_goal"))
+    with pytest.raises(UserError, match="has the observations achieved_goal, observation, but"):
+        load(data.folder, GOAL)
+
+
+def change_metadata(folder, **entries):
+    file = folder / "data" / "metadata.json"
+    metadata = json.loads(file.read_text()) | entries
+    file.write_text(json.dumps(metadata))
+    return metadata
+
+
+def change_data(folder, change):
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        change(file)
+
+
+def replace(name, value):
+    def change(file):
+        del file[name]
+        file[name] = value
+
+    return change
+
+
+def set_value(name, value):
+    def change(file):
+        file[name][0] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_value("episode_0/rewards", np.nan), "NaN or infinity in 'next reward'.*transition 0"),
+        (set_value("episode_0/observations", np.inf), "NaN or infinity in 'observation'"),
+        (set_value("episode_0/actions", 3.5), r"action \[3.5\] .*outside the bounds .*clip"),
+        (replace("episode_1/rewards", np.zeros(99)), "has 99 rewards, but"),
+        (replace("episode_1/observations", np.zeros((99, 4))), "observations instead of"),
+        (replace("episode_1/actions", "go left"), "episode_1/actions is not a numeric array"),
+        (lambda file: file.pop("episode_1/terminations"), "cannot be read"),
+        (lambda file: file.clear(), "holds no transitions: choose"),
+    ],
+)
+def test_bad_data_are_an_error_with_value_and_cure(pendulum_copy, change, message):
+    change_data(pendulum_copy, change)
+    with pytest.raises(UserError, match=message) as caught:
+        load(pendulum_copy)
+    assert ": " in str(caught.value)
+
+
+def test_observations_of_another_size_are_refused(pendulum_copy):
+    def widen(file):
+        for episode in file.values():
+            wide = np.repeat(episode["observations"][()], 2, axis=1)
+            del episode["observations"]
+            episode["observations"] = wide
+
+    change_data(pendulum_copy, widen)
+    with pytest.raises(UserError, match=r"8\] .*needs \[\d+, 4\].*use the environment of the data"):
+        load(pendulum_copy)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"env_spec": json.dumps({"id": "Hopper-v5"})}, "Hopper-v5 there, InvertedPendulum-v4"),
+        (
+            {"env_spec": json.dumps({"id": PENDULUM, "kwargs": {"frame_skip": 4}})},
+            r"env.kwargs=\{'frame_skip': 4\} there, \{\} here",
+        ),
+        ({"env_spec": "{"}, "cannot be read"),
+        ({"data_format": "arrow"}, "only hdf5 is supported"),
+    ],
+)
+def test_the_metadata_are_checked(pendulum_copy, entries, message):
+    change_metadata(pendulum_copy, **entries)
+    with pytest.raises(UserError, match=message):
+        load(pendulum_copy)
+
+
+def test_the_same_task_under_a_name_that_gymnasium_removed_is_accepted(pendulum_copy):
+    change_metadata(pendulum_copy, env_spec=json.dumps({"id": "InvertedPendulum-v2"}))
+    assert len(load(pendulum_copy)) > 0
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("Mine-v2", "Mine-v4"), ("Mine-v4", "Mine-v3")])
+def test_versions_of_other_tasks_are_different_environments(pendulum_copy, theirs, ours):
+    change_metadata(pendulum_copy, env_spec=json.dumps({"id": theirs}))
+    cfg = EnvConfig(name=ours)
+    with pytest.raises(UserError, match=f"{theirs} there, {ours} here"):
+        load_transitions(str(pendulum_copy), environment(PENDULUM), cfg)
+
+
+def test_only_the_name_in_the_dataset_may_be_a_removed_one(pendulum_copy):
+    cfg = EnvConfig(name="InvertedPendulum-v2")
+    with pytest.raises(UserError, match="InvertedPendulum-v4 there, InvertedPendulum-v2 here"):
+        load_transitions(str(pendulum_copy), environment(PENDULUM), cfg)
+
+
+def test_episodes_without_steps_are_skipped(pendulum_copy):
+    def empty(*names):
+        def change(file):
+            for name in names:
+                for key in ("actions", "rewards", "terminations", "truncations"):
+                    replace(f"{name}/{key}", file[f"{name}/{key}"][:0])(file)
+                replace(f"{name}/observations", file[f"{name}/observations"][:1])(file)
+
+        return change
+
+    before = load(pendulum_copy)
+    with h5py.File(pendulum_copy / "data" / "main_data.hdf5") as file:
+        names, steps = list(file), len(file["episode_0/rewards"])
+    change_data(pendulum_copy, empty("episode_0"))
+    assert (load(pendulum_copy) == before[steps:]).all()
+    change_data(pendulum_copy, empty(*names))
+    with pytest.raises(UserError, match="holds no transitions: choose another dataset"):
+        load(pendulum_copy)
+
+
+@pytest.mark.parametrize("file", ["metadata.json", "main_data.hdf5"])
+def test_damaged_files_are_refused(pendulum_copy, file):
+    (pendulum_copy / "data" / file).write_bytes(b"\x00damaged")
+    with pytest.raises(UserError, match=rf"{file} cannot be read"):
+        load(pendulum_copy)
+
+
+def test_the_environment_that_a_data_set_names_is_not_made(pendulum_copy, tmp_path):
+    marker = tmp_path / "executed"
+    spec = {"id": PENDULUM, "entry_point": "os:mkdir", "kwargs": {"path": str(marker)}}
+    metadata = change_metadata(pendulum_copy, env_spec=json.dumps(spec))
+    for name in ("observation_space", "action_space"):  # without them, minari makes it
+        metadata.pop(name)
+    (pendulum_copy / "data" / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(UserError, match="comes from another environment"):
+        load(pendulum_copy)
+    assert not marker.exists()
+
+
+def test_pickled_objects_in_a_data_set_are_not_loaded(pendulum_copy, tmp_path):
+    bomb = np.void(pickle.dumps(Bomb(tmp_path / "executed")))
+    change_data(pendulum_copy, replace("episode_0/rewards", np.array([bomb])))
+    with pytest.raises(UserError, match="not a numeric array"):
+        load(pendulum_copy)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_without_h5py_the_error_names_the_command(pendulum, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(UserError, match=r"needs the package h5py: pip install '.\[minari\]'"):
+        load(pendulum.folder)
+
+
+def test_the_references_of_a_data_set_come_first(pendulum):
+    env = SimpleNamespace(name="Hopper-v4", kwargs={}, wrappers=[])
+    reference = reference_returns(SimpleNamespace(dataset=str(pendulum.folder), env=env))
+    data = minari.MinariDataset(pendulum.folder / "data")
+    returns = np.array([2.0, 7.0, 15.0])
+    np.testing.assert_allclose(
+        [reference.score(each) for each in returns],
+        100 * minari.get_normalized_score(data, returns),
+    )
