@@ -30,7 +30,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is %s: set PYTHON=" % sys.version)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dm_control,docs,export,loggers,recipes,report,search,sweep,test,video]'
+	$(BIN)/pip install --quiet --editable '.[dm-control,docs,export,loggers,minari,recipes,report,search,sweep,test,video]'
 	# mypy does not follow an editable install that renames a folder.
 	ln -sfn "$(CURDIR)/recipes" "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vmfer_recipes"
 	touch $@

@@ -31,6 +31,7 @@ from typing import Any
 def _config(*overrides: str) -> Any:
     from hydra import compose, initialize_config_module
 
+    from vmfer_recipes.training import algorithms as algorithms  # registers their configurations
     from vmfer_recipes.training.options import to_config
 
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):

@@ -206,11 +206,11 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Ru
 
 def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:
     """The recipe itself, with a session that waits for commands and components that are timed."""
+    module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         cfg = to_config(
             compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
         )
-    module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
     session = BenchmarkSession(connection)
     agent = module.make_agent(cfg, session.backend)
     fill(agent.buffer, filled)
@@ -285,7 +285,7 @@ def watch(agent: Any, stopwatch: Stopwatch) -> None:
         agent.sample_actor = reporting(agent.sample_actor, stopwatch, "sample")
     agent.critic_optimizer = Watched(agent.critic_optimizer, stopwatch, step="critic")
     agent.actor_optimizer = Watched(agent.actor_optimizer, stopwatch, step="actor")
-    if hasattr(agent, "alpha_optimizer"):
+    if agent.alpha_optimizer is not None:
         agent.alpha_optimizer = Watched(agent.alpha_optimizer, stopwatch, step="actor")
 
 

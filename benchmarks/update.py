@@ -1,10 +1,15 @@
 """Cost of one update of the critics and of one of the actor, by loss and size of the ensemble.
 
-An update is loss, backward pass and Adam, on a batch of 256 of HalfCheetah-v4 with 256×256
-networks and one thread. All take turns in one process; ratios are taken within a turn.
+An update is the loss, the backward pass and Adam's step, for 256 transitions of HalfCheetah-v4, on
+one thread. Actors have 256×256 units, and so do critics unless the table says otherwise. All
+contenders take turns in one process; ratios are taken within a turn.
+
+TorchRL's REDQ loss does not separate the critic loss from the actor loss. It updates both with
+`forward`, one backward pass and two optimizer steps, so only "both" can be compared. CrossQ's
+critics have batch renormalization, also with TorchRL's loss.
 
     python benchmarks/update.py
-    python benchmarks/update.py --critics 2 5 10 --rounds 200
+    python benchmarks/update.py --algorithms TD3 REDQ --critics 2 5 10 --rounds 200
 """
 
 from __future__ import annotations
@@ -12,15 +17,19 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torchrl import torchrl_logger
-from torchrl.objectives import LossModule, SACLoss, TD3Loss
+from torch import Tensor
+from torch.optim import Adam
+from torchrl import objectives, torchrl_logger
+from torchrl.objectives import LossModule
 
-from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
+import torchrl_vmfer
 from torchrl_vmfer.fast import backward
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.training.environments import make_environment
@@ -31,55 +40,139 @@ BATCH = 256
 NETWORKS = NetworkSpec(hidden=[256, 256])
 PEER = "TorchRL"
 # By name: whether it is TorchRL's own class, and the options of ours.
-LOSSES = {
+LOSSES: dict[str, dict[str, bool] | None] = {
     PEER: None,
     "ours, TorchRL's path, with factors": {},
     "ours, fast": {"fast": True, "measure": False},
     "ours, fast, with factors": {"fast": True},
 }
+PARTS = ("critics", "actor", "both")
+Updates = dict[str, Callable[[], None]]
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    backward(loss)
-    optimizer.step()
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with its networks.
+
+    Attributes:
+        algorithm: its name.
+        loss: the name of TorchRL's loss.
+        critic_losses: the methods whose sum is the loss of the critics.
+        critics: the sizes of the ensemble; a single one if the loss supports no other.
+        networks: the networks of the critics.
+        outputs: the outputs of a critic.
+        options: further arguments of both losses.
+        has_fast_path: whether our loss has a fast path.
+    """
+
+    algorithm: str
+    loss: str
+    critic_losses: tuple[str, ...] = ("qvalue_loss",)
+    critics: tuple[int, ...] = (2,)
+    networks: NetworkSpec = NETWORKS
+    outputs: int = 1
+    options: dict[str, Any] = field(default_factory=lambda: {"loss_function": "l2"})
+    has_fast_path: bool = True
+
+    @property
+    def title(self) -> str:
+        """The name, with the size of the critics if they are not the usual ones."""
+        hidden = self.networks.hidden
+        size = "×".join(map(str, hidden))
+        return self.algorithm if hidden == NETWORKS.hidden else f"{self.algorithm}, {size}"
+
+    @property
+    def contenders(self) -> dict[str, dict[str, bool] | None]:
+        """The contenders, by name."""
+        return {
+            name: options
+            for name, options in LOSSES.items()
+            if self.has_fast_path or "fast" not in (options or {})
+        }
 
 
-def make_updates(
-    algorithm: str, critics: int, options: dict | None
-) -> dict[str, Callable[[], None]]:
+def crossq(width: int) -> Case:
+    """CrossQ with wide critics."""
+    networks = NetworkSpec(hidden=[width, width], batch_renorm=True)
+    return Case("CrossQ", "CrossQLoss", networks=networks)
+
+
+CASES = [
+    Case("TD3", "TD3Loss", ("value_loss",), (2, 10)),
+    Case("SAC", "SACLoss", ("qvalue_v2_loss",), (2, 10)),
+    Case("REDQ", "REDQLoss", critics=(5, 10)),
+    Case(
+        "TQC",
+        "TQCLoss",
+        ("qvalue_v2_loss",),
+        (5,),
+        NetworkSpec(hidden=[512, 512, 512]),
+        outputs=25,
+        options={},
+    ),
+    crossq(256),
+    crossq(2048),
+    Case("TD3+BC", "TD3BCLoss", options={"loss_function": "l2", "alpha": 2.5}),
+    Case("CQL", "CQLLoss", ("q_loss", "cql_loss"), has_fast_path=False),
+]
+
+
+def make_loss(case: Case, critics: int, own: dict[str, bool] | None) -> tuple[LossModule, Any]:
+    """Makes our loss with some options, or TorchRL's for ``None``, and a batch."""
     torch.manual_seed(0)
     env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
-    actor = (deterministic_actor if algorithm == "td3" else gaussian_actor)(env, NETWORKS)
-    stock, ours = {"td3": (TD3Loss, VMFTD3Loss), "sac": (SACLoss, VMFSACLoss)}[algorithm]
-    loss: LossModule = (stock if options is None else ours)(
-        actor,
-        make_critics(env, NETWORKS, critics),
-        num_qvalue_nets=critics,
-        action_spec=env.action_spec,
-        loss_function="l2",
-        **(options or {}),
+    make_actor = deterministic_actor if case.algorithm.startswith("TD3") else gaussian_actor
+    options = {"action_spec": env.action_spec, **case.options}
+    if case.loss != "CQLLoss":  # has two
+        options["num_qvalue_nets"] = critics
+    loss_class = getattr(objectives, case.loss)
+    if own is not None:
+        loss_class, options = getattr(torchrl_vmfer, f"VMF{case.loss}"), options | own
+    loss = loss_class(
+        make_actor(env, NETWORKS),
+        make_critics(env, case.networks, critics, case.outputs),
+        **options,
     )
     loss.make_value_estimator(gamma=0.99)
     rows = env.rollout(BATCH).select("observation", "action", "next")
-    batch = TensorDict({key: rows[key] for key in rows.keys()}, [BATCH])  # noqa: SIM118
-    optimizers = {
-        name: torch.optim.Adam(list(getattr(loss, name).flatten_keys().values()), fused=True)
-        for name in ("qvalue_network_params", "actor_network_params")
-    }
-    critic_loss = loss.value_loss if algorithm == "td3" else loss.qvalue_v2_loss
-    return {
-        "critics": lambda: descend(
-            optimizers["qvalue_network_params"], critic_loss(batch.copy())[0]
-        ),
-        "actor": lambda: descend(
-            optimizers["actor_network_params"], loss.actor_loss(batch.copy())[0]
-        ),
-    }
+    return loss, TensorDict({key: rows[key] for key in rows.keys()}, [BATCH])  # noqa: SIM118
 
 
-def measure(algorithm: str, critics: int, rounds: int) -> dict[str, dict[str, np.ndarray]]:
-    updates = {name: make_updates(algorithm, critics, options) for name, options in LOSSES.items()}
+def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
+    """Takes one step with each optimizer."""
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    backward(loss)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def make_updates(case: Case, critics: int, own: dict[str, bool] | None) -> Updates:
+    """Makes the updates of one contender, by name."""
+    loss, batch = make_loss(case, critics, own)
+    of_critics = Adam(list(loss.qvalue_network_params.parameters()), fused=True)
+    of_actor = Adam(list(loss.actor_network_params.parameters()), fused=True)
+
+    def update_both() -> None:
+        found = loss(batch.copy())
+        descend(found["loss_qvalue"] + found["loss_actor"], of_critics, of_actor)
+
+    def update_critics() -> None:
+        drawn = batch.copy()
+        losses = [getattr(loss, name)(drawn)[0] for name in case.critic_losses]
+        descend(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), of_critics)
+
+    def update_actor() -> None:
+        descend(loss.actor_loss(batch.copy())[0], of_actor)
+
+    if not hasattr(loss, "actor_loss"):
+        return {"both": update_both}
+    return {"critics": update_critics, "actor": update_actor}
+
+
+def measure(case: Case, critics: int, rounds: int) -> dict[str, dict[str, np.ndarray]]:
+    """Measures the seconds of each update, by contender and part."""
+    updates = {name: make_updates(case, critics, own) for name, own in case.contenders.items()}
     seconds: dict[str, dict[str, list[float]]] = {
         name: {part: [] for part in parts} for name, parts in updates.items()
     }
@@ -90,31 +183,51 @@ def measure(algorithm: str, critics: int, rounds: int) -> dict[str, dict[str, np
                 update()
                 if turn >= 3:  # the first are for warming up
                     seconds[name][part].append(time.perf_counter() - start)
-    return {
+    results = {
         name: {part: np.array(values) for part, values in parts.items()}
         for name, parts in seconds.items()
     }
+    return {
+        name: {"both": sum(parts.values(), np.zeros(rounds))} | parts
+        for name, parts in results.items()
+    }
+
+
+def row(cells: Iterable[str]) -> str:
+    """A row of a table."""
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--critics", nargs="+", type=int, default=[2, 10])
+    names = list(dict.fromkeys(case.algorithm for case in CASES))
+    parser.add_argument("--algorithms", nargs="+", choices=names, default=names)
+    parser.add_argument("--critics", nargs="+", type=int, help="for all algorithms but CQL")
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     torchrl_logger.setLevel("WARNING")
-    header = ["algorithm", "critics", "loss", "critics ms", "/ TorchRL", "actor ms", "/ TorchRL"]
-    print("| " + " | ".join(header) + " |\n|---|---:|---" + "|---:" * 4 + "|")
-    for algorithm in ("td3", "sac"):
-        for critics in options.critics:
-            results = measure(algorithm, critics, options.rounds)
+    header = ["algorithm", "critics", "loss"]
+    for part in PARTS:
+        header += [f"{part} ms", f"/ {PEER}"]
+    print(row(header) + "\n|---|---:|---" + "|---:" * 2 * len(PARTS) + "|")
+    for case in CASES:
+        if case.algorithm not in options.algorithms:
+            continue
+        is_fixed = case.loss == "CQLLoss"
+        for critics in case.critics if is_fixed else options.critics or case.critics:
+            results = measure(case, critics, options.rounds)
             for name, parts in results.items():
-                cells = [algorithm.upper(), str(critics), name]
-                for part, seconds in parts.items():
-                    ratio = np.median(seconds / results[PEER][part])
-                    cells += [f"{np.median(seconds) * 1e3:.2f}", f"{ratio:.2f}"]
-                print("| " + " | ".join(cells) + " |", flush=True)
+                cells = [case.title, str(critics), name]
+                for part in PARTS:
+                    cells += ["", ""]
+                    if part in parts:
+                        cells[-2] = f"{np.median(parts[part]) * 1e3:.2f}"
+                    if part in results[PEER]:
+                        cells[-1] = f"{np.median(parts[part] / results[PEER][part]):.2f}"
+                print(row(cells), flush=True)
 
 
 if __name__ == "__main__":

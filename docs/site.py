@@ -11,8 +11,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.keys import MISSING, Key, describe
-from vmfer_recipes.training.options import SACConfig, TD3Config
 
 ROOT = Path(__file__).parents[1]
 # Files of the repository that pages link to.
@@ -23,7 +23,7 @@ LINKED = (
     "examples/**/*.py",
     "results/**/*.*",
 )
-RECIPES = {"td3": TD3Config, "sac": SACConfig}
+RECIPES = algorithms()
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
