@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+
+# Tests run in several processes, whose threads would compete for the same cores.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the programs that tests start
 
 
 def _mlp(inputs, outputs, cells, activation):

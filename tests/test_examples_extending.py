@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -34,7 +33,6 @@ def run(tmp_path):
         result = subprocess.run(
             [sys.executable, *words, *overrides],
             cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=300,

@@ -360,7 +360,7 @@ def test_hindsight_rejects_goals_that_are_not_vectors():
     del gym.registry["Rewarded-v0"]
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("fast", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_franka_kitchen_trains_and_its_checkpoint_can_be_read(fast, train, checkpoint, tmp_path):
     train(
         "td3",

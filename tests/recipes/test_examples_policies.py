@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -20,7 +19,6 @@ def test_a_policy_with_a_custom_network_is_trained_and_used_elsewhere(train, tmp
     train("td3", "runs/residual", *own, "total_frames=80")
     finished = subprocess.run(
         [sys.executable, "use_policy.py", "runs/residual"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

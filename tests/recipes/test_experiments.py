@@ -115,7 +115,6 @@ def _sweep(tmp_path, *options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
 
