@@ -241,6 +241,11 @@ class TD3BCConfig(TrainingConfig):
                 f"{self.algorithm} learns from a dataset: set dataset= to a run directory, such as "
                 "dataset=runs/td3/Hopper-v4/uniform-uniform/seed0, or to minari:<id>."
             )
+        if self.replay.kind == "her":
+            raise UserError(
+                f"replay=her requires whole episodes, which a dataset does not store: use "
+                f"another replay= for {self.algorithm}."
+            )
         for name, only in {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1}.items():
             if getattr(self, name) != only:
                 raise UserError(
@@ -256,11 +261,6 @@ class TD3BCConfig(TrainingConfig):
             raise UserError(
                 f"env.normalize_observations=true has no effect on {self.algorithm}: use "
                 "normalize=true, which uses the statistics of the dataset."
-            )
-        if self.replay.kind == "her":
-            raise UserError(
-                f"replay=her requires whole episodes, which a dataset does not store: use "
-                f"another replay= for {self.algorithm}."
             )
         super().check()
 

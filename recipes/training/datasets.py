@@ -148,9 +148,18 @@ def _columns_of_minari(
         raise UserError(f"dataset={dataset} holds no transitions: choose another dataset.")
     seen = [_flat_observations(episode, env, dataset) for episode in episodes]
 
+    def stacked(arrays: list[np.ndarray], name: str) -> np.ndarray:
+        arrays = [array.reshape(len(array), -1) for array in arrays]
+        widths = sorted({array.shape[1] for array in arrays})
+        if len(widths) > 1:
+            raise UserError(
+                f"dataset={dataset} has episodes whose {name} have different lengths ({widths[0]} "
+                f"and {widths[-1]}): choose another dataset."
+            )
+        return np.concatenate(arrays)
+
     def column(name: str) -> np.ndarray:
-        arrays = [np.asarray(getattr(episode, name)) for episode in episodes]
-        return np.concatenate([array.reshape(len(array), -1) for array in arrays])
+        return stacked([np.asarray(getattr(episode, name)) for episode in episodes], name)
 
     low, high = env.own_action_space.low, env.own_action_space.high
     actions = column("actions").astype(np.float64)
@@ -158,9 +167,9 @@ def _columns_of_minari(
         actions = 2 * (actions - low) / (high.astype(np.float64) - low) - 1
     terminated = column("terminations").astype(bool)
     arrays: dict[Any, np.ndarray] = {
-        "observation": np.concatenate([each[:-1] for each in seen]),
+        "observation": stacked([each[:-1] for each in seen], "observations"),
         "action": actions.astype(np.float32),
-        ("next", "observation"): np.concatenate([each[1:] for each in seen]),
+        ("next", "observation"): stacked([each[1:] for each in seen], "observations"),
         ("next", "reward"): column("rewards").astype(np.float32),
         ("next", "done"): terminated | column("truncations").astype(bool),
         ("next", "terminated"): terminated,

@@ -171,6 +171,18 @@ def test_bad_data_are_an_error_with_value_and_cure(pendulum_copy, change, messag
     assert ": " in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["observations", "actions"])
+def test_episodes_of_different_widths_are_refused(pendulum_copy, name):
+    def widen(file):
+        wide = np.repeat(file["episode_1"][name][()], 2, axis=1)
+        del file["episode_1"][name]
+        file["episode_1"][name] = wide
+
+    change_data(pendulum_copy, widen)
+    with pytest.raises(UserError, match=f"whose {name} have different lengths .*choose another"):
+        load(pendulum_copy)
+
+
 def test_observations_of_another_size_are_refused(pendulum_copy):
     def widen(file):
         for episode in file.values():

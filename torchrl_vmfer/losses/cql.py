@@ -28,7 +28,7 @@ class VMFCQLLoss(GradientTap, CQLLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or one of the above.
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure`` and ``used``.
 
     Examples:
         >>> import torch

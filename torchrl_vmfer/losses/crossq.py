@@ -28,7 +28,8 @@ class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or one of the above.
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``fast`` and
+            ``used``.
 
     Examples:
         >>> from tensordict import TensorDict

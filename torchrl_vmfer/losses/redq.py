@@ -72,7 +72,7 @@ class SplitREDQLoss(REDQLoss):
         }
 
     def alpha_loss(self, log_prob: Tensor) -> Tensor:
-        """Computes the loss of the temperature for each of the actor's log-densities."""
+        """Computes the loss of the temperature, one value per log-density."""
         return -bounded_temperature(self) * (log_prob.detach() + self.target_entropy)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -109,8 +109,8 @@ class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
     ``forward`` computes TorchRL's losses up to rounding, with the same random numbers, and the
     factors. To use separate batches for actor and critics, call ``actor_loss``, ``qvalue_loss`` and
     ``alpha_loss``, which TorchRL's loss does not have. The metadata of ``actor_loss`` contains
-    ``"vmf_factor"`` and ``"vmf_resultant_length"``, as for :class:`VMFSACLoss`. All losses ignore
-    importance weights, as TorchRL's does.
+    ``"vmf_factor"`` and ``"vmf_resultant_length"``, as for :class:`VMFSACLoss`. These methods and
+    ``forward`` ignore importance weights, as TorchRL's loss does.
 
     ``forward`` learns the temperature on the current and the next states of the batch, as TorchRL's
     loss does, and ``alpha_loss`` on the log-densities that it is given.

@@ -120,7 +120,8 @@ class VMFTD3BCLoss(Accelerated, GradientTap, TD3BCLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or one of the above.
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``fast`` and
+            ``used``.
 
     Examples:
         >>> from tensordict import TensorDict
