@@ -17,15 +17,29 @@ from torchrl_vmfer.replay import (
     CandidatePool,
     HindsightReplayBuffer,
 )
-from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.samplers import (
+    GradientNormSampler,
+    InverseTDSampler,
+    LAPSampler,
+    MixedSampler,
+    RankPrioritizedSampler,
+    RecentSampler,
+    VMFSampler,
+    effective_sample_size,
+)
 from torchrl_vmfer.uncertainty import VMFUncertainty
 
 __all__ = [
     "ActorCriticReplayBuffer",
     "CandidatePool",
+    "GradientNormSampler",
     "HindsightReplayBuffer",
+    "InverseTDSampler",
+    "LAPSampler",
+    "MixedSampler",
     "Policy",
     "RankPrioritizedSampler",
+    "RecentSampler",
     "VMFCQLLoss",
     "VMFCrossQLoss",
     "VMFREDQLoss",
@@ -37,6 +51,7 @@ __all__ = [
     "VMFUncertainty",
     "__version__",
     "directional",
+    "effective_sample_size",
     "load_policy",
     "save_policy",
 ]
