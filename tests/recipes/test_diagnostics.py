@@ -93,22 +93,27 @@ def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorit
         ("sac", "sampler=fresh", 100),
         ("td3_bc", "sampler=uniform", 100),
         ("td3", "sampler=vmf_uncertainty", 100 * 1.5**2 / (2**2 + 1) * 2),
+        ("td3", "sampler=gradient_norm", 100 * 1.5**2 / (2**2 + 1) * 2),
+        ("sac", "sampler=vmf_power sampler.power=3", 100 * 4.5**2 / (8**2 + 1) * 2),
+        ("sac", "sampler=vmf_uncertainty sampler.share=0.5", 300**2 / (50 * (3.5**2 + 2.5**2))),
+        ("td3", "sampler=recent sampler.min_size=20 sampler.decay=0.3", 30),
     ],
 )
 def test_the_effective_sample_size_is_that_of_the_actors_distribution(
     make_agent, algorithm, override, expected
 ):
-    agent = make_agent(algorithm, override)
-    if "vmf" in override:
+    agent = make_agent(algorithm, *override.split())
+    has_priorities = agent.signal is not None
+    if has_priorities:
         factors = torch.ones(100)
         factors[:50] = 2
         agent.buffer.update_actor_priority(torch.arange(100), factors)
-    batch = agent.actor_batch(agent.critic_batch())
+    batch = agent.buffer.sample_uniformly(32, keys=list(agent.actor_keys))
     found = agent.diagnostics.measure(batch)
     assert found["effective_sample_size"] == pytest.approx(expected)
     assert found["stored_transitions"] == 100
     assert found.keys() >= OF_ACTOR
-    assert found.keys() >= OF_PRIORITIES or "vmf" not in override
+    assert has_priorities == (found.keys() >= OF_PRIORITIES)
 
 
 def test_prioritized_critics_share_their_distribution_with_a_uniform_actor(make_agent):
@@ -121,7 +126,31 @@ def test_prioritized_critics_share_their_distribution_with_a_uniform_actor(make_
     assert found == pytest.approx(100 * 1.5**2 / (2**2 + 1) * 2, rel=1e-5)
 
 
-@pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct"])
+def test_the_weights_of_a_batch_have_an_effective_sample_size(make_agent):
+    agent = make_agent("td3", "sampler=vmf_weighted", CHEETAH)
+    batch = agent.actor_batch(None)
+    weight = batch["priority_weight"].double().numpy()
+    assert weight.std() > 0
+    expected = 100 * weight.sum() ** 2 / (weight**2).sum() / 32
+    found = agent.diagnostics.measure(batch)
+    assert float(found["effective_sample_size"]) == pytest.approx(expected)
+
+
+def test_of_a_buffer_in_another_process_only_the_actor_is_measured(make_agent):
+    agent = make_agent("td3", CHEETAH)
+    diagnostics = Diagnostics(
+        agent.loss,
+        list(agent.actor_optimizer.param_groups[0]["params"]),
+        buffer=object(),
+        perception=agent.perception,
+        keys=["observation"],
+        kind="vmf",
+    )
+    found = diagnostics.measure(agent.actor_batch(agent.critic_batch()))
+    assert found.keys() == {"saturated_fraction", "gradient_snr"}
+
+
+@pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct", "on_policy"])
 def test_without_a_stored_distribution_its_size_is_left_out(make_agent, sampler):
     agent = make_agent("td3", f"sampler={sampler}", CHEETAH)
     found = agent.diagnostics.measure(agent.actor_batch(None))
