@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.methods import BASELINE, Method, Task
 from vmfer_recipes.reporting.results import Cell, Comparison, Study, order
-from vmfer_recipes.reporting.statistics import Estimate
 from vmfer_recipes.training.palette import (
     BLUE,
     GRAY,

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.methods import BASELINE, Method, Task
 from vmfer_recipes.reporting.runs import LeftOut, Run
-from vmfer_recipes.reporting.statistics import Estimate, best_possible_p, column_estimates
+from vmfer_recipes.reporting.statistics import best_possible_p, column_estimates
 
 __all__ = ["Average", "Cell", "Comparison", "Curve", "Study", "order"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from vmfer_recipes.reporting.document import Table, Value
+from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.results import Cell, Study
 from vmfer_recipes.reporting.scores import FINAL_SHARE
-from vmfer_recipes.reporting.statistics import Estimate
 
 __all__ = [
     "average_table",
