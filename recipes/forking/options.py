@@ -31,6 +31,6 @@ class ForkConfig(Config):
     updates: int = key(500, "updates of the actor with mode=frozen", low=1)
     draws: int = key(5, "repetitions of each arm, with other random numbers", low=1, high=10_000)
     num_eval_episodes: int | None = key(
-        None, "episodes of an evaluation, before and after; null: as in the run", low=1
+        None, "episodes of an evaluation, before and after; null: as in the first run", low=1
     )
     out: str | None = key(None, "directory of all output; null: in runs/forks")

@@ -136,9 +136,7 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """What all forks in the folder have in common."""
         options = self.options
-        length = (
-            {"steps": options.steps} if options.mode == "live" else {"updates": options.updates}
-        )
+        length = "steps" if options.mode == "live" else "updates"
         cfg = self.moments[0].forks[0].cfg
         return {
             "mode": options.mode,
@@ -198,13 +196,15 @@ def make_plan(options: ForkConfig) -> Plan:
                 f"baseline={name} is not an arm: use one of {', '.join(arm.name for arm in arms)}."
             )
         arms.sort(key=lambda arm: arm.name != name)
-    default = f"runs/forks/{folder_name(group_name(first))}-{options.mode}"
+    length = options.steps if options.mode == "live" else options.updates
+    default = f"runs/forks/{folder_name(group_name(first))}/{options.mode}-{length}"
     out = Path(options.out or default)
+    episodes = options.num_eval_episodes or first.num_eval_episodes
     moments = []
     for source in sources:
         path = out / f"seed{source.seed}" / f"step{source.step}"
         forks = [
-            Fork(source, arm, draw, _config(source, arm, draw, options, path))
+            Fork(source, arm, draw, _config(source, arm, draw, options, episodes, path))
             for draw in range(options.draws)
             for arm in arms
         ]
@@ -214,7 +214,9 @@ def make_plan(options: ForkConfig) -> Plan:
     return plan
 
 
-def _config(source: Source, arm: Arm, draw: int, options: ForkConfig, path: Path) -> TrainingConfig:
+def _config(
+    source: Source, arm: Arm, draw: int, options: ForkConfig, episodes: int, path: Path
+) -> TrainingConfig:
     cfg = arm.apply(source.cfg)
     is_live = options.mode == "live"
     last = source.step + (options.steps if is_live else 0)
@@ -222,7 +224,7 @@ def _config(source: Source, arm: Arm, draw: int, options: ForkConfig, path: Path
         cfg,
         total_frames=last,
         eval_interval=last,  # once, at the end
-        num_eval_episodes=options.num_eval_episodes or cfg.num_eval_episodes,
+        num_eval_episodes=episodes,
         checkpoint_interval=min(cfg.checkpoint_interval, max(options.steps // 4, _LEAST_INTERVAL)),
         keep_checkpoint=False,
         keep_checkpoints_at=[],
