@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -29,6 +30,9 @@ from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.session import EVALUATION_SEED
 
 __all__ = ["evaluate_checkpoint", "train_actor"]
+
+# The parts of a checkpoint that an evaluation depends on.
+_EVALUATED = ("perception", "loss", "evaluation")
 
 
 def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
@@ -73,7 +77,7 @@ def evaluate_checkpoint(moment: Moment, checkpoint: dict[str, Any]) -> Evaluatio
     """
     cfg = moment.forks[0].cfg
     agent = make_agent(cfg, _backend(cfg))
-    parts = checkpoint["parts"]
+    parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
     load_parts({"perception": agent.perception, "loss": agent.loss}, parts, moment.source)
     return _evaluated(agent, cfg, parts)
 
@@ -85,7 +89,7 @@ def _backend(cfg: TrainingConfig) -> Backend:
 
 def _evaluated(agent: ForkedAgent, cfg: TrainingConfig, parts: dict[str, Any]) -> Evaluation:
     env = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
-    if "evaluation" in parts:  # older checkpoints have none
+    if parts.get("evaluation") is not None:  # older checkpoints have none
         EnvironmentPart(env).load_state_dict(parts["evaluation"])
     return evaluate(agent.policy, env, cfg.num_eval_episodes, EVALUATION_SEED + cfg.seed)
 

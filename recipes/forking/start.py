@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import random
@@ -135,7 +136,8 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     seeds = np.random.SeedSequence([seed, step, fork.draw]).generate_state(4)
     first, draws, actor_draws, environment = map(int, seeds)
     components = {name: part for name, part in agent.components().items() if name != "policy"}
-    parts = _parts(checkpoint, components, fork.source)
+    # Copied, because optimizers and environments keep the tensors that they are given.
+    parts = _parts(copy.deepcopy(checkpoint["parts"]), components, fork.source)
     parts["replay"] = {
         **parts["replay"],
         "actor_sampler": agent.buffer.state_dict()["actor_sampler"],
@@ -164,11 +166,8 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     return {"step": step, "policy": checkpoint.get("policy"), "parts": parts}
 
 
-def _parts(
-    checkpoint: dict[str, Any], components: dict[str, Any], source: Source
-) -> dict[str, Any]:
+def _parts(parts: dict[str, Any], components: dict[str, Any], source: Source) -> dict[str, Any]:
     """The parts of a checkpoint; those that later versions added are new."""
-    parts = dict(checkpoint["parts"])
     for name, part in components.items():
         if name not in parts:
             if name in _NEEDED:
