@@ -63,7 +63,7 @@ def make_agent(
         make_loss,
         betas=(cfg.adam_beta1, 0.999),
         has_targets=False,
-        loss_function="l2",
+        loss_function=cfg.critic_distance,
     )
 
 

@@ -54,7 +54,7 @@ def make_agent(
         target_entropy=cfg.entropy,
         min_alpha=1e-9,  # TorchRL's bounds of 0.1 and 10 are not part of REDQ
         max_alpha=1e9,
-        loss_function="l2",
+        loss_function=cfg.critic_distance,
     )
 
 

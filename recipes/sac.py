@@ -17,6 +17,7 @@ from tensordict import TensorDictBase
 
 from torchrl_vmfer import VMFSACLoss
 from torchrl_vmfer.fast import Backend
+from vmfer_recipes.training.actor_batches import weighted_mean
 from vmfer_recipes.training.agent import Agent, gaussian_agent
 from vmfer_recipes.training.session import Session, TrainingSession
 
@@ -64,10 +65,10 @@ def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDic
     actor_loss, info = agent.loss.actor_loss(batch)
     session.descend(agent.actor_optimizer, actor_loss)
     # The temperature is learned on the actor's batch, as in the paper.
-    alpha_loss = agent.loss.alpha_loss(info["log_prob"]).mean()
+    alpha_loss = weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
     session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
-    agent.store_factors(batch, info)
+    agent.store_signal(batch, info)
     agent.log_agreement(session.metrics, batch, info)
 
 
@@ -82,7 +83,11 @@ def make_agent(
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     return gaussian_agent(
-        cfg, backend, make_loss, entropy_gradient=cfg.entropy_gradient, loss_function="l2"
+        cfg,
+        backend,
+        make_loss,
+        entropy_gradient=cfg.entropy_gradient,
+        loss_function=cfg.critic_distance,
     )
 
 

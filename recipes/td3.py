@@ -70,7 +70,7 @@ def update_actor(
     actor_loss, info = agent.loss.actor_loss(batch)
     session.descend(agent.actor_optimizer, actor_loss)
     session.metrics.add(actor_loss=actor_loss)
-    agent.store_factors(batch, info)
+    agent.store_signal(batch, info)
     agent.log_agreement(session.metrics, batch, info)
     return info
 
@@ -91,6 +91,7 @@ def make_agent(
         backend,
         make_loss,
         exploration_noise=cfg.exploration_noise,
+        objective=cfg.actor_objective,
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,
         **options,

@@ -17,15 +17,27 @@ from torchrl_vmfer.replay import (
     CandidatePool,
     HindsightReplayBuffer,
 )
-from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.samplers import (
+    GradientNormSampler,
+    InverseTDSampler,
+    MixedSampler,
+    RankPrioritizedSampler,
+    RecentSampler,
+    VMFSampler,
+    effective_sample_size,
+)
 from torchrl_vmfer.uncertainty import VMFUncertainty
 
 __all__ = [
     "ActorCriticReplayBuffer",
     "CandidatePool",
+    "GradientNormSampler",
     "HindsightReplayBuffer",
+    "InverseTDSampler",
+    "MixedSampler",
     "Policy",
     "RankPrioritizedSampler",
+    "RecentSampler",
     "VMFCQLLoss",
     "VMFCrossQLoss",
     "VMFREDQLoss",
@@ -37,6 +49,7 @@ __all__ = [
     "VMFUncertainty",
     "__version__",
     "directional",
+    "effective_sample_size",
     "load_policy",
     "save_policy",
 ]

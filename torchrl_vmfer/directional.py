@@ -21,8 +21,10 @@ __all__ = [
     "factor_and_length",
     "log_normalizer",
     "mean_direction",
+    "mean_gradient",
     "resultant_length",
     "sampling_factor",
+    "used_gradient",
 ]
 
 MAX_FACTOR = math.e
@@ -180,7 +182,8 @@ def _log_scaled_bessel_large(k: Tensor, order: float) -> Tensor:
 
 Used = int | Tensor | Literal["first", "mean"]
 """The critic e whose gradient moves the actor: its index, one index for each transition
-``[*batch]``, ``"first"``, or ``"mean"`` for the mean of all gradients."""
+``[*batch]``, ``"first"``, or ``"mean"`` for the mean of all gradients. A floating-point tensor
+``[*batch, p]`` is the gradient g_e itself."""
 
 
 def sampling_factor(gradients: Tensor, used: Used) -> Tensor:
@@ -220,18 +223,43 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
     return factor, torch.linalg.vector_norm(mean, dim=-1).clamp(max=1.0)
 
 
+def used_gradient(gradients: Tensor, used: Used) -> Tensor:
+    """Returns the gradient g_e that moves the actor, ``[*batch, p]``.
+
+    Args:
+        gradients: a tensor ``[N, *batch, p]``, one gradient per critic.
+        used: the critic e, as in :func:`sampling_factor`.
+
+    Examples:
+        >>> used_gradient(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), used="mean")
+        tensor([0.5000, 2.5000])
+    """
+    if isinstance(used, Tensor):
+        return used if used.is_floating_point() else _of_critic(gradients, used)
+    return mean_gradient(gradients) if used == "mean" else _of_critic(gradients, used)
+
+
+def mean_gradient(gradients: Tensor) -> Tensor:
+    """Computes the mean of gradients ``[N, *batch, p]``. Non-finite ones count as zero."""
+    usable = gradients.isfinite().all(-1, keepdim=True)
+    # Dividing before the sum prevents overflow.
+    return (torch.where(usable, gradients, 0) / len(gradients)).sum(0)
+
+
 def _used_direction(gradients: Tensor, x: Tensor, used: Used) -> Tensor:
     """The direction x_e ``[*batch, p]``, given all gradients and directions."""
+    is_gradient = used.is_floating_point() if isinstance(used, Tensor) else used == "mean"
+    return directions(used_gradient(gradients, used)) if is_gradient else _of_critic(x, used)
+
+
+def _of_critic(values: Tensor, used: Used) -> Tensor:
+    """The entries ``[*batch, p]`` of critic e in ``[N, *batch, p]``."""
     if isinstance(used, Tensor):
-        return x.gather(0, used[None, ..., None].expand(1, *x.shape[1:])).squeeze(0)
-    if used == "mean":
-        usable = gradients.isfinite().all(-1, keepdim=True)
-        # Dividing before the sum prevents overflow.
-        return directions((torch.where(usable, gradients, 0) / len(gradients)).sum(0))
+        return values.gather(0, used[None, ..., None].expand(1, *values.shape[1:])).squeeze(0)
     if used == "first":
-        return x[0]
+        return values[0]
     if isinstance(used, str):
         raise ValueError(f"used must be the index of a critic, 'first' or 'mean', got {used!r}.")
-    if not 0 <= used < len(x):
-        raise IndexError(f"used={used} is not the index of one of the {len(x)} critics.")
-    return x[used]
+    if not 0 <= used < len(values):
+        raise IndexError(f"used={used} is not the index of one of the {len(values)} critics.")
+    return values[used]

@@ -1,29 +1,27 @@
-"""Per-critic action gradients, and a mixin that extracts them from a loss."""
+"""Per-critic action gradients, and the critic whose gradient moves the actor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
-from tensordict.nn import dispatch
+from tensordict import NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import REDQLoss, TD3BCLoss, TD3Loss, TQCLoss
 from torchrl.objectives.common import LossModule
 
-from torchrl_vmfer._torchrl import TappedLoss, paired_critics
-from torchrl_vmfer.directional import Used, factor_and_length
+from torchrl_vmfer._torchrl import paired_critics
+from torchrl_vmfer.directional import Used, mean_gradient
 from torchrl_vmfer.networks import evaluating
 
 __all__ = [
-    "AllCriticsTap",
-    "GradientTap",
     "UsedCritic",
     "action_gradients",
     "action_leaves",
     "checked_critic",
+    "directed",
     "followed_critic",
     "linearized_values",
     "resolved_critic",
@@ -35,9 +33,9 @@ mean of all."""
 
 
 def followed_critic(loss: LossModule) -> UsedCritic:
-    """Returns the critic that the actor of a TorchRL loss follows."""
+    """Returns the critic that the actor of a loss follows."""
     if isinstance(loss, (TD3Loss, TD3BCLoss)):
-        return "first"
+        return getattr(loss, "objective", "first")
     return "mean" if isinstance(loss, (REDQLoss, TQCLoss)) else "min"
 
 
@@ -48,196 +46,37 @@ def checked_critic(used: str) -> UsedCritic:
     return cast(UsedCritic, used)
 
 
-def resolved_critic(used: UsedCritic, values: Tensor, target_count: int | None = None) -> Used:
-    """Replaces ``"min"`` by the index of the critic with the lowest value.
+def resolved_critic(used: UsedCritic, loss: LossModule, gradients: Tensor, values: Tensor) -> Used:
+    """Replaces ``"min"`` by the critic with the lowest value, and a mean of some by its gradient.
 
     Args:
         used: the critic e.
+        loss: the loss. If it has a ``target_count``, only so many critics, counted from the first,
+            are compared. They are also the ones whose mean an actor follows that follows a mean.
+        gradients: the gradients of the critics, ``[N, *batch, action]``.
         values: the values of the critics, ``[N, *batch]``.
-        target_count: how many critics, counted from the first, are compared; ``None`` for all.
     """
-    return values[:target_count].argmin(0) if used == "min" else used
+    count = getattr(loss, "target_count", len(values))
+    if used == "min":
+        return values[:count].argmin(0)
+    if used == "mean" and count < len(gradients) and followed_critic(loss) == "mean":
+        return mean_gradient(gradients[:count])
+    return used
 
 
-class GradientTap(TappedLoss):
-    """Intercepts the calls of a TorchRL loss to its critics and keeps the action gradients.
-
-    TorchRL's losses call their critics through one batched callable, which :meth:`critics`
-    replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
-    A loss may override :meth:`perturbed` and :meth:`loss_gradients`.
+def directed(loss: LossModule, gradients: Tensor, action: Tensor | TensorDictBase) -> Tensor:
+    """Converts action gradients to those that give the directions, as the loss specifies.
 
     Args:
-        *args: as in TorchRL's loss.
-        num_target_critics: how many critics, counted from the first, form the TD target;
-            ``None`` for all of them.
-        measure: whether ``actor_loss`` measures how much the critics agree.
-        used: the critic e of the factors: ``"first"``, ``"min"`` for the one with the lowest
-            value, or ``"mean"`` for the mean of all. By default, the one whose gradient moves the
-            actor of the loss. It does not change the loss.
-        **kwargs: as in TorchRL's loss.
-
-    Attributes:
-        critic_loss_name: the name of TorchRL's method for the critic loss.
-        selected_out_keys: the keys chosen by ``select_out_keys``, or ``None`` if it was not called.
-        tapped_values: the critics' values ``[N, *batch]`` in the current ``actor_loss`` call.
-        tapped_gradients: the gradients ``[N, *batch, action]`` of l_i = -Q_i in that call.
+        loss: the loss. One with ``directions="pre_tanh"`` has a ``squashing``.
+        gradients: the gradients with respect to the action, ``[N, *batch, action]``.
+        action: the policy's action, with the batch size ``[*batch]``.
     """
-
-    critic_loss_name: ClassVar[str]
-    actor_noise = 0.0
-    tapped_values: Tensor
-    tapped_gradients: Tensor
-    _in_actor_loss = False
-    _report: dict[str, Tensor] | None = None
-    selected_out_keys: list[NestedKey] | None = None
-
-    def __init__(
-        self,
-        *args: Any,
-        num_target_critics: int | None = 2,
-        measure: bool = True,
-        used: UsedCritic | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if num_target_critics is not None and (
-            not isinstance(num_target_critics, int) or num_target_critics < 1
-        ):
-            raise ValueError(
-                "num_target_critics must be an integer of at least 1, or None for all critics, "
-                f"got {num_target_critics}."
-            )
-        self.num_target_critics = num_target_critics
-        self.measure = measure
-        self.used = checked_critic(used or followed_critic(self))
-        super().__init__(*args, **kwargs)
-
-    @property
-    def target_count(self) -> int:
-        """The number of critics that form the TD target."""
-        return min(self.num_target_critics or self.num_qvalue_nets, self.num_qvalue_nets)
-
-    @property
-    def stock_out_keys(self) -> list[NestedKey]:
-        """The keys that ``forward`` of the TorchRL loss returns."""
-        return list(super().out_keys)
-
-    @property
-    def out_keys(self) -> list[NestedKey]:
-        """The keys that ``forward`` returns: all of them, or the selected ones."""
-        return self.selected_out_keys or self._all_out_keys()
-
-    @out_keys.setter
-    def out_keys(self, keys: list[NestedKey]) -> None:
-        self.selected_out_keys = None if keys == self._all_out_keys() else keys
-
-    def _all_out_keys(self) -> list[NestedKey]:
-        own = ("vmf_factor", "vmf_resultant_length") if self.measure else ()
-        return [*self.stock_out_keys, *own]
-
-    @property
-    def keyword_out_keys(self) -> list[NestedKey]:
-        """The keys that a call with keyword arguments returns: TorchRL's, or the selected ones."""
-        return self.selected_out_keys or self.stock_out_keys
-
-    @dispatch(dest="keyword_out_keys")
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Computes TorchRL's losses, ``vmf_factor`` and ``vmf_resultant_length``.
-
-        A call with keyword arguments returns the tuple of :attr:`keyword_out_keys`.
-
-        ``vmf_factor`` is also written into the batch, as TorchRL writes the TD error, so that
-        ``buffer.update_tensordict_priority(batch)`` finds it there.
-        """
-        report: dict[str, Tensor] = {}
-        self._report = report
-        try:
-            losses = super().forward(tensordict)
-        finally:
-            self._report = None
-        if report:
-            losses.update(report)
-            tensordict.set("vmf_factor", report["vmf_factor"])
-        return losses
-
-    def critic_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the critic loss. This method has the same name in all losses."""
-        return getattr(self, self.critic_loss_name)(tensordict)
-
-    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes TorchRL's actor loss, with the factors and lengths as additional metadata."""
-        if not self.measure:
-            return super().actor_loss(tensordict)
-        self._in_actor_loss = True
-        try:
-            loss, metadata = super().actor_loss(tensordict)
-        finally:
-            self._in_actor_loss = False
-        agreement = self.agreement(self.loss_gradients(tensordict), self.tapped_values)
-        del self.tapped_values, self.tapped_gradients
-        return loss, metadata | agreement
-
-    def agreement(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
-        """Returns metadata on how much the critics agree, given their gradients and values."""
-        used = resolved_critic(self.used, values, self.target_count)
-        factor, length = factor_and_length(gradients, used)
-        metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
-        if self._report is not None:
-            self._report.update(metadata)
-        return metadata
-
-    def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics, for the actor loss, the TD target or the prediction."""
-        if self._in_actor_loss:
-            return self.actor_critics(tensordict, params)
-        is_target = params is not self.qvalue_network_params
-        if is_target and self.target_count < self.num_qvalue_nets:
-            params = params[: self.target_count]
-            if not self.has_shared_inputs:
-                tensordict = tensordict[: self.target_count]
-        return self.stock_critics(tensordict, params)
-
-    def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values that the actor maximizes, linear in the action. Keeps their gradients."""
-        inputs = tensordict
-        if self.has_shared_inputs:
-            inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
-        at = None
-        if self.actor_noise:  # the same for all critics
-            action = inputs.get(self.tensor_keys.action).detach()
-            at = self.perturbed(action[0]).expand_as(action)
-        value_key = self.tensor_keys.state_action_value
-        values, self.tapped_gradients = linearized_values(
-            lambda inputs: self.paired_critics(inputs, params),
-            inputs,
-            action_key=self.tensor_keys.action,
-            value_key=value_key,
-            mean=self.reduction == "mean",
-            at=at,
-        )
-        self.tapped_values = values.detach().mean(-1)
-        if followed_critic(self) == "min":
-            values = values[: self.target_count]
-        return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])
-
-    def perturbed(self, action: Tensor) -> Tensor:
-        """The action ``[*batch, action]`` where critics are evaluated if ``actor_noise`` is set."""
-        raise NotImplementedError
-
-    def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
-        """The gradients of the losses l_i with respect to the action, ``[N, *batch, action]``."""
-        return self.tapped_gradients
-
-
-class AllCriticsTap(GradientTap):
-    """A :class:`GradientTap` for losses whose TD target is defined over all critics."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if "num_target_critics" in kwargs:
-            raise TypeError(
-                f"All critics of {type(self).__name__} form the TD target: leave out "
-                "num_target_critics."
-            )
-        super().__init__(*args, num_target_critics=None, **kwargs)
+    squashing = getattr(loss, "squashing", None)
+    if squashing is None:
+        return gradients
+    leaves = [leaf.flatten(gradients.ndim - 2) for leaf in action_leaves(action).values()]
+    return gradients * squashing.slope(torch.cat(leaves, -1))
 
 
 def linearized_values(
@@ -332,7 +171,7 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
 
     Returns:
         the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
-        respect to the action.
+        respect to the action, or to the pre-tanh action if the loss has ``directions="pre_tanh"``.
     """
     actor, critic = loss.actor_network, loss.qvalue_network
     action_key = loss.tensor_keys.action
@@ -357,4 +196,4 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
             action_key=action_key,
             value_key=loss.tensor_keys.state_action_value,
         )
-    return values.mean(-1), gradients
+    return values.mean(-1), directed(loss, gradients, inputs.get(action_key))

@@ -42,7 +42,8 @@ class VMFUncertainty(TensorDictModuleBase):
         loss_module: a TorchRL loss with an ``actor_network`` and an ensemble of critics named
             ``qvalue_network`` (TD3, TD3+BC, SAC, CrossQ, CQL, REDQ, TQC, ...), whose actor
             follows the gradient ∂Q/∂a. The module keeps a reference to the loss, always
-            uses its current parameters, and has no parameters itself.
+            uses its current parameters, and has no parameters itself. It measures the
+            ``directions`` of a loss of this package.
 
     Keyword Args:
         used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
@@ -114,7 +115,7 @@ class VMFUncertainty(TensorDictModuleBase):
             values, gradients = loss.action_gradients(tensordict)
         else:
             values, gradients = action_gradients(loss, tensordict)
-        used = resolved_critic(self.used, values, getattr(loss, "target_count", None))
+        used = resolved_critic(self.used, loss, gradients, values)
         return tensordict.update(self.from_gradients(gradients, used))
 
     @staticmethod
@@ -124,7 +125,8 @@ class VMFUncertainty(TensorDictModuleBase):
         Args:
             gradients: one gradient per critic, ``[N, *batch, action]``.
             used: the critic e whose gradient moves the actor: one index for all transitions or
-                one for each, ``[*batch]``; ``"first"``; or ``"mean"`` for the mean of all.
+                one for each, ``[*batch]``; ``"first"``; ``"mean"`` for the mean of all; or the
+                gradient g_e itself, ``[*batch, action]``.
 
         Returns:
             a tensordict of batch size ``[*batch]`` with the entries under ``"vmf"``.

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
 from torchrl_vmfer.fast import Backend
+from vmfer_recipes.training.actor_batches import make_actor_sampling
 from vmfer_recipes.training.collection import make_collector
 from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.logs import agreement
@@ -29,10 +30,9 @@ from vmfer_recipes.training.networks import (
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.perception import Perception, make_perception
 from vmfer_recipes.training.replay import (
-    make_actor_sampling,
+    actor_signal,
     make_replay_buffer,
-    prioritize,
-    stores_factors,
+    store_priorities,
     stores_td_errors,
 )
 
@@ -57,7 +57,7 @@ class Agent:
         collector: an ``AnyCollector``; ``None`` if the buffer holds a dataset.
         sample_actor: draws the actor's batch; ``None`` if it is the critics' batch.
         actor_keys: the entries of the actor's batch.
-        uses_factors: whether the actor's sampler uses stored factors.
+        signal: what the actor's sampler stores: "factor", "td_error", "gradient_norm" or ``None``.
         uses_td_errors: whether the critics' sampler uses TD errors.
     """
 
@@ -74,7 +74,7 @@ class Agent:
     collector: Any
     sample_actor: Callable[[], TensorDictBase] | None
     actor_keys: tuple[str, ...]
-    uses_factors: bool
+    signal: str | None
     uses_td_errors: bool
 
     def components(self) -> dict[str, Any]:
@@ -103,15 +103,17 @@ class Agent:
         return self.perception(self.sample_actor())
 
     def store_td_errors(self, batch: TensorDictBase, td_error: Tensor) -> None:
-        """Passes absolute TD errors to the critics' sampler, if it uses them."""
+        """Passes absolute TD errors of the critics' batch to the samplers that use them."""
         if self.uses_td_errors:
-            prioritize(self.buffer, batch, td_error)
+            store_priorities(self.buffer.update_priority, batch, td_error, "td_error")
+        if self.signal == "td_error":
+            store_priorities(self.buffer.update_actor_priority, batch, td_error, self.signal)
 
-    def store_factors(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
-        """Passes the factors of an actor loss to the actor's sampler, if it uses them."""
-        if self.uses_factors:
-            generation = batch.get("index_generation", None)  # set if several processes write
-            self.buffer.update_actor_priority(batch["index"], info["vmf_factor"], generation)
+    def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
+        """Passes what an actor loss has measured to the actor's sampler, if it uses it."""
+        if self.signal in ("factor", "gradient_norm"):
+            values = info[f"vmf_{self.signal}"]
+            store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
 
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
@@ -132,7 +134,7 @@ class AgentMaker:
         env: the environment.
         networks: the specification of the actor's network.
         critic_networks: the specification of the critics' networks.
-        uses_factors: whether the actor's sampler uses stored factors, which the loss must measure.
+        signal: what the actor's sampler stores; the loss must measure it, or ``None``.
         is_fast: whether the loss uses the fast path.
     """
 
@@ -143,7 +145,7 @@ class AgentMaker:
         self._perception = make_perception(self.env, cfg)
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)
-        self.uses_factors = stores_factors(cfg.sampler)
+        self.signal = actor_signal(cfg.sampler)
         is_plain = self.networks.is_plain and self.critic_networks.is_plain
         self.is_fast = backend.is_fast and is_plain and not cfg.compile
 
@@ -166,7 +168,9 @@ class AgentMaker:
         options = {
             "num_qvalue_nets": cfg.num_critics,
             "action_spec": self.env.action_spec,
-            "measure": self.uses_factors,
+            "measure": self.signal == "factor",
+            "gradient_norm": self.signal == "gradient_norm",
+            "directions": cfg.directions,
             "fast": self.is_fast,
             **options,
         }
@@ -219,9 +223,11 @@ class AgentMaker:
             targets=targets,
             buffer=buffer,
             collector=collector,
-            sample_actor=make_actor_sampling(buffer, perception, uncertainty, cfg, actor_keys),
+            sample_actor=make_actor_sampling(
+                buffer, perception, actor, uncertainty, cfg, actor_keys
+            ),
             actor_keys=actor_keys,
-            uses_factors=self.uses_factors,
+            signal=self.signal,
             uses_td_errors=stores_td_errors(cfg.replay),
         )
 
@@ -252,7 +258,7 @@ def deterministic_agent(
     options = {
         "policy_noise": cfg.target_noise,
         "noise_clip": cfg.target_noise_clip,
-        "loss_function": "l2",
+        "loss_function": cfg.critic_distance,
         **options,
     }
     loss = maker.loss(make_loss, actor, critics, **options)

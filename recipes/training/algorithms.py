@@ -31,6 +31,11 @@ class TD3Config(TrainingConfig):
     policy_delay: int = key(
         2, "environment steps per actor update, and critic updates per target update", low=1
     )
+    actor_objective: str = key(
+        "first",
+        "what the actor maximizes: the first critic, or the mean of the critics",
+        choices=("first", "mean"),
+    )
     exploration_noise: float = key(
         0.1, "standard deviation of the noise on collected actions", low=0
     )
@@ -78,7 +83,7 @@ class SACConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.sampler.kind == "direct" and self.entropy_gradient:
+        if self.sampler.kind in ("direct", "weighted") and self.entropy_gradient:
             raise UserError(
                 f"entropy_gradient=true does not affect the scores of sampler={self.sampler.name}: "
                 "leave it out, or use another sampler."
@@ -146,6 +151,11 @@ class TQCConfig(WideCriticsConfig):
             raise UserError(
                 f"dropped_quantiles={self.quantiles_to_drop} leaves none of "
                 f"num_quantiles={self.num_quantiles}: lower the first or raise the second."
+            )
+        if self.replay.kind == "lap":
+            raise UserError(
+                f"replay={self.replay.name} requires the Huber loss of one value per critic, but "
+                f"the critics of {self.algorithm} predict quantiles: use replay=per."
             )
 
     @property
@@ -263,6 +273,7 @@ class TD3BCConfig(TrainingConfig):
                 f"another replay= for {self.algorithm}."
             )
         super().check()
+        _check_weighted_actor(self, "weights only the term of the critics")
 
 
 def _task(cfg: TrainingConfig) -> str:
@@ -277,6 +288,15 @@ def _check_importance_weights(cfg: TrainingConfig) -> None:
             f"TorchRL's loss for {cfg.algorithm} ignores the importance weights of "
             f"replay={cfg.replay.name}, got replay.beta={beta}: use replay.beta=0, or "
             "replay=uniform."
+        )
+    _check_weighted_actor(cfg, "ignores weights")
+
+
+def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
+    if cfg.sampler.kind == "weighted":
+        raise UserError(
+            f"sampler={cfg.sampler.name} weights the actor loss, but TorchRL's loss for "
+            f"{cfg.algorithm} {reason}: use another sampler, such as vmf_uncertainty."
         )
 
 

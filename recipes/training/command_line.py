@@ -173,13 +173,15 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if name in groups(config):
         _check_choice(name, override, argument)
         return argument.lstrip("+")
-    known = {key.name: key for key in describe(config)}
-    if any(dict in key.types and f"{name}.".startswith(f"{key.name}.") for key in known.values()):
+    keys = describe(config)
+    if any(dict in key.types and f"{name}.".startswith(f"{key.name}.") for key in keys):
         return f"++{argument.lstrip('+')}"  # entries of a dictionary, which may be new
-    if name not in known:
+    # Several choices of a group can have a key of the same name.
+    keys = [key for key in keys if key.name == name]
+    if not keys:
         raise unknown_key(name, config)
-    _check_numbers(known[name], override)
-    return _with_integers(known[name], override, argument).lstrip("+")
+    _check_numbers(keys, override)
+    return _with_integers(keys[0], override, argument).lstrip("+")
 
 
 def _check_experiment(override: Override, argument: str) -> None:
@@ -212,14 +214,15 @@ def _single_values(argument: str) -> list[str]:
     return [f"{argument.partition('=')[0]}={_written(value)}" for value in _values(override)]
 
 
-def _check_numbers(key: Key, override: Override) -> None:
+def _check_numbers(keys: list[Key], override: Override) -> None:
     """Checks each number of a sweep. (Single values are checked in the composed configuration.)"""
+    key = keys[0]
     if override.is_sweep_override() and {int, float} & {*key.types}:
         for value in map(_as_integers, _values(override)):
             is_number = type(value) in (int, float) or (
                 isinstance(value, str) and str not in key.types and "${" not in value
             )
-            if is_number and not key.allows(value):
+            if is_number and not any(each.allows(value) for each in keys):
                 raise wrong_value(key.name, key, value)
 
 

@@ -14,15 +14,20 @@ __all__ = [
     "DirectSamplerConfig",
     "EnvConfig",
     "FreshSamplerConfig",
+    "GradientNormSamplerConfig",
     "HindsightReplayConfig",
+    "InverseTDSamplerConfig",
+    "LAPReplayConfig",
     "LoggerConfig",
     "MultiAsyncCollectorConfig",
     "MultiSyncCollectorConfig",
+    "OnPolicySamplerConfig",
     "OwnLoggerConfig",
     "OwnReplayConfig",
     "OwnSamplerConfig",
     "PrioritizedReplayConfig",
     "RayCollectorConfig",
+    "RecentSamplerConfig",
     "ReplayConfig",
     "SamplerConfig",
     "SharedSamplerConfig",
@@ -31,8 +36,11 @@ __all__ = [
     "UniformReplayConfig",
     "VMFSamplerConfig",
     "WandbLoggerConfig",
+    "WeightedSamplerConfig",
 ]
 
+# Beyond these limits of the samplers, powers overflow.
+_LARGEST_POWER, _LARGEST_EXPONENT = 100, 7
 _RUN_NAME = "its name in run directories and reports"
 
 
@@ -93,6 +101,15 @@ class VMFSamplerConfig(_ModeConfig):
     """VMFSampler draws the actor's batch by stored factors."""
 
     kind: str = key("vmf", "VMFSampler draws by stored factors", choices=("vmf",))
+    power: float = key(
+        1.0,
+        "P ∝ factor^power; 1 is the paper, 0 uniform, a negative power prefers disagreement",
+        low=-_LARGEST_POWER,
+        high=_LARGEST_POWER,
+    )
+    share: float = key(
+        1.0, "fraction of the batch drawn by factors; the rest is uniform", low=1e-9, high=1
+    )
     initial_factor: float = key(1.0, "factor of a new transition", low=1e-9, high=math.e)
     smoothing: float = key(
         0.0, "weight of the old factor when a factor is updated", low=0, high=0.999999
@@ -111,6 +128,70 @@ class DirectSamplerConfig(_ModeConfig):
     num_candidates: int = key(
         2560, "candidates scored for each batch; the paper uses 256, 2560 and 12800", low=1
     )
+
+
+@schema("weighted", group="sampler")
+@dataclass
+class WeightedSamplerConfig(SamplerConfig):
+    """The actor draws its own uniform batch, and its loss is weighted by the factors."""
+
+    kind: str = key(
+        "weighted", "uniform batch, weighted by the current factors", choices=("weighted",)
+    )
+
+
+@schema("inverse_td", group="sampler")
+@dataclass
+class InverseTDSamplerConfig(SamplerConfig):
+    """InverseTDSampler draws the actor's batch by stored TD errors: small ones are preferred."""
+
+    kind: str = key(
+        "inverse_td", "InverseTDSampler draws by stored TD errors", choices=("inverse_td",)
+    )
+    exponent: float = key(
+        0.4, "P ∝ max(|TD error|, floor)^-exponent; 0 is uniform", low=0, high=_LARGEST_EXPONENT
+    )
+    floor: float = key(1.0, "smaller absolute TD errors count as this value", low=1e-9)
+
+
+@schema("gradient_norm", group="sampler")
+@dataclass
+class GradientNormSamplerConfig(SamplerConfig):
+    """GradientNormSampler draws the actor's batch by stored norms of the action gradient."""
+
+    kind: str = key(
+        "gradient_norm",
+        "GradientNormSampler draws by the norm of the action gradient",
+        choices=("gradient_norm",),
+    )
+    power: float = key(1.0, "P ∝ norm^power; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
+
+
+@schema("recent", group="sampler")
+@dataclass
+class RecentSamplerConfig(SamplerConfig):
+    """RecentSampler draws the actor's batch from the newest transitions."""
+
+    kind: str = key("recent", "RecentSampler draws new transitions", choices=("recent",))
+    decay: float = key(
+        0.996,
+        "batch k of a cycle is uniform over the newest fraction decay^k of the buffer",
+        low=1e-9,
+        high=1,
+    )
+    min_size: int = key(5000, "number of newest transitions that are always included", low=1)
+    cycle: int = key(1000, "batches of the actor per cycle", low=1)
+
+
+@schema("on_policy", group="sampler")
+@dataclass
+class OnPolicySamplerConfig(SamplerConfig):
+    """The actor uses the one of several uniform batches that is closest to its policy."""
+
+    kind: str = key(
+        "on_policy", "the candidate batch that is closest to the policy", choices=("on_policy",)
+    )
+    num_batches: int = key(3, "candidate batches, from which one is chosen", low=1, high=1000)
 
 
 @schema("own", group="sampler")
@@ -152,6 +233,17 @@ class PrioritizedReplayConfig(ReplayConfig):
     )
     alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0)
     beta: float = key(0.4, "exponent of the importance weights; 1 removes the bias", low=0)
+
+
+@schema("lap", group="replay")
+@dataclass
+class LAPReplayConfig(ReplayConfig):
+    """Loss-adjusted prioritized replay: TD errors above 1, with the Huber loss."""
+
+    kind: str = key(
+        "lap", "priorities max(|TD error|, 1)^alpha, with the Huber loss", choices=("lap",)
+    )
+    alpha: float = key(0.4, "exponent of the priority; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
 
 
 @schema("her", group="replay")

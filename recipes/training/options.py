@@ -53,6 +53,11 @@ class TrainingConfig(Config):
         2, "size of the ensemble; only the uncertainty uses critics beyond the second", low=1
     )
     batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
+    directions: str = key(
+        "action",
+        "where the factors compare the critics: gradients for the action, or before its squashing",
+        choices=("action", "pre_tanh"),
+    )
     gamma: float = key(0.99, "discount factor", low=0, high=1)
     tau: float = key(
         0.005, "weight of the new parameters when target networks are updated", low=0, high=1
@@ -123,11 +128,7 @@ class TrainingConfig(Config):
                 f"init_random_frames={self.init_random_frames}: raise the first or lower the "
                 "second."
             )
-        if self.sampler.kind in ("vmf", "direct") and self.num_critics < 2:
-            raise UserError(
-                f"sampler={self.sampler.name} needs several critics to compare, got "
-                f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
-            )
+        self._check_sampler()
         if self.replay.buffer_size < self.num_envs:
             raise UserError(
                 f"replay.buffer_size={self.replay.buffer_size} cannot hold one transition of each "
@@ -138,6 +139,24 @@ class TrainingConfig(Config):
         check_logger(self.logger)
         if self.collector.kind != "single":
             self._check_workers()
+
+    @property
+    def critic_distance(self) -> str:
+        """The loss of the critics, by TorchRL's name: the squared error, or LAP's Huber loss."""
+        return "smooth_l1" if self.replay.kind == "lap" else "l2"
+
+    def _check_sampler(self) -> None:
+        sampler = self.sampler
+        if sampler.kind in ("vmf", "direct", "weighted") and self.num_critics < 2:
+            raise UserError(
+                f"sampler={sampler.name} needs several critics to compare, got "
+                f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
+            )
+        if sampler.kind == "vmf" and sampler.mode == "rank" and sampler.power != 1:
+            raise UserError(
+                f"sampler.power={sampler.power:g} is for P ∝ factor^power, got "
+                "sampler.mode=rank: leave out one of them."
+            )
 
     def _check_network(self) -> None:
         if self.network == "mlp" and self.network_kwargs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,26 +15,34 @@ from torchrl.envs import GymWrapper
 
 from torchrl_vmfer import (
     ActorCriticReplayBuffer,
-    CandidatePool,
+    GradientNormSampler,
     HindsightReplayBuffer,
+    InverseTDSampler,
+    LAPSampler,
+    MixedSampler,
     RankPrioritizedSampler,
+    RecentSampler,
     VMFSampler,
-    VMFUncertainty,
 )
 from torchrl_vmfer.fast import Backend
+from torchrl_vmfer.samplers.any_sampler import signal_of
 from vmfer_recipes.training.errors import UserError, diverged, first_line
 from vmfer_recipes.training.imports import import_class
 from vmfer_recipes.training.options import Config
-from vmfer_recipes.training.perception import Perception
 from vmfer_recipes.training.transitions import ENVIRONMENT
 
 __all__ = [
-    "make_actor_sampling",
+    "actor_signal",
     "make_replay_buffer",
-    "prioritize",
-    "stores_factors",
+    "store_priorities",
     "stores_td_errors",
 ]
+
+_SIGNALS = {
+    "factor": "a sampling factor",
+    "td_error": "a TD error",
+    "gradient_norm": "the norm of an action gradient",
+}
 
 
 def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorCriticReplayBuffer:
@@ -82,6 +90,8 @@ def _critic_sampler(cfg: Config) -> Sampler:
         return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
     if cfg.kind == "per_rank":
         return RankPrioritizedSampler(alpha=cfg.alpha, beta=cfg.beta)
+    if cfg.kind == "lap":
+        return LAPSampler(exponent=cfg.alpha)
     return RandomSampler()
 
 
@@ -89,13 +99,28 @@ def _actor_sampler(cfg: Config) -> Sampler:
     if cfg.kind == "own":
         return _own_sampler(cfg, "sampler")
     if cfg.kind == "vmf":
-        return VMFSampler(
+        return _vmf_sampler(cfg)
+    if cfg.kind == "inverse_td":
+        return InverseTDSampler(exponent=cfg.exponent, floor=cfg.floor)
+    if cfg.kind == "gradient_norm":
+        return GradientNormSampler(power=cfg.power)
+    if cfg.kind == "recent":
+        return RecentSampler(decay=cfg.decay, min_size=cfg.min_size, cycle=cfg.cycle)
+    return RandomSampler()
+
+
+def _vmf_sampler(cfg: Config) -> Sampler:
+    try:
+        sampler = VMFSampler(
             cfg.mode,
+            power=cfg.power,
             initial_factor=cfg.initial_factor,
             smoothing=cfg.smoothing,
-            pool_size=getattr(cfg, "pool_size", None),
+            pool_size=cfg.pool_size,
         )
-    return RandomSampler()
+    except ValueError as error:  # keys that do not work together
+        raise UserError(f"sampler={cfg.name}: {first_line(error)}") from error
+    return sampler if cfg.share == 1 else MixedSampler(sampler, RandomSampler(), cfg.share)
 
 
 def _own_sampler(cfg: Config, group: str) -> Sampler:
@@ -109,61 +134,45 @@ def _own_sampler(cfg: Config, group: str) -> Sampler:
         ) from error
 
 
-def stores_factors(cfg: Config) -> bool:
-    """Whether a ``sampler=`` uses stored factors; one of the user's own if it takes priorities."""
-    return cfg.kind == "vmf" or (cfg.kind == "own" and _takes_priorities(cfg, "sampler"))
+def actor_signal(cfg: Config) -> str | None:
+    """What the sampler of a ``sampler=`` stores: "factor", "td_error", "gradient_norm" or ``None``.
+
+    It is the attribute ``signal`` of the sampler. One without it that takes priorities gets
+    factors.
+    """
+    signal = signal_of(_actor_sampler(cfg))
+    if signal is not None and signal not in _SIGNALS:
+        raise UserError(
+            f"sampler={cfg.path} has signal={signal!r}, but the recipes provide "
+            f"{', '.join(_SIGNALS)}: set one of these, or None."
+        )
+    return signal
 
 
 def stores_td_errors(cfg: Config) -> bool:
     """Whether a ``replay=`` uses TD errors; one of the user's own if it takes priorities."""
     if cfg.kind == "own":
-        return _takes_priorities(cfg, "replay")
-    return cfg.kind in ("per", "per_rank")
+        # TorchRL's base class only warns of priorities.
+        kind = import_class(cfg.path, Sampler, "replay")
+        return kind.update_priority is not Sampler.update_priority
+    return cfg.kind in ("per", "per_rank", "lap")
 
 
-def _takes_priorities(cfg: Config, group: str) -> bool:
-    """Whether the class defines ``update_priority``, which TorchRL's base class only warns of."""
-    kind = import_class(cfg.path, Sampler, group)
-    return kind.update_priority is not Sampler.update_priority
-
-
-def prioritize(buffer: ActorCriticReplayBuffer, batch: TensorDictBase, td_error: Tensor) -> None:
-    """Updates the critics' sampler with the TD errors of a batch."""
-    try:
-        generation = batch.get("index_generation", None)  # set if several processes write
-        buffer.update_priority(batch["index"], td_error, generation)
-    except ValueError as error:
-        if td_error.isfinite().all():
-            raise
-        raise diverged("a TD error is not finite") from error
-
-
-def make_actor_sampling(
-    buffer: ActorCriticReplayBuffer,
-    perception: Perception,
-    uncertainty: VMFUncertainty,
-    cfg: Config,
-    entries: Sequence[str] = ("observation",),
-) -> Callable[[], TensorDictBase] | None:
-    """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch.
+def store_priorities(
+    update: Callable[..., None], batch: TensorDictBase, values: Tensor, signal: str
+) -> None:
+    """Updates a sampler with what was measured on a batch.
 
     Args:
-        buffer: the replay buffer.
-        perception: the preprocessing of the batch, which the caller applies.
-        uncertainty: scores the candidates of ``sampler=vmf_direct``.
-        cfg: the configuration of the run.
-        entries: the entries that the batch has after the preprocessing.
+        update: ``update_priority`` or ``update_actor_priority`` of the buffer.
+        batch: the batch.
+        values: one value for each transition of the batch.
+        signal: what the values are, as in :func:`actor_signal`.
     """
-    sampler = cfg.sampler
-    if sampler.kind == "shared":
-        return None
-    sample = buffer.sample_actor
-    if sampler.kind == "direct":
-        sample = CandidatePool(
-            buffer,
-            sampler.num_candidates,
-            sampler.mode,
-            score=lambda candidates: uncertainty(perception(candidates)),
-        ).sample
-    others = [entry for entry in entries if entry not in perception.out_keys]
-    return partial(sample, keys=[*perception.in_keys, *others])
+    try:
+        generation = batch.get("index_generation", None)  # set if several processes write
+        update(batch["index"], values, generation)
+    except ValueError as error:
+        if values.isfinite().all():
+            raise
+        raise diverged(f"{_SIGNALS[signal]} is not finite") from error

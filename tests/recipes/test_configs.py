@@ -11,6 +11,10 @@ from omegaconf import OmegaConf
 CONFIGS = Path(__file__).parents[2] / "configs"
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
 REPLAYS = ("uniform", "per", "per_rank")
+LABORATORY = (
+    *("vmf_power", "anti_vmf", "vmf_weighted", "inverse_td", "gradient_norm", "recent"),
+    "on_policy",
+)
 
 
 def defaults(algorithm, *overrides):
@@ -25,6 +29,16 @@ def test_every_choice_composes_and_is_part_of_the_run_directory(algorithm, sampl
     cfg = defaults(algorithm, f"sampler={sampler}", f"replay={replay}", "env=Hopper-v4", "seed=7")
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert cfg.run_dir == f"runs/{algorithm}/Hopper-v4/{replay}-{sampler}/seed7"
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize(
+    ("sampler", "replay"), [*((name, "uniform") for name in LABORATORY), ("fresh", "lap")]
+)
+def test_every_method_is_one_word(algorithm, sampler, replay):
+    cfg = defaults(algorithm, f"sampler={sampler}", f"replay={replay}", "env=Hopper-v4")
+    OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert cfg.run_dir == f"runs/{algorithm}/Hopper-v4/{replay}-{sampler}/seed0"
 
 
 def test_an_environment_without_a_file_is_part_of_the_run_directory():

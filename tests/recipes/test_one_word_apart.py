@@ -24,7 +24,10 @@ from helpers.saved_rows import rows_in
 from vmfer_recipes.training.collection import TransitionCollector
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 300, 50
-SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank"]
+SAMPLERS = [
+    *("uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_power", "vmf_weighted"),
+    *("inverse_td", "gradient_norm", "recent", "on_policy"),
+]
 
 
 def environment() -> GymWrapper:

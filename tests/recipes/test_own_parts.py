@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
 from vmfer_recipes.reporting.progress import read_progress
 from vmfer_recipes.td3 import main as td3
@@ -32,6 +33,20 @@ class Mine(VMFSampler):
 
 class MyReplay(RankPrioritizedSampler):
     pass
+
+
+class ByTD(RankPrioritizedSampler):
+    """Records the TD errors that it receives, for the actor."""
+    signal = "td_error"
+    received = []
+
+    def update_priority(self, index, priority, **kwargs):
+        self.received.append((index.clone(), priority.clone()))
+        return super().update_priority(index, priority, **kwargs)
+
+
+class Strange(VMFSampler):
+    signal = "mood"
 
 
 class NoSampler:
@@ -108,6 +123,26 @@ def test_custom_sampler_equal_to_a_built_in_one_gives_the_same_run(
     assert_equal(policy(outside / "own"), policy(outside / "built_in"))
 
 
+def test_custom_sampler_of_the_actor_receives_the_signal_that_it_names(execute, monkeypatch):
+    """With ``signal="td_error"``, the TD errors that the critics' sampler receives."""
+    received = []
+    update = RankPrioritizedSampler.update_priority
+
+    def record(self, index, priority, **kwargs):
+        if type(self) is RankPrioritizedSampler:
+            received.append((index.clone(), priority.clone()))
+        return update(self, index, priority, **kwargs)
+
+    monkeypatch.setattr(RankPrioritizedSampler, "update_priority", record)
+    short = ("total_frames=70", "sampler=my_samplers.ByTD", "replay=per_rank", "run_dir=run")
+    execute(td3, *SMALL, *short)
+    own = sys.modules["my_samplers"].ByTD.received
+    assert len(own) == len(received) == 10
+    for (index, td_error), (expected_index, expected) in zip(own, received, strict=True):
+        assert torch.equal(index, expected_index)
+        assert torch.equal(td_error, expected)
+
+
 def test_crashed_run_with_a_custom_sampler_ends_like_an_uninterrupted_one(
     outside, execute, at_step, assert_same_run
 ):
@@ -140,6 +175,7 @@ def test_crashed_run_with_a_custom_sampler_ends_like_an_uninterrupted_one(
             "sampler=my_samplers.Mine sampler.kwargs.speed=3",
             "cannot be made with sampler.kwargs={'speed': 3} (TypeError",
         ),
+        ("sampler=my_samplers.Strange", "has signal='mood', but the recipes provide factor,"),
         ("sampler.kwargs.power=2", "sampler.kwargs has no effect on sampler=vmf_uncertainty"),
         ("replay=per replay.kwargs.x=1", "replay.kwargs has no effect on replay=per"),
         ("env=my_samplers.Mine", "There is no env=my_samplers.Mine"),

@@ -22,6 +22,21 @@ COMBINATIONS = [
     ("sac", "sampler=uniform", "replay=per"),
     ("sac", "sampler=vmf_uncertainty", "replay=per_rank"),
 ]
+# The methods of docs/laboratory.md.
+LABORATORY = [
+    ("sampler=vmf_power", "sampler.power=8", "sampler.share=0.5"),
+    ("sampler=anti_vmf",),
+    ("sampler=vmf_weighted",),
+    ("sampler=inverse_td",),
+    ("sampler=gradient_norm",),
+    ("sampler=recent", "sampler.min_size=20", "sampler.cycle=7"),
+    ("sampler=on_policy",),
+    ("sampler=uniform", "replay=lap"),
+    ("sampler=vmf_uncertainty", "directions=pre_tanh"),
+]
+COMBINATIONS += [("td3", *choice) for choice in LABORATORY]
+COMBINATIONS += [("sac", *choice) for choice in LABORATORY]
+COMBINATIONS += [("td3", "sampler=vmf_uncertainty", "actor_objective=mean")]
 NAMES = ["-".join(combination) for combination in COMBINATIONS]
 
 
@@ -31,7 +46,18 @@ def content(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 # One of each kind of sampler and replay in `make test`, the others in `make test-all`.
-QUICK = {"td3-sampler=vmf_rank", "sac-sampler=uniform-replay=per", NAMES[-1]}
+QUICK = {
+    "td3-sampler=vmf_rank",
+    "sac-sampler=uniform-replay=per",
+    "sac-sampler=vmf_uncertainty-replay=per_rank",
+    "td3-sampler=vmf_power-sampler.power=8-sampler.share=0.5",
+    "sac-sampler=vmf_weighted",
+    "td3-sampler=inverse_td",
+    "td3-sampler=gradient_norm",
+    "td3-sampler=recent-sampler.min_size=20-sampler.cycle=7",
+    "td3-sampler=on_policy",
+    "td3-sampler=uniform-replay=lap",
+}
 
 
 @pytest.mark.parametrize(

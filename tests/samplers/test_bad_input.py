@@ -44,8 +44,10 @@ def buffer(request):
 
 def observable_state(buffer):
     """Returns the full state and the next draws from a known generator, which is restored."""
-    state = buffer.sampler.state_dict()
-    state["priorities"] = state["priorities"].tolist()
+    state = {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in buffer.sampler.state_dict().items()
+    }
     before = buffer._rng.get_state()
     draws = buffer.sample()
     buffer._rng.set_state(before)

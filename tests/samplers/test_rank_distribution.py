@@ -54,4 +54,6 @@ def test_indices_may_be_overwritten_after_an_update():
     buffer.sample()
     priorities = buffer.sampler.state_dict()["priorities"].numpy()
     order = np.lexsort((np.arange(size), -priorities))
-    np.testing.assert_array_equal(buffer.sampler._ranks._index.slots_at(np.arange(size)), order)
+    np.testing.assert_array_equal(
+        buffer.sampler._distribution._index.slots_at(np.arange(size)), order
+    )

@@ -22,6 +22,7 @@ from torchrl.objectives.value import TD0Estimator
 
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
+from torchrl_vmfer.gradients import directed, followed_critic
 
 __all__ = ["FastUpdates"]
 
@@ -73,8 +74,10 @@ class FastUpdates:
 
     def is_current(self) -> bool:
         """Whether the number of critics and the memory of all parameters are unchanged."""
-        return self._num_target_critics == self._loss.target_count and all(
-            network.shares_memory(derived) for network, derived in self._derived
+        return (
+            self._num_target_critics == self._loss.target_count
+            and self._actor_critics.size == self._num_actor_critics
+            and all(network.shares_memory(derived) for network, derived in self._derived)
         )
 
     @classmethod
@@ -124,7 +127,7 @@ class FastUpdates:
     @property
     def _num_actor_critics(self) -> int:
         """The number of critics that the actor loss uses."""
-        return self._num_target_critics
+        return 1 if followed_critic(self._loss) == "first" else self._num_target_critics
 
     @property
     def _observation_keys(self) -> list[Any]:
@@ -208,7 +211,7 @@ class FastUpdates:
         observation = self._observation(tensordict)
         action = self._policy_action(observation)
         values, gradients = self._evaluate_critics(observation, action, measure=True)
-        return values, -gradients
+        return values, directed(self._loss, -gradients, action)
 
     def _evaluate_critics(
         self, observation: Tensor, action: Tensor, measure: bool
@@ -220,6 +223,19 @@ class FastUpdates:
         values, gradients = critics.with_gradients(inputs, columns)
         return values.mean(-1), gradients
 
-    def _actor_metadata(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
+    def _climbed(self, values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """The value ``[B]`` that the actor maximizes, and its action gradient ``[B, A]``."""
+        followed, count = followed_critic(self._loss), self._num_actor_critics
+        if followed == "first":
+            return values[0], gradients[0]
+        if followed == "mean":
+            return values[:count].mean(0), gradients[:count].mean(0)
+        value, used = values[:count].min(0)
+        used = used[None, :, None].expand(1, *gradients.shape[1:])
+        return value, gradients.gather(0, used).squeeze(0)
+
+    def _actor_metadata(
+        self, gradients: Tensor, values: Tensor, action: Tensor
+    ) -> dict[str, Tensor]:
         """Metadata of the actor loss, from gradients ``[N, B, A]`` and values ``[N, B]``."""
-        return self._loss.agreement(gradients, values) if self._loss.measure else {}
+        return self._loss.agreement(gradients, values, action)

@@ -42,5 +42,8 @@ class FastREDQ(StochasticUpdates):
     def _actor_weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
         return self._loss.num_qvalue_nets * self._weights(tensordict, like)
 
-    def _actor_metadata(self, gradients: Tensor, values: Tensor) -> dict[str, Tensor]:
-        return {"state_action_value_actor": values, **super()._actor_metadata(gradients, values)}
+    def _actor_metadata(
+        self, gradients: Tensor, values: Tensor, action: Tensor
+    ) -> dict[str, Tensor]:
+        metadata = super()._actor_metadata(gradients, values, action)
+        return {"state_action_value_actor": values, **metadata}

@@ -23,7 +23,6 @@ from torchrl_vmfer.fast.critics import FastUpdates
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 from torchrl_vmfer.fast.squashed_gaussian import SquashedGaussian
-from torchrl_vmfer.gradients import followed_critic
 
 __all__ = ["StochasticUpdates"]
 
@@ -67,14 +66,6 @@ class StochasticUpdates(FastUpdates):
         entropy = temperature(self._loss) * log_prob.unsqueeze(-1)
         return self._evaluated(critics, observation, action) - entropy
 
-    def _climbed(self, values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The value ``[B]`` that the actor maximizes, and its action gradient ``[B, A]``."""
-        if followed_critic(self._loss) == "mean":
-            return values.mean(0), gradients.mean(0)
-        value, used = values[: self._num_actor_critics].min(0)
-        used = used[None, :, None].expand(1, *gradients.shape[1:])
-        return value, gradients.gather(0, used).squeeze(0)
-
     def _actor_weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
         """The weight of each transition in the actor loss, ``[B]`` or ``[]``."""
         return self._weights(tensordict, like)
@@ -96,7 +87,7 @@ class StochasticUpdates(FastUpdates):
         actor_loss = ((alpha * log_prob - value) * weights).sum()
         return with_known_gradients(actor_loss, self._actor, pull_back, *slopes), {
             "log_prob": log_prob,
-            **self._actor_metadata(gradients, values),
+            **self._actor_metadata(gradients, values, action),
         }
 
 

@@ -19,7 +19,6 @@ class FastTD3(FastUpdates):
     """The actor and critic losses of :class:`~torchrl_vmfer.VMFTD3Loss`."""
 
     methods = ("value_loss", "actor_loss")
-    _num_actor_critics = 1  # the first
 
     def __init__(self, loss: Any) -> None:
         super().__init__(loss)
@@ -56,17 +55,19 @@ class FastTD3(FastUpdates):
         action, pull_back = self._policy.with_pull_back(observation)
         at = self._loss.perturbed(action) if self._loss.actor_noise else action
         values, gradients = self._evaluate_critics(observation, at, self._loss.measure)
-        objective, slope, metadata = self._objective(tensordict, action, values, gradients[0])
+        value, gradient = self._climbed(values, gradients)
+        objective, slope, metadata = self._objective(tensordict, action, value, gradient)
         actor_loss = with_known_gradients(objective, self._actor, pull_back, slope)
-        return actor_loss, metadata | self._actor_metadata(gradients, values)
+        metadata = {"state_action_value_actor": values, **metadata}
+        return actor_loss, metadata | self._actor_metadata(gradients, values, action)
 
     def _objective(
-        self, tensordict: TensorDictBase, action: Tensor, values: Tensor, gradient: Tensor
+        self, tensordict: TensorDictBase, action: Tensor, value: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The actor loss, its gradient with respect to the action ``[B, A]``, and metadata."""
-        weights = self._weights(tensordict, values)
+        weights = self._weights(tensordict, value)
         slope = -weights.unsqueeze(-1) * gradient
-        return -(values[0] * weights).sum(), slope, {"state_action_value_actor": values}
+        return -(value * weights).sum(), slope, {}
 
 
 class FastTD3BC(FastTD3):
@@ -76,16 +77,16 @@ class FastTD3BC(FastTD3):
     qvalue_loss = FastTD3.value_loss
 
     def _objective(
-        self, tensordict: TensorDictBase, action: Tensor, values: Tensor, gradient: Tensor
+        self, tensordict: TensorDictBase, action: Tensor, value: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """TD3's loss times λ, and the squared distance to the actions of the batch."""
-        objective, slope, _ = super()._objective(tensordict, action, values, gradient)
-        scale = self._loss.alpha / values[0].abs().mean()
+        objective, slope, _ = super()._objective(tensordict, action, value, gradient)
+        scale = self._loss.alpha / value.abs().mean()
         distance = action - self._loss.stored_action(tensordict)
         cloning = distance.square().mean()
         # TorchRL adds the mean distance to the loss of every transition.
-        weight = self._weights(tensordict, values).expand(len(action)).sum()
+        weight = self._weights(tensordict, value).expand(len(action)).sum()
         objective = scale * objective + weight * cloning
         slope = scale * slope + (2 * weight / distance.numel()) * distance
-        metadata = {"state_action_value_actor": values[0], "bc_loss": cloning, "lmbd": scale}
+        metadata = {"state_action_value_actor": value, "bc_loss": cloning, "lmbd": scale}
         return objective, slope, metadata

@@ -8,7 +8,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import CQLLoss
 
-from torchrl_vmfer.gradients import GradientTap
+from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFCQLLoss"]
 
@@ -16,9 +16,10 @@ __all__ = ["VMFCQLLoss"]
 class VMFCQLLoss(GradientTap, CQLLoss):
     """:class:`~torchrl.objectives.CQLLoss` whose actor loss also yields sampling factors.
 
-    Conservative Q-learning, for offline data. The factors, ``num_target_critics``, ``measure`` and
-    ``used`` are those of :class:`VMFSACLoss`. By default, loss values and gradients equal TorchRL's
-    up to rounding. TorchRL's loss always has two critics, and ignores importance weights.
+    Conservative Q-learning, for offline data. The factors, ``num_target_critics``, ``measure``,
+    ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFSACLoss`. By default,
+    loss values and gradients equal TorchRL's up to rounding. TorchRL's loss always has two critics,
+    and ignores importance weights.
 
     The conservative term is TorchRL's ``cql_loss``, unchanged. In TorchRL 0.14, it differs from the
     paper's: its log-sum-exp runs over three actions (one random, one of the policy, and one of the

@@ -8,7 +8,7 @@ from torchrl.objectives import CrossQLoss
 
 from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.crossq import FastCrossQ
-from torchrl_vmfer.gradients import GradientTap
+from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFCrossQLoss"]
 
@@ -16,12 +16,12 @@ __all__ = ["VMFCrossQLoss"]
 class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
     """:class:`~torchrl.objectives.CrossQLoss` whose actor loss also yields sampling factors.
 
-    The factors, ``num_target_critics``, ``measure``, ``fast`` and ``used`` are those of
-    :class:`VMFSACLoss`. With two critics, or with ``num_target_critics=None``, loss values and
-    gradients equal TorchRL's up to rounding. As in TorchRL's loss, normalization layers of the
-    critics are in evaluation mode in ``actor_loss`` and in training mode in ``qvalue_loss``, which
-    evaluates the critics once for both the current and the next state. TorchRL's loss ignores
-    importance weights.
+    The factors, ``num_target_critics``, ``measure``, ``fast``, ``used``, ``directions`` and
+    ``gradient_norm`` are those of :class:`VMFSACLoss`. With two critics, or with
+    ``num_target_critics=None``, loss values and gradients equal TorchRL's up to rounding. As in
+    TorchRL's loss, normalization layers of the critics are in evaluation mode in ``actor_loss`` and
+    in training mode in ``qvalue_loss``, which evaluates the critics once for both the current and
+    the next state. TorchRL's loss ignores importance weights.
 
     ``fast=True`` affects ``actor_loss`` and :class:`~torchrl_vmfer.VMFUncertainty`. The critics may
     then also have layers of batch normalization or batch renormalization.

@@ -15,7 +15,7 @@ from torchrl.objectives import REDQLoss, distance_loss
 from torchrl_vmfer._torchrl import Critics, bounded_temperature, reduced
 from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.redq import FastREDQ
-from torchrl_vmfer.gradients import AllCriticsTap
+from torchrl_vmfer.losses.tap import AllCriticsTap
 
 __all__ = ["VMFREDQLoss"]
 
@@ -117,8 +117,9 @@ class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``fast`` and ``used`` as in
-            :class:`VMFSACLoss`. ``fast=True`` affects ``actor_loss`` and ``qvalue_loss``.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``fast``, ``used``, ``directions`` and
+            ``gradient_norm`` as in :class:`VMFSACLoss`. ``fast=True`` affects ``actor_loss`` and
+            ``qvalue_loss``.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -145,10 +146,10 @@ class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
         """The values of the critics. ``forward`` asks for all at once, the actor's first."""
-        if self._report is None or not self.measure:
+        if self._report is None or not self.taps:
             return super().critics(tensordict, params)
         count = self.num_qvalue_nets
         of_actor = self.actor_critics(tensordict[:count], params[:count])
         others = self.stock_critics(tensordict[count:], params[count:])
-        self.agreement(self.tapped_gradients, self.tapped_values)
+        self.agreement(self.tapped_gradients, self.tapped_values, self.tapped_action)
         return torch.cat([of_actor, others.select(self.tensor_keys.state_action_value)])

@@ -13,7 +13,8 @@ from torchrl.objectives import SACLoss
 from torchrl_vmfer._torchrl import temperature
 from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.sac import FastSAC
-from torchrl_vmfer.gradients import GradientTap, action_leaves
+from torchrl_vmfer.gradients import action_leaves
+from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFSACLoss"]
 
@@ -56,7 +57,14 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
             general path, with one warning; ``fast_path`` gives the reason.
         used: overrides the critic e of the factors: ``"first"``, ``"min"`` for the one with the
             lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
-        entropy_gradient: if ``True``, x_i is the direction of α ∂log π/∂a - ∂Q_i/∂a, at the
+        directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
+            respect to the pre-tanh action u of a = m + h tanh(u), that is, of h (1 - tanh²(u)) g_i.
+            Saturated actions have no pull then. The bounds are those of the policy's
+            ``TanhNormal``, or else of ``action_spec``. It does not change the loss.
+        gradient_norm: if ``True``, the metadata also contain ``"vmf_gradient_norm"``, the norm
+            ``[*batch]`` of the gradient g_e that moves the actor, with respect to the action, or
+            to the pre-tanh action with ``directions="pre_tanh"``. Also without ``measure``.
+        entropy_gradient: if ``True``, g_i is α ∂log π/∂a - ∂Q_i/∂a in directions and norms, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.
 
@@ -87,20 +95,13 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
         self.entropy_gradient = entropy_gradient
         super().__init__(*args, **kwargs)
 
-    def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics whose minimum the actor maximizes."""
-        if self.entropy_gradient:
-            self._policy_action = tensordict.get(self.tensor_keys.action).detach()
-        return super().actor_critics(tensordict, params)
-
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
         """The gradients of -Q_i, or with ``entropy_gradient`` of α log π - Q_i."""
         if not self.entropy_gradient:
             return self.tapped_gradients
         with torch.no_grad(), self.actor_network_params.to_module(self.actor_network):
             policy = self.actor_network.get_dist(tensordict)
-        action, gradients = self._policy_action, self.tapped_gradients
-        del self._policy_action
+        action, gradients = self.tapped_action, self.tapped_gradients
         leaves = action_leaves(action)
 
         def log_prob_at(*points: Tensor) -> Tensor:

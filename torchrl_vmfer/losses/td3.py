@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import NestedKey, TensorDictBase
@@ -12,7 +12,7 @@ from torchrl.objectives import TD3BCLoss, TD3Loss
 
 from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.td3 import FastTD3, FastTD3BC
-from torchrl_vmfer.gradients import GradientTap
+from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFTD3BCLoss", "VMFTD3Loss"]
 
@@ -49,10 +49,20 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
             when the actor and the critics are stacks of linear layers and activations, such as the
             networks of TorchRL's scripts. Other networks, options and batches use TorchRL's
             general path, with one warning; ``fast_path`` gives the reason. (With
-            ``measure=False``, the fast path evaluates only the first critic for the actor, and
-            ``"state_action_value_actor"`` in the metadata has one row.)
+            ``measure=False``, the fast path evaluates only the critics that the actor maximizes,
+            and ``"state_action_value_actor"`` in the metadata has only their rows.)
         used: overrides the critic e of the factors: ``"first"``, ``"min"`` for the one with the
             lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
+        directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
+            respect to the pre-tanh action u of a = m + h tanh(u), that is, of h (1 - tanh²(u)) g_i.
+            Saturated actions have no pull then. The bounds are those of the loss. It does not
+            change the loss.
+        gradient_norm: if ``True``, the metadata also contain ``"vmf_gradient_norm"``, the norm
+            ``[*batch]`` of the gradient g_e that moves the actor, with respect to the action, or
+            to the pre-tanh action with ``directions="pre_tanh"``. Also without ``measure``.
+        objective: what the actor maximizes: ``"first"`` for the first critic, as in TD3, or
+            ``"mean"`` for the mean of the critics that form the TD target, with ``used="mean"`` as
+            the default: x_e is the direction of the gradient of that mean.
         actor_noise: standard deviation of the noise that Algorithm 1 adds to the actions of the
             actor's batch. The default of 0 is plain TD3. The critics are evaluated at the noisy
             action, clipped to the bounds, and the actor receives the gradient at that action.
@@ -81,8 +91,15 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
     critic_loss_name = "value_loss"
 
     def __init__(
-        self, *args: Any, actor_noise: float = 0.0, actor_noise_clip: float = 0.5, **kwargs: Any
+        self,
+        *args: Any,
+        objective: Literal["first", "mean"] = "first",
+        actor_noise: float = 0.0,
+        actor_noise_clip: float = 0.5,
+        **kwargs: Any,
     ) -> None:
+        if objective not in ("first", "mean"):
+            raise ValueError(f"objective must be 'first' or 'mean', got {objective!r}.")
         if not (0 <= actor_noise < math.inf and actor_noise_clip >= 0):
             raise ValueError(
                 "actor_noise and actor_noise_clip must be numbers of at least 0, "
@@ -90,9 +107,29 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
             )
         if actor_noise and not kwargs.get("measure", True):
             raise ValueError(f"actor_noise={actor_noise} requires measure=True.")
+        self.objective = objective
         self.actor_noise = float(actor_noise)
         self.actor_noise_clip = float(actor_noise_clip)
         super().__init__(*args, **kwargs)
+
+    @property
+    def taps(self) -> bool:
+        """Whether ``actor_loss`` needs the gradient of each critic."""
+        return super().taps or self.objective == "mean"
+
+    def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values of the critics. What the actor maximizes comes first, as TorchRL expects."""
+        found = super().actor_critics(tensordict, params)
+        if self.objective == "mean":
+            values = found.get(self.tensor_keys.state_action_value)
+            mean = values[: self.target_count].mean(0, keepdim=True)
+            found.set(self.tensor_keys.state_action_value, torch.cat([mean, values[1:]]))
+        return found
+
+    def tapped_metadata(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        """Returns the metadata that the tap adds to those of TorchRL's actor loss."""
+        metadata = super().tapped_metadata(tensordict)
+        return {"state_action_value_actor": self.tapped_values, **metadata}
 
     def perturbed(self, action: Tensor) -> Tensor:
         """Adds clipped noise to an action ``[*batch, A]`` and clips the result to the bounds."""
@@ -112,8 +149,9 @@ class VMFTD3BCLoss(Accelerated, GradientTap, TD3BCLoss):
     """:class:`~torchrl.objectives.TD3BCLoss` whose actor loss also yields sampling factors.
 
     TD3 with behavior cloning, for offline data. The factors, ``num_target_critics``, ``measure``,
-    ``fast`` and ``used`` are those of :class:`VMFTD3Loss`. The behavior-cloning term is common to
-    all critics and is not part of the directions. ``actor_loss`` reads the action in the batch.
+    ``fast``, ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFTD3Loss`. The
+    behavior-cloning term is common to all critics and is not part of the directions or norms.
+    ``actor_loss`` reads the action in the batch.
 
     With two critics, or with ``num_target_critics=None``, loss values and gradients equal TorchRL's
     up to rounding. ``alpha=0`` is pure behavior cloning.

@@ -6,7 +6,7 @@ from torchrl.objectives import TQCLoss
 
 from torchrl_vmfer.fast.accelerated import Accelerated
 from torchrl_vmfer.fast.tqc import FastTQC
-from torchrl_vmfer.gradients import AllCriticsTap
+from torchrl_vmfer.losses.tap import AllCriticsTap
 
 __all__ = ["VMFTQCLoss"]
 
@@ -25,8 +25,8 @@ class VMFTQCLoss(Accelerated, AllCriticsTap, TQCLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``fast`` and ``used`` as in
-            :class:`VMFSACLoss`.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``fast``, ``used``, ``directions`` and
+            ``gradient_norm`` as in :class:`VMFSACLoss`.
 
     Examples:
         >>> import torch

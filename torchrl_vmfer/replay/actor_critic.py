@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from torch import Tensor
-from torchrl.data import PrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -29,11 +28,17 @@ from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
-from torchrl_vmfer.samplers.priority import uniform
+from torchrl_vmfer.samplers.any_sampler import report_existing, signal_of
+from torchrl_vmfer.samplers.slots import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
 
 _FILE = "replay_buffer.pt"
+# The entries that losses write for the signals of the actor's sampler.
+_SIGNAL_ENTRIES: dict[str | None, str] = {
+    "factor": "vmf_factor",
+    "gradient_norm": "vmf_gradient_norm",
+}
 Draw = Callable[[Storage, int], tuple[Any, dict[str, Any]]]
 
 
@@ -110,13 +115,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def check_parts(self) -> None:
         """Initializes the actor's sampler with the data that the storage already holds."""
-        # TorchRL does this for the critics' sampler. Only its PrioritizedSampler needs it.
-        length = len(self.storage)
-        if length and isinstance(self._actor_sampler, PrioritizedSampler):
-            default = float(self._actor_sampler.default_priority)
-            self._actor_sampler.update_priority(
-                torch.arange(length), torch.full((length,), default), storage=self.storage
-            )
+        # TorchRL does this for the critics' sampler.
+        report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
             track_generations(self.writer)
         self._foreign_writes.skip(self.writer)
@@ -293,7 +293,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
         Args:
             data: the batch. The critics' sampler uses its entry ``priority_key``, the actor's
-                sampler its entry ``"vmf_factor"``, if present.
+                sampler its entry ``"vmf_factor"``, or ``"vmf_gradient_norm"`` if it samples by
+                gradient norms. Missing entries are skipped.
         """
         batch = data if data.ndim else data.unsqueeze(0)
         # TorchRL supports only its own PrioritizedSampler and silently ignores others.
@@ -302,9 +303,10 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         elif self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)
             self.update_priority(batch["index"], self.priorities_in(batch), generation)
-        factor = batch.get("vmf_factor", None)
-        if factor is not None and _takes_priorities(self.actor_sampler):
-            self.update_actor_priority(batch, factor)
+        entry = _SIGNAL_ENTRIES.get(signal_of(self.actor_sampler))
+        values = None if entry is None else batch.get(entry, None)
+        if values is not None:
+            self.update_actor_priority(batch, values)
 
     def _last_generation(self, index: Any) -> Tensor | None:
         """The generation of the actor's last batch, if the batch has this index."""
@@ -403,10 +405,6 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`."""
         self.load_state_dict(load_file(Path(path) / _FILE))
-
-
-def _takes_priorities(sampler: Sampler) -> bool:
-    return type(sampler).update_priority is not Sampler.update_priority
 
 
 forward_to_ray_actor("sample_actor", "sample_uniformly", "update_actor_priority")

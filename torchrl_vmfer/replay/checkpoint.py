@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
-from torchrl.data import PrioritizedSampler
-from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_vmfer._torchrl import (
-    load_prioritized_state,
-    prioritized_state,
-    replace_rows,
-    stored_rows,
-    writer_state,
-)
+from torchrl_vmfer._torchrl import replace_rows, stored_rows, writer_state
 from torchrl_vmfer.plain_state import plain, tensordict_from_plain, tensordict_to_plain
+from torchrl_vmfer.samplers.any_sampler import load_sampler_state, sampler_state
 
 if TYPE_CHECKING:
     from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
@@ -60,8 +53,8 @@ def _parts_state(buffer: ActorCriticReplayBuffer) -> dict[str, Any]:
     device = None if generator is None else str(generator.device)
     return {
         "writer": plain(writer_state(buffer.writer, length), "writer"),
-        "critic_sampler": _sampler_state(buffer.critic_sampler, length, "critic_sampler"),
-        "actor_sampler": _sampler_state(buffer.actor_sampler, length, "actor_sampler"),
+        "critic_sampler": sampler_state(buffer.critic_sampler, length, "critic_sampler"),
+        "actor_sampler": sampler_state(buffer.actor_sampler, length, "actor_sampler"),
         "transform": plain(transform, "transform"),
         "generator": None if generator is None else (generator.get_state(), device),
     }
@@ -96,8 +89,8 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
 
 
 def _load_parts(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
-    _load_sampler_state(buffer.actor_sampler, state["actor_sampler"])
-    _load_sampler_state(buffer.critic_sampler, state["critic_sampler"])
+    load_sampler_state(buffer.actor_sampler, state["actor_sampler"])
+    load_sampler_state(buffer.critic_sampler, state["critic_sampler"])
     if buffer.has_transform:
         buffer.transform.load_state_dict(state["transform"])
     buffer.writer.load_state_dict(state["writer"])
@@ -167,20 +160,3 @@ def _schema(rows: TensorDictBase, ndim: int) -> dict[Any, str]:
         else "no tensor"
         for key, entry in rows.items(True, True, is_leaf=is_leaf_nontensor)
     }
-
-
-def _sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
-    """The state of any sampler, as plain values."""
-    if isinstance(sampler, PrioritizedSampler):
-        state = prioritized_state(sampler, length)
-    else:
-        state = sampler.state_dict()
-    return plain(state, where)
-
-
-def _load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
-    """Loads the output of :func:`_sampler_state`."""
-    if isinstance(sampler, PrioritizedSampler):
-        load_prioritized_state(sampler, state)
-    else:
-        sampler.load_state_dict(state)

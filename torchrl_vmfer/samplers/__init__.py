@@ -1,6 +1,19 @@
-"""TorchRL samplers with one priority per transition."""
+"""TorchRL samplers for the actor's and the critics' batches."""
 
+from torchrl_vmfer.samplers.base import effective_sample_size
+from torchrl_vmfer.samplers.gradient_norm import GradientNormSampler
+from torchrl_vmfer.samplers.inverse_td import InverseTDSampler
+from torchrl_vmfer.samplers.mixed import MixedSampler
 from torchrl_vmfer.samplers.rank_prioritized import RankPrioritizedSampler
+from torchrl_vmfer.samplers.recent import RecentSampler
 from torchrl_vmfer.samplers.vmf import VMFSampler
 
-__all__ = ["RankPrioritizedSampler", "VMFSampler"]
+__all__ = [
+    "GradientNormSampler",
+    "InverseTDSampler",
+    "MixedSampler",
+    "RankPrioritizedSampler",
+    "RecentSampler",
+    "VMFSampler",
+    "effective_sample_size",
+]

@@ -1,135 +1,67 @@
-"""Base class of the samplers: one priority per slot, and TorchRL's sampler contract."""
+"""Base class of the samplers with one priority per slot."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_vmfer._torchrl import SeamSampler
-from torchrl_vmfer.plain_state import load_file, save_file
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.samplers.base import SlotSampler
+from torchrl_vmfer.samplers.slots import SlotArray, flat_slots, stored_slots
 
-__all__ = ["PrioritySampler", "SlotPriorities", "flat_slots", "uniform"]
-
-_FILE = "priorities.pt"
+__all__ = ["Distribution", "PrioritySampler"]
 
 
-def uniform(count: int, generator: torch.Generator | None) -> np.ndarray:
-    """Draws numbers in [0, 1) in double precision."""
-    # torch.randint favors low numbers by up to n/2³², and single precision would round small
-    # factors to multiples of 2⁻²⁴.
-    return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
+class Distribution(Protocol):
+    """A distribution over slots that follows changes of their priorities."""
+
+    def mark(self, slots: np.ndarray) -> None:
+        """Marks the priorities of some slots as changed. The next draw reads them."""
+
+    def mark_all(self) -> None:
+        """Marks all priorities as possibly changed."""
+
+    def draw(
+        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
+    ) -> np.ndarray:
+        """Draws slots with replacement."""
+
+    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
+        """P of every slot."""
 
 
-def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
-    """Flattens any index that TorchRL passes to a sampler into slot numbers.
-
-    Args:
-        index: an ``int``, a tensor ``[n]``, a tensor ``[n, ndim]`` or a tuple of ``ndim``
-            tensors. ``None`` means no slots.
-        storage: required to flatten the indices of a storage with more than one dimension.
-
-    Returns:
-        an integer array. Rows that a writer did not store have negative numbers.
-    """
-    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
-        return index.numpy()
-    if index is None:
-        return np.empty(0, np.int64)
-    if isinstance(index, tuple):
-        index = torch.stack([torch.as_tensor(i, device="cpu").reshape(-1) for i in index], -1)
-    slots = torch.as_tensor(index, device="cpu").numpy()
-    if slots.dtype.kind not in "iu" and slots.size:
-        raise TypeError(f"A slot index must be an integer, got {slots.dtype}.")
-    slots = slots.astype(np.int64, copy=False)
-    if storage is not None and storage.ndim > 1 and slots.ndim > 1:
-        stored = slots[..., 0] >= 0
-        outside = ((slots < 0) | (slots >= storage.shape)).any(-1) & stored
-        if outside.any():
-            bad = slots[outside][0].tolist()
-            raise IndexError(f"Index {bad} is outside a storage of shape {list(storage.shape)}.")
-        flat = slots[..., 0].copy()
-        flat[stored] = np.ravel_multi_index(tuple(slots[stored].T), storage.shape)
-        slots = flat
-    return slots.reshape(-1)
-
-
-class SlotPriorities:
-    """A growing array with one ``float32`` priority per slot.
-
-    The capacity of a storage may be unknown, huge or subject to change. The array therefore only
-    covers the slots in use and doubles in size when necessary.
-
-    Examples:
-        >>> priorities = SlotPriorities()
-        >>> priorities.resize(3, fill=1.0)
-        >>> priorities.array[1] = 2.0
-        >>> priorities.array
-        array([1., 2., 1.], dtype=float32)
-    """
-
-    def __init__(self) -> None:
-        # Not a tensor: torch.multiprocessing would share its memory with other processes, whose
-        # samplers keep separate rank orders.
-        self._memory = np.empty(0, np.float32)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def array(self) -> np.ndarray:
-        """The priorities of the live slots, not copied. The last of several assignments wins."""
-        return self._memory[: self._length]
-
-    def resize(self, length: int, fill: float) -> None:
-        """Sets the number of live slots. New slots are set to ``fill``."""
-        if length > len(self._memory):
-            grown = np.empty(max(length, 2 * len(self._memory)), np.float32)
-            grown[: self._length] = self.array
-            self._memory = grown
-        self._memory[self._length : length] = fill
-        self._length = length
-
-    def load(self, priorities: np.ndarray) -> None:
-        """Replaces all priorities with a copy of ``priorities``."""
-        self._memory = np.array(priorities, np.float32)
-        self._length = len(priorities)
-
-
-class PrioritySampler(SeamSampler):
+class PrioritySampler(SlotSampler):
     """A TorchRL sampler whose probabilities are a function of one priority per slot.
 
-    TorchRL reports written slots through ``mark_update``. It does not report writes of another
-    process, data that were already in the storage, or a storage that another buffer emptied or
-    loaded. Every use therefore first compares the number of priorities with the length of the
-    storage.
-
-    The priorities are NumPy arrays, not tensors. ``torch.compile`` cannot trace them, so it inserts
-    a graph break at each call of the sampler.
-
-    Subclasses implement ``_draw``, ``_probabilities``, ``_are_valid``, ``_update`` and
-    ``default_priority``, and set ``_usual``; those whose probabilities depend on ranks also set
-    ``_ranks``.
+    Subclasses implement ``_are_valid``, ``_update`` and ``default_priority``, and set ``_usual``.
+    They set ``_distribution``, or implement ``_draw`` and ``_probabilities``.
     """
 
-    _ranks: RankDistribution | None = None
+    _file: ClassVar[str] = "priorities.pt"
+    _distribution: Distribution | None = None
     _usual: tuple[float, float]  # an interval in which every priority is valid
 
     def __init__(self) -> None:
-        self._priorities = SlotPriorities()
+        self._priorities = SlotArray()
+
+    @property
+    def num_slots(self) -> int:
+        """The number of live slots that the sampler knows of."""
+        return len(self._priorities)
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draws flat slot numbers and returns them with metadata for the batch."""
-        raise NotImplementedError
+        return torch.from_numpy(self._draw_slots(count)), {}
+
+    def _draw_slots(self, count: int) -> np.ndarray:
+        assert self._distribution is not None
+        return self._distribution.draw(self._priorities.array, count, self.generator)
 
     def _probabilities(self) -> np.ndarray:
-        raise NotImplementedError
+        assert self._distribution is not None
+        return self._distribution.probabilities(self._priorities.array)
 
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         """Returns which priorities are valid up to a relative error ``epsilon``, and the rule."""
@@ -140,39 +72,14 @@ class PrioritySampler(SeamSampler):
         raise NotImplementedError
 
     @torch.compiler.disable
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
-        """Draws ``batch_size`` indices with replacement."""
-        self._follow(storage)
-        if len(self._priorities) == 0:
-            raise RuntimeError("Cannot sample from an empty storage.")
-        if batch_size < 0:
-            raise ValueError(f"batch_size must be at least 0, got {batch_size}.")
-        index, info = self._draw(batch_size)
-        if storage.ndim > 1:
-            return torch.unravel_index(index, storage.shape), info
-        return index, info
-
-    @torch.compiler.disable
-    def probabilities(self, storage: Storage | None = None) -> Tensor:
-        """The exact probability of every live slot, in double precision.
-
-        Args:
-            storage: the storage to synchronize with first. Needed only if it was changed without
-                notifying the sampler.
-        """
-        if storage is not None:
-            self._follow(storage)
-        return torch.from_numpy(self._probabilities())
-
-    @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Sets newly written slots to the default priority. TorchRL calls it at every write."""
-        slots = _stored(flat_slots(index, storage))
+        slots = stored_slots(flat_slots(index, storage))
         if len(slots):
             length = int(slots.max()) + 1
             if length > len(self._priorities):
                 self._resize(length)
-            self._write(slots, np.float32(self.default_priority))
+            self._renew(slots)
 
     @torch.compiler.disable
     def update_priority(
@@ -227,76 +134,49 @@ class PrioritySampler(SeamSampler):
             first = int(np.argmin(valid))
             raise ValueError(f"Index {slots[first]} was given {priorities[first]}, but {rule}")
 
+    def _renew(self, slots: np.ndarray) -> None:
+        """Sets slots with new transitions to the default priority."""
+        self._write(slots, np.float32(self.default_priority))
+
     def _write(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         self._priorities.array[slots] = priorities
-        if self._ranks is not None:
-            self._ranks.mark(slots)
-
-    def _follow(self, storage: Storage) -> None:
-        if len(storage) != len(self._priorities):
-            self._resize(len(storage))
+        if self._distribution is not None:
+            self._distribution.mark(slots)
 
     def _resize(self, length: int) -> None:
         before = len(self._priorities)
         self._priorities.resize(length, fill=self.default_priority)
-        if self._ranks is not None and length > before:
-            self._ranks.mark(np.arange(before, length))
+        if self._distribution is not None and length > before:
+            self._distribution.mark(np.arange(before, length))
 
     def reset(self) -> None:
         """Removes all priorities."""
-        self._priorities = SlotPriorities()
-        if self._ranks is not None:
-            self._ranks.mark_all()
+        self._priorities = SlotArray()
+        if self._distribution is not None:
+            self._distribution.mark_all()
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return {
-            "sampler": type(self).__name__,
-            "priorities": torch.from_numpy(self._priorities.array.copy()),
+        return super().state_dict() | {
+            "priorities": torch.from_numpy(self._priorities.array.copy())
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
-        name = type(self).__name__
-        saved = state_dict.get("sampler") if isinstance(state_dict, dict) else None
-        if saved != name:
-            raise ValueError(
-                f"The state was not saved by {name} but by {saved or 'another class'}: load it "
-                "into a sampler of the class that saved it."
-            )
-        missing = self.state_dict().keys() - state_dict.keys()
-        if missing:
-            raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
         self._check_state(state_dict)
+        self._priorities.load(state_dict["priorities"].double().cpu().numpy())
+        if self._distribution is not None:
+            self._distribution.mark_all()
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state(state_dict)
         priorities = state_dict["priorities"]
         if not (
             isinstance(priorities, Tensor)
             and priorities.ndim == 1
             and priorities.is_floating_point()
         ):
+            name = type(self).__name__
             raise ValueError(f"The priorities of the state of {name} are not a vector of numbers.")
         values = priorities.double().cpu().numpy()
         self._validate(np.arange(len(values)), values, torch.finfo(torch.float32).eps)
-        self._priorities.load(values)
-        if self._ranks is not None:
-            self._ranks.mark_all()
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        """Raises an error if the additional entries of a state are incompatible."""
-
-    def dumps(self, path: str | Path) -> None:
-        """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
-        save_file(self.state_dict(), Path(path) / _FILE)
-
-    def loads(self, path: str | Path) -> None:
-        """Loads a state saved by :meth:`dumps`, or removes all priorities if there is none."""
-        file = Path(path) / _FILE
-        if file.exists():
-            self.load_state_dict(load_file(file))
-        else:
-            self.reset()
-
-
-def _stored(slots: np.ndarray) -> np.ndarray:
-    """Removes the slots that a writer did not store."""
-    return slots[slots >= 0] if len(slots) and slots.min() < 0 else slots

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from torchrl_vmfer.samplers.changed_slots import ChangedSlots
 from torchrl_vmfer.samplers.rank_index import RankIndex
 
 __all__ = ["RankDistribution"]
@@ -25,29 +26,26 @@ class RankDistribution:
         self._index = RankIndex()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
-        self._changed: list[np.ndarray] | None = None  # None: any priority may have changed
-        self._num_changed = 0
+        self._changed = ChangedSlots(smallest=8192)
 
     def mark(self, slots: np.ndarray) -> None:
         """Marks the priorities of some slots as changed. The next draw reads them."""
-        if self._changed is None:
-            return
-        self._num_changed += len(slots)
-        length = len(self._index)
-        # For few slots, or a large fraction of many, sorting again is faster than updating.
-        if length < 8192 or self._num_changed > length // 8:
-            self.mark_all()
-        else:
-            self._changed.append(slots.copy())
+        self._changed.mark(slots, len(self._index))
 
     def mark_all(self) -> None:
         """Marks all priorities as possibly changed."""
-        self._changed, self._num_changed = None, 0
+        self._changed.mark_all()
 
     def draw(
         self, priorities: np.ndarray, count: int, generator: torch.Generator | None
+    ) -> np.ndarray:
+        """Draws slots with replacement. The arguments are those of :meth:`draw_with_ties`."""
+        return self.draw_with_ties(priorities, count, generator)[0]
+
+    def draw_with_ties(
+        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws slots with replacement.
+        """Draws slots with replacement, and returns the ranks that each shares with its equals.
 
         Args:
             priorities: the current priorities of all slots.
@@ -65,7 +63,7 @@ class RankDistribution:
         return self._index.draw_at(self._ranks_of(random[0], len(priorities)), random[1])
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The lowest probability of any slot, divided by those of slots drawn by :meth:`draw`."""
+        """The lowest probability of any slot, divided by those of drawn slots."""
         lowest = self._share(*self._index.ties_at(np.array([len(self._index) - 1])))
         return lowest / self._share(first, end)
 
@@ -105,13 +103,13 @@ class RankDistribution:
             # Summed from the smallest term: otherwise small terms would be lost to rounding.
             ranks = np.arange(1 << len(priorities).bit_length(), 0, -1, dtype=np.float64)
             self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
-        if self._changed is None or len(priorities) < len(self._index):
+        slots = self._changed.take()
+        if slots is None or len(priorities) < len(self._index):
             self._index.rebuild(priorities)
-        elif self._num_changed:
-            slots = np.sort(np.concatenate(self._changed))
+        elif len(slots):
+            slots = np.sort(slots)
             is_last = np.empty(len(slots), bool)
             is_last[:-1], is_last[-1] = slots[1:] != slots[:-1], True
             slots = slots[is_last]
             slots = slots[: slots.searchsorted(len(priorities))]
             self._index.update(slots, priorities[slots])
-        self._changed, self._num_changed = [], 0

@@ -57,14 +57,14 @@ class RankPrioritizedSampler(PrioritySampler):
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
         super().__init__()
-        self._ranks: RankDistribution = RankDistribution(float(alpha))
+        self._distribution: RankDistribution = RankDistribution(float(alpha))
         self.beta = beta
         self._highest = 1.0
 
     @property
     def alpha(self) -> float:
         """The exponent of the rank."""
-        return self._ranks.exponent
+        return self._distribution.exponent
 
     @property
     def beta(self) -> float:
@@ -83,12 +83,10 @@ class RankPrioritizedSampler(PrioritySampler):
         return self._highest
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        slots, *shared = self._ranks.draw(self._priorities.array, count, self.generator)
-        weight = (self._ranks.ratios(*shared) ** self.beta).astype(np.float32)
+        ranks = self._distribution
+        slots, *ties = ranks.draw_with_ties(self._priorities.array, count, self.generator)
+        weight = (ranks.ratios(*ties) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
-
-    def _probabilities(self) -> np.ndarray:
-        return self._ranks.probabilities(self._priorities.array)
 
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities >= 0) & (priorities <= _LARGEST)
@@ -103,24 +101,19 @@ class RankPrioritizedSampler(PrioritySampler):
         super().reset()
         self._highest = 1.0
 
+    def _settings(self) -> dict[str, Any]:
+        return {"alpha": self.alpha}
+
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return super().state_dict() | {
-            "max_priority": self._highest,
-            "alpha": self.alpha,
-            "beta": self.beta,
-        }
+        return super().state_dict() | {"max_priority": self._highest, "beta": self.beta}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        for name in ("max_priority", "alpha", "beta"):
+        super()._check_state(state_dict)
+        for name in ("max_priority", "beta"):
             value = state_dict[name]
             if not (isinstance(value, (int, float)) and 0 <= value <= _LARGEST):
                 raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
-        if state_dict["alpha"] != self.alpha:
-            raise ValueError(
-                f"The state was saved with alpha={state_dict['alpha']}, but this sampler has "
-                f"alpha={self.alpha}: construct it with the alpha of the state."
-            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""

@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from torchrl_vmfer.samplers.priority import uniform
+from torchrl_vmfer.samplers.power_distribution import draw_by_inversion, powers
 from torchrl_vmfer.samplers.rank_distribution import RankDistribution
 
-__all__ = ["Mode", "Resampling", "check_mode", "check_pool_size", "draw_by_inversion"]
+__all__ = ["Mode", "Resampling", "check_mode", "check_pool_size"]
 
 Mode = Literal["uncertainty", "rank"]
 
@@ -27,24 +27,18 @@ def check_pool_size(name: str, size: int) -> None:
         raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
 
 
-def draw_by_inversion(
-    factors: np.ndarray, count: int, generator: torch.Generator | None
-) -> np.ndarray:
-    """Draws positions with P ∝ factor, at a cost linear in the number of factors."""
-    mass = np.cumsum(factors, dtype=np.float64)
-    return mass[:-1].searchsorted(uniform(count, generator) * mass[-1], side="right")
-
-
 class Resampling:
     """The distribution over the members of a pool, given their factors.
 
     Args:
         mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank within the pool, where the
             highest factor has rank 1; equal factors share the probability of their ranks).
+        power: with ``"uncertainty"``, P ∝ factor^power.
     """
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, power: float = 1.0) -> None:
         self.mode = mode
+        self.power = power
         self._ranks = RankDistribution()
 
     def draw(
@@ -52,14 +46,14 @@ class Resampling:
     ) -> np.ndarray:
         """Draws positions in the pool, with replacement."""
         if self.mode == "uncertainty":
-            return draw_by_inversion(factors, count, generator)
+            return draw_by_inversion(powers(factors, self.power), count, generator)
         self._ranks.mark_all()
-        return self._ranks.draw(factors, count, generator)[0]
+        return self._ranks.draw(factors, count, generator)
 
     def probabilities(self, factors: np.ndarray) -> np.ndarray:
         """The probability of each position."""
         if self.mode == "rank":
             self._ranks.mark_all()
             return self._ranks.probabilities(factors)
-        weights = factors.astype(np.float64)
+        weights = powers(factors, self.power)
         return weights / weights.sum()

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.directional import MAX_FACTOR
-from torchrl_vmfer.samplers.priority import PrioritySampler, uniform
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
-from torchrl_vmfer.samplers.resampling import (
-    Mode,
-    Resampling,
-    check_mode,
-    check_pool_size,
+from torchrl_vmfer.samplers.power_distribution import (
+    LARGEST_WEIGHT,
+    PowerDistribution,
     draw_by_inversion,
+    powers,
 )
+from torchrl_vmfer.samplers.priority import Distribution
+from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.samplers.resampling import Mode, Resampling, check_mode, check_pool_size
+from torchrl_vmfer.samplers.scored import ScoredSampler
+from torchrl_vmfer.samplers.slots import uniform
 
 __all__ = ["VMFSampler"]
 
 # Proposals per missing draw in each round. If critics mostly agree, the first round suffices. With
 # all factors at 1, the lowest value for two critics, one proposal in e is accepted.
 _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
-_PATIENCE = 100  # number of batches without any factor before a warning
+_LARGEST_POWER = 100
 
 
-class VMFSampler(PrioritySampler):
+class VMFSampler(ScoredSampler):
     """A sampler for the actor, based on the uncertainty of gradient directions.
 
     Each slot of the storage holds a sampling factor p_j = exp(R μᵀx_e), which
@@ -37,7 +38,8 @@ class VMFSampler(PrioritySampler):
     Draws are independent, with replacement, and follow the current factors exactly:
 
     - ``mode="uncertainty"``: P(j) = p_j / Σ p (Eq. 8). Since p_j ≤ e, the cost of drawing by
-      rejection and of updates is independent of the buffer size.
+      rejection and of updates is independent of the buffer size. With ``power``, the dose,
+      P(j) ∝ p_j^power.
     - ``mode="rank"``: P(j) ∝ 1/rank(j), where the highest factor has rank 1 (Eq. 9). Equal
       factors share the probability of their ranks evenly.
 
@@ -55,6 +57,9 @@ class VMFSampler(PrioritySampler):
         mode: ``"uncertainty"`` or ``"rank"``.
 
     Keyword Args:
+        power: the exponent of the factor in ``mode="uncertainty"``, from -100 to 100. 1 is the
+            paper's method, 0 is uniform, a larger power prefers agreement more strongly, and a
+            negative one prefers disagreement. Loading a state with another power raises an error.
         initial_factor: the factor of a newly written slot. The paper's value of 1 is the lowest
             that two critics can give, so that new transitions are not preferred.
         smoothing: the weight of the old factor in an update,
@@ -64,6 +69,7 @@ class VMFSampler(PrioritySampler):
             draws from the whole buffer. Loading a state with another pool size raises an error.
 
     Examples:
+        >>> import torch
         >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
         >>> buffer = TensorDictReplayBuffer(
@@ -77,12 +83,13 @@ class VMFSampler(PrioritySampler):
         torch.Size([8])
     """
 
-    _usual = (1e-30, MAX_FACTOR)
+    signal: ClassVar[str] = "factor"
 
     def __init__(
         self,
         mode: Mode = "uncertainty",
         *,
+        power: float = 1.0,
         initial_factor: float = 1.0,
         smoothing: float = 0.0,
         pool_size: int | None = None,
@@ -90,23 +97,55 @@ class VMFSampler(PrioritySampler):
         check_mode(mode)
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
+        if not -_LARGEST_POWER <= power <= _LARGEST_POWER:
+            raise ValueError(
+                f"power must lie in [-{_LARGEST_POWER}, {_LARGEST_POWER}], so that p^power does "
+                f"not overflow, got {power!r}."
+            )
+        if mode == "rank" and power != 1:
+            raise ValueError(
+                f"power must be 1 with mode='rank', got {power!r}: ranks do not depend on it. Use "
+                "mode='uncertainty'."
+            )
         if not (0 < initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
             raise ValueError(f"initial_factor must lie in (0, e], got {initial_factor}.")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
         super().__init__()
         self._mode = mode
+        self._power = float(power)
+        # The smallest factor whose power, or the inverse of it, does not overflow.
+        self._smallest = LARGEST_WEIGHT ** (-1 / abs(power)) if power else 0.0
+        self._usual = (max(1e-30, self._smallest), MAX_FACTOR)
+        if initial_factor < self._smallest:
+            raise ValueError(
+                f"initial_factor must be at least {self._smallest:.3g} with power={power}, so that "
+                f"p^power does not overflow, got {initial_factor}."
+            )
         self._pool_size = pool_size
-        self._pool = None if pool_size is None else Resampling(mode)
-        self._ranks = RankDistribution() if mode == "rank" and pool_size is None else None
+        self._pool = None if pool_size is None else Resampling(mode, self._power)
+        self._distribution = self._make_distribution()
         self.initial_factor = initial_factor
         self.smoothing = smoothing
-        self._batches_without_factors: int | None = 0  # None: stop counting
+
+    def _make_distribution(self) -> Distribution | None:
+        """The distribution to draw from, or ``None`` if a pool or rejection is used."""
+        if self._pool is not None:
+            return None
+        if self._mode == "rank":
+            return RankDistribution()
+        # Rejection accepts one of e^power proposals or more.
+        return None if 0 <= self._power <= 1 else PowerDistribution(self._power)
 
     @property
     def mode(self) -> Mode:
         """How the probabilities depend on the factors."""
         return self._mode
+
+    @property
+    def power(self) -> float:
+        """The exponent of the factor."""
+        return self._power
 
     @property
     def pool_size(self) -> int | None:
@@ -118,47 +157,33 @@ class VMFSampler(PrioritySampler):
         """The factor of a newly written slot."""
         return self.initial_factor
 
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        if self._batches_without_factors is not None:
-            self._count_batch_without_factors()
+    def _draw_slots(self, count: int) -> np.ndarray:
+        if self._distribution is not None:
+            return super()._draw_slots(count)
         factors = self._priorities.array
-        if self._pool is not None and self._pool_size is not None:
-            place = uniform(self._pool_size, self.generator)
-            slots = (place * len(factors)).astype(np.int64)
-            slots = slots[self._pool.draw(factors[slots], count, self.generator)]
-        elif self._ranks is not None:
-            slots, *_ = self._ranks.draw(factors, count, self.generator)
-        else:
-            slots = self._draw_by_rejection(factors, count)
-        return torch.from_numpy(slots), {}
-
-    def _count_batch_without_factors(self) -> None:
-        assert self._batches_without_factors is not None
-        self._batches_without_factors += 1
-        if self._batches_without_factors == _PATIENCE:
-            self._batches_without_factors = None
-            warnings.warn(
-                f"{_PATIENCE} batches were drawn from a VMFSampler that was never given a factor: "
-                "they were uniform. After each actor update, call "
-                'buffer.update_actor_priority(batch, metadata["vmf_factor"]), or, for a buffer '
-                'with one sampler, buffer.update_priority(batch["index"], metadata["vmf_factor"]).',
-                stacklevel=2,
-            )
+        if self._pool is None or self._pool_size is None:
+            return self._draw_by_rejection(factors, count)
+        place = uniform(self._pool_size, self.generator)
+        slots = (place * len(factors)).astype(np.int64)
+        return slots[self._pool.draw(factors[slots], count, self.generator)]
 
     def _draw_by_rejection(self, factors: np.ndarray, count: int) -> np.ndarray:
         accepted: list[np.ndarray] = []
         missing = count
+        bound = MAX_FACTOR**self._power
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
             place, height = uniform(2 * size, self.generator).reshape(2, size)
             slots = (place * len(factors)).astype(np.int64)
-            accepted.append(slots[height * MAX_FACTOR < factors[slots]][:missing])
+            weights = powers(factors[slots], self._power)
+            accepted.append(slots[height * bound < weights][:missing])
             missing -= len(accepted[-1])
             if missing == 0:
                 break
         else:
             # Critics never yield factors far below 1, but such factors are allowed.
-            accepted.append(draw_by_inversion(factors, missing, self.generator))
+            weights = powers(factors, self._power)
+            accepted.append(draw_by_inversion(weights, missing, self.generator))
         return accepted[0] if len(accepted) == 1 else np.concatenate(accepted)
 
     def _probabilities(self) -> np.ndarray:
@@ -167,50 +192,46 @@ class VMFSampler(PrioritySampler):
                 f"With pool_size={self._pool_size} the probability of a slot is an average over "
                 "all pools, which has no closed form. Use pool_size=None for exact probabilities."
             )
-        if self._ranks is not None:
-            return self._ranks.probabilities(self._priorities.array)
-        factors = self._priorities.array.astype(np.float64)
-        return factors / factors.sum()
+        if self._distribution is not None:
+            return super()._probabilities()
+        weights = powers(self._priorities.array, self._power)
+        return weights / weights.sum()
+
+    def effective_sample_size(self, storage: Storage | None = None) -> float:
+        """The effective number of slots that batches are drawn from, 1 / Σ P².
+
+        Args:
+            storage: as in :meth:`probabilities`.
+
+        Returns:
+            NaN with ``pool_size``, because the probabilities have no closed form.
+        """
+        return math.nan if self._pool is not None else super().effective_sample_size(storage)
 
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
-        return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check its gradients."
+        if not valid.all():
+            return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check its gradients."
+        return priorities >= self._smallest * (1 - 2 * epsilon), (
+            f"its power {self._power:g} would overflow: a factor must be at least "
+            f"{self._smallest:.3g}."
+        )
 
-    def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+    def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         priorities = np.minimum(priorities, np.float32(MAX_FACTOR))
         if self.smoothing:
             old = self._priorities.array[slots]
             priorities = (
                 np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * priorities
             )
-        self._write(slots, priorities)
-        if len(slots):
-            self._batches_without_factors = None
+        return priorities
 
-    def reset(self) -> None:
-        """Removes all factors."""
-        super().reset()
-        self._batches_without_factors = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as plain tensors, numbers and strings."""
-        return super().state_dict() | {"pool_size": self._pool_size}
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["pool_size"] != self._pool_size:
-            raise ValueError(
-                f"The state was saved with pool_size={state_dict['pool_size']!r}, but this sampler "
-                f"has pool_size={self._pool_size}: construct it with the pool_size of the state."
-            )
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        has_factors = (self._priorities.array != np.float32(self.initial_factor)).any()
-        self._batches_without_factors = None if has_factors else 0
+    def _settings(self) -> dict[str, Any]:
+        return {"power": self._power, "pool_size": self._pool_size}
 
     def __repr__(self) -> str:
         return (
-            f"VMFSampler(mode={self.mode!r}, initial_factor={self.initial_factor}, "
-            f"smoothing={self.smoothing}, pool_size={self.pool_size})"
+            f"VMFSampler(mode={self.mode!r}, power={self.power}, "
+            f"initial_factor={self.initial_factor}, smoothing={self.smoothing}, "
+            f"pool_size={self.pool_size})"
         )

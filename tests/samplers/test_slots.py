@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from torchrl_vmfer.samplers.priority import SlotPriorities, flat_slots
+from torchrl_vmfer.samplers.slots import SlotArray, flat_slots
 
 
 def storage_of_shape(*shape):
@@ -132,7 +132,7 @@ def test_indices_that_are_not_integers_are_rejected(index):
 
 
 def test_priorities_start_at_the_fill_value_and_keep_assigned_values():
-    priorities = SlotPriorities()
+    priorities = SlotArray()
     assert len(priorities) == 0
     priorities.resize(3, fill=1.5)
     priorities.array[1] = 2
@@ -142,7 +142,7 @@ def test_priorities_start_at_the_fill_value_and_keep_assigned_values():
 
 
 def test_removed_slots_return_with_the_fill_value():
-    priorities = SlotPriorities()
+    priorities = SlotArray()
     priorities.resize(4, fill=1)
     priorities.array[:] = 9
     priorities.resize(2, fill=1)
@@ -152,7 +152,7 @@ def test_removed_slots_return_with_the_fill_value():
 
 
 def test_growth_by_single_slots_rarely_copies():
-    priorities = SlotPriorities()
+    priorities = SlotArray()
     addresses = set()
     for length in range(1, 5001):
         priorities.resize(length, fill=1)
@@ -162,7 +162,7 @@ def test_growth_by_single_slots_rarely_copies():
 
 
 def test_loading_copies_and_replaces_all_priorities():
-    priorities = SlotPriorities()
+    priorities = SlotArray()
     priorities.resize(10, fill=4)
     source = np.array([1.0, 2.0, 3.0])
     priorities.load(source)
@@ -183,7 +183,7 @@ operations = st.lists(
 @settings(max_examples=200)
 @given(operations)
 def test_any_order_of_resizes_and_writes_behaves_like_a_list(history):
-    priorities, model = SlotPriorities(), []
+    priorities, model = SlotArray(), []
     for kind, at, value in history:
         if kind == "resize":
             priorities.resize(at, fill=value)

@@ -1,0 +1,249 @@
+"""The methods that draw the actor's batch get the right signals, and nothing else changes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+from torchrl_vmfer import GradientNormSampler, InverseTDSampler
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes import sac, td3
+from vmfer_recipes.training.actor_batches import action_distances, weighted_mean
+from vmfer_recipes.training.algorithms import algorithms
+from vmfer_recipes.training.choices import choices_of
+from vmfer_recipes.training.command_line import read_command_line
+from vmfer_recipes.training.metrics import Averages
+from vmfer_recipes.training.options import to_config
+from vmfer_recipes.training.session import TrainingSession
+
+RECIPES = {"td3": td3, "sac": sac}
+# Networks that do not change, and TD targets that are the rewards.
+FROZEN = ("critic_lr=0", "actor_lr=0", "gamma=0")
+
+
+@pytest.fixture
+def make_agent(configuration, tmp_path):
+    """``make_agent(algorithm, *overrides)``: an agent with 70 transitions."""
+
+    def make(algorithm, *overrides):
+        cfg = to_config(configuration(algorithm, tmp_path, *overrides))
+        agent = RECIPES[algorithm].make_agent(cfg, make_backend(cfg.fast))
+        for _ in range(70):
+            agent.collector.collect()
+        return agent
+
+    return make
+
+
+@pytest.fixture
+def stored(monkeypatch):
+    """``stored(sampler)``: records each slot and value that samplers of the class receive."""
+
+    def record(sampler):
+        received = []
+        update = sampler.update_priority
+
+        def recording(self, index, priority, **kwargs):
+            received.append((index.clone(), priority.clone()))
+            return update(self, index, priority, **kwargs)
+
+        monkeypatch.setattr(sampler, "update_priority", recording)
+        return received
+
+    return record
+
+
+class BareSession(TrainingSession):
+    """Makes updates and writes nothing."""
+
+    def __init__(self, fast):
+        self.backend = make_backend(fast)
+        self.metrics = Averages()
+
+
+def update(algorithm, agent, fast):
+    """Updates critics and actor five times."""
+    recipe, session = RECIPES[algorithm], BareSession(fast)
+    for _ in range(5):
+        recipe.update_actor(session, agent, recipe.update_critics(session, agent))
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_td_errors_belong_to_their_transitions(algorithm, fast, make_agent, brute_force, stored):
+    received = stored(InverseTDSampler)
+    agent = make_agent(algorithm, *FROZEN, "sampler=inverse_td", f"fast={fast}")
+    update(algorithm, agent, fast)
+    rows = agent.buffer[:]
+    values = brute_force.critic_values(agent.loss, rows, rows["action"]).detach()
+    expected = (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
+    assert len(received) == 5
+    for index, td_error in received:
+        torch.testing.assert_close(td_error, expected[index], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_force, stored):
+    received = stored(GradientNormSampler)
+    agent = make_agent("td3", *FROZEN, "sampler=gradient_norm", f"fast={fast}")
+    update("td3", agent, fast)
+    rows = agent.buffer[:]
+    action = brute_force.policy_action(agent.loss, rows).detach()
+    expected = brute_force.action_gradients(agent.loss, rows, action)[0].norm(dim=-1)
+    assert len(received) == 5
+    for index, norm in received:
+        torch.testing.assert_close(norm, expected[index], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", choices_of("sampler"))
+def test_weights_of_the_critics_do_not_reach_the_actor(make_agent, sampler):
+    agent = make_agent("td3", f"sampler={sampler}", "replay=per")
+    critic_batch = agent.critic_batch()
+    assert "priority_weight" in critic_batch
+    has_weights = "priority_weight" in agent.actor_batch(critic_batch)
+    assert has_weights == (sampler == "vmf_weighted")
+
+
+class TestWeighted:
+    @pytest.mark.parametrize("fast", ["true", "false"])
+    @pytest.mark.parametrize("algorithm", ["td3", "sac"])
+    def test_gradient_is_the_expected_one_of_resampling_the_batch(
+        self, algorithm, fast, make_agent, brute_force, gradients_of
+    ):
+        overrides = ("sampler=vmf_weighted", f"fast={fast}", "env.name=ShortCheetah-v0")
+        agent = make_agent(algorithm, *overrides)
+        loss, params = agent.loss, agent.loss.actor_network_params
+        torch.manual_seed(5)
+        batch = agent.actor_batch(agent.critic_batch())
+        loss.actor_loss(batch)[0].backward()
+        found = [gradient.clone() for gradient in gradients_of(params)]
+
+        # Drawing transition j with P ∝ p has the expected gradient Σ P_j ∇l_j.
+        action = brute_force.policy_action(loss, batch, seed=5).detach()
+        gradients = brute_force.action_gradients(loss, batch, action)
+        used = 0
+        if algorithm == "sac":
+            used = brute_force.critic_values(loss, batch, action).detach().argmin(0).numpy()
+        factor = brute_force.sampling_factor(gradients, used)
+        assert factor.std() > 0.01
+        loss.zero_grad()
+        loss.reduction, loss.fast = "none", False
+        torch.manual_seed(5)
+        losses = loss.actor_loss(batch.select("observation"))[0]
+        (losses.flatten() * (factor / factor.sum()).float()).sum().backward()
+        for one, other in zip(found, gradients_of(params), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+    def test_the_mean_of_the_temperature_uses_the_same_weights(self, make_agent):
+        agent = make_agent("sac", "sampler=vmf_weighted")
+        batch = agent.actor_batch(agent.critic_batch())
+        values = torch.randn(len(batch))
+        expected = np.average(values.numpy(), weights=batch["priority_weight"].numpy())
+        assert weighted_mean(values, batch).item() == pytest.approx(expected, rel=1e-5)
+        assert weighted_mean(values, batch.select("index")) == values.mean()
+
+
+class TestOnPolicy:
+    def test_distance_is_the_mean_squared_one_of_each_batch(self):
+        generator = np.random.default_rng(0)
+        stored, policy = generator.normal(size=(2, 5, 7, 3)).astype(np.float32)
+        expected = [
+            np.mean([np.linalg.norm(a - b) ** 2 for a, b in zip(*pair, strict=True)])
+            for pair in zip(stored, policy, strict=True)
+        ]
+        flat = [torch.from_numpy(each.reshape(35, 3)) for each in (stored, policy)]
+        np.testing.assert_allclose(action_distances(*flat, 5), expected, rtol=1e-5)
+
+    @pytest.mark.parametrize("algorithm", ["td3", "sac"])
+    def test_batch_is_the_candidate_closest_to_the_policy(self, algorithm, make_agent, monkeypatch):
+        agent = make_agent(algorithm, "sampler=on_policy", "sampler.num_batches=4")
+        candidates = []
+        draw = agent.buffer.sample_actor
+
+        def recording(*args, **kwargs):
+            candidates.append(draw(*args, **kwargs))
+            return candidates[-1]
+
+        monkeypatch.setattr(agent.buffer, "sample_actor", recording)
+        batch = agent.actor_batch(agent.critic_batch())
+        (drawn,) = candidates
+        assert len(drawn) == 4 * 32
+        with torch.no_grad(), agent.loss.actor_network_params.to_module(agent.loss.actor_network):
+            seen = agent.loss.actor_network(drawn.select("observation"))
+        action = seen["action"] if algorithm == "td3" else seen["loc"].tanh()
+        distances = (action - drawn["action"]).square().sum(-1).numpy()
+        closest = min(np.split(np.arange(128), 4), key=lambda rows: distances[rows].mean())
+        assert torch.equal(batch["index"], drawn["index"][torch.from_numpy(closest)])
+        assert set(batch.keys()) == {"observation", "index"}
+
+
+class TestLAP:
+    @pytest.mark.parametrize("algorithm", ["td3", "sac"])
+    def test_critics_have_the_huber_loss_without_weights(self, algorithm, make_agent, brute_force):
+        agent = make_agent(algorithm, "replay=lap", "gamma=0")
+        batch = agent.critic_batch()
+        assert "priority_weight" not in batch
+        batch["next", "reward"] = torch.linspace(-3, 3, 32).unsqueeze(-1)  # errors around 1
+        values = brute_force.critic_values(agent.loss, batch, batch["action"])
+        error = values - batch["next", "reward"].squeeze(-1)
+        assert 0 < (error.abs() < 1).float().mean() < 1
+        expected = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="sum")
+        found = agent.loss.critic_loss(batch)[0]
+        torch.testing.assert_close(found, expected / len(batch), rtol=1e-4, atol=1e-5)
+
+    def test_priorities_are_the_td_errors_of_the_critics_batch(self, make_agent):
+        agent = make_agent("td3", "replay=lap", "replay.alpha=0.5", "sampler=uniform")
+        index = torch.arange(70)
+        td_error = torch.linspace(0, 9, 70)
+        agent.store_td_errors(agent.buffer[:].set("index", index), td_error)
+        weight = np.maximum(td_error.numpy().astype(float), 1) ** 0.5
+        found = agent.buffer.critic_sampler.probabilities()
+        np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-6)
+
+
+BAD = [
+    ("td3", "sampler=vmf_power sampler.power=1e6", "sampler.power must be a number from"),
+    ("td3", "sampler=vmf_power sampler.power=nan", "sampler.power must be a number from"),
+    ("sac", "sampler=anti_vmf sampler.power=-inf", "sampler.power must be a number from"),
+    ("td3", "sampler=vmf_rank sampler.power=2", "sampler.power=2 is for P ∝ factor^power"),
+    ("td3", "sampler=gradient_norm sampler.power=8", "sampler.power must be a number from 0 to 7"),
+    ("td3", "-m sampler=vmf_power sampler.power=4,1e6", "sampler.power must be a number from"),
+    ("td3", "sampler=vmf_power sampler.share=0", "sampler.share must be a number from"),
+    ("td3", "sampler=vmf_power sampler.share=1.5", "sampler.share must be a number from"),
+    ("sac", "sampler=on_policy sampler.num_batches=0", "sampler.num_batches must be a whole"),
+    ("sac", "sampler=recent sampler.decay=0", "sampler.decay must be a number from"),
+    ("td3", "sampler=inverse_td sampler.floor=0", "sampler.floor must be a number from"),
+    ("td3", "sampler=anti_vmf num_critics=1", "sampler=anti_vmf needs several critics"),
+    ("sac", "sampler=vmf_weighted num_critics=1", "sampler=vmf_weighted needs several critics"),
+    ("sac", "sampler=vmf_weighted entropy_gradient=true", "entropy_gradient=true does not affect"),
+    ("redq", "sampler=vmf_weighted", "TorchRL's loss for redq ignores weights"),
+    ("crossq", "sampler=vmf_weighted", "TorchRL's loss for crossq ignores weights"),
+    ("td3_bc", "dataset=runs/a sampler=vmf_weighted", "weights only the term of the critics"),
+    ("tqc", "replay=lap", "the critics of tqc predict quantiles"),
+    ("td3", "actor_objective=min", "actor_objective must be first or mean, got 'min'"),
+    ("sac", "actor_objective=mean", "actor_objective"),
+    ("sac", "directions=tanh", "directions must be action or pre_tanh, got 'tanh'"),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "arguments", "message"), BAD)
+def test_a_mistake_is_answered_in_one_line_and_writes_nothing(
+    algorithm, arguments, message, execute, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        execute(import_module(f"vmfer_recipes.{algorithm}").main, *arguments.split())
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_may_use_the_range_of_any_choice_that_has_the_key():
+    arguments = ["-m", "sampler=vmf_power", "sampler.power=-4,16"]
+    overrides = read_command_line(arguments, algorithms()["td3"]).overrides
+    assert overrides == ["sampler=vmf_power", "sampler.power=-4,16"]

@@ -1,0 +1,103 @@
+"""State, probabilities and signal of any TorchRL sampler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import PrioritizedSampler, RandomSampler
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer._torchrl import load_prioritized_state, prioritized_state
+from torchrl_vmfer.plain_state import plain
+
+__all__ = [
+    "load_sampler_state",
+    "probabilities_of",
+    "report_existing",
+    "sampler_state",
+    "signal_of",
+]
+
+
+def signal_of(sampler: Sampler) -> str | None:
+    """What ``update_priority`` of a sampler expects.
+
+    Returns:
+        the attribute ``signal`` of the sampler. Without this attribute, ``"factor"`` if the sampler
+        defines ``update_priority``, and ``None`` otherwise.
+
+    Examples:
+        >>> from torchrl_vmfer import GradientNormSampler
+        >>> signal_of(GradientNormSampler()), signal_of(RandomSampler())
+        ('gradient_norm', None)
+    """
+    takes_priorities = type(sampler).update_priority is not Sampler.update_priority
+    return getattr(sampler, "signal", "factor" if takes_priorities else None)
+
+
+def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
+    """The probability with which a sampler draws each slot, in double precision.
+
+    Args:
+        sampler: a sampler of this package, or TorchRL's ``RandomSampler`` or
+            ``PrioritizedSampler``. Other samplers must have a method ``probabilities()``.
+        storage: its storage, or the number of slots in use.
+
+    Examples:
+        >>> probabilities_of(RandomSampler(), 4)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
+    """
+    length = storage if isinstance(storage, int) else len(storage)
+    if type(sampler) is RandomSampler:
+        return torch.full((length,), 1 / max(length, 1), dtype=torch.float64)
+    if isinstance(sampler, PrioritizedSampler):
+        weights = prioritized_state(sampler, length)["leaves"].double()
+        return weights / weights.sum()
+    if not hasattr(sampler, "probabilities"):
+        raise NotImplementedError(
+            f"The probabilities of {type(sampler).__name__} are unknown: it has no method "
+            "probabilities()."
+        )
+    return sampler.probabilities() if isinstance(storage, int) else sampler.probabilities(storage)
+
+
+def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
+    """Initializes a sampler with data that were written to a storage before it was attached.
+
+    Only TorchRL's ``PrioritizedSampler`` needs it.
+
+    Args:
+        sampler: any sampler.
+        storage: the storage.
+        first: the first slot to report.
+    """
+    if isinstance(sampler, PrioritizedSampler) and len(storage) > first:
+        slots = torch.arange(first, len(storage))
+        default = torch.full((len(slots),), float(sampler.default_priority))
+        sampler.update_priority(slots, default, storage=storage)
+
+
+def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
+    """The state of any sampler, as a copy of plain values.
+
+    Args:
+        sampler: the sampler.
+        length: the number of slots in use.
+        where: the name of the sampler in error messages.
+    """
+    if isinstance(sampler, PrioritizedSampler):
+        state = prioritized_state(sampler, length)
+    else:
+        state = sampler.state_dict()
+    return plain(state, where)
+
+
+def load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
+    """Loads the output of :func:`sampler_state`."""
+    if isinstance(sampler, PrioritizedSampler):
+        load_prioritized_state(sampler, state)
+    else:
+        sampler.load_state_dict(state)

@@ -1,0 +1,83 @@
+"""The sampler for the actor that prefers transitions with small TD errors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from torchrl_vmfer.samplers.magnitude import MagnitudeSampler, check_exponent
+
+__all__ = ["InverseTDSampler"]
+
+
+class InverseTDSampler(MagnitudeSampler):
+    """A sampler for the actor that prefers transitions with small TD errors.
+
+    P(j) ∝ max(d_j, floor)^-exponent, where d_j is the last absolute TD error that was stored for
+    slot j with ``update_priority(index, td_error.abs())``. This is how the actor of LA3P draws its
+    prioritized transitions: a policy gradient is unreliable where the critic's error is large
+    (Saglam et al., "Actor Prioritized Experience Replay", JAIR 2023,
+    https://arxiv.org/abs/2209.00532). In LA3P, half of the batch is uniform:
+    :class:`~torchrl_vmfer.MixedSampler`.
+
+    A new transition gets the largest TD error so far, and at least ``floor``: it is not preferred
+    until the critics have been trained on it. A sampler that is never given a TD error draws
+    uniformly. It warns once, after 100 batches.
+
+    Args:
+        exponent: how fast the probability decreases with the TD error, from 0 (uniform) to 7.
+        floor: smaller TD errors count as this number.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> buffer = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(100), sampler=InverseTDSampler(exponent=1.0)
+        ... )
+        >>> index = buffer.extend(TensorDict({"observation": torch.randn(3, 2)}, [3]))
+        >>> buffer.update_priority(index, torch.tensor([0.5, 1.0, 2.0]))
+        >>> buffer.sampler.probabilities()
+        tensor([0.4000, 0.4000, 0.2000], dtype=torch.float64)
+    """
+
+    signal: ClassVar[str] = "td_error"
+    _rule = "a TD error is a finite number of at least 0: pass |TD error|."
+    reduction = "max"  # of several TD errors for one transition
+
+    def __init__(self, exponent: float = 0.4, floor: float = 1.0) -> None:
+        check_exponent("exponent", exponent)
+        if not 1e-30 <= floor <= 1e30:
+            raise ValueError(f"floor must lie in [1e-30, 1e30], got {floor!r}.")
+        super().__init__(-exponent)
+        self._floor = float(floor)
+
+    @property
+    def exponent(self) -> float:
+        """How fast the probability decreases with the TD error."""
+        return -self._distribution.power
+
+    @property
+    def floor(self) -> float:
+        """Smaller TD errors count as this number."""
+        return self._floor
+
+    @property
+    def default_priority(self) -> float:
+        """The TD error of a newly written slot: the largest one so far, and at least ``floor``."""
+        return max(self._largest, self._floor)
+
+    def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
+        return np.maximum(super()._scored(slots, priorities), np.float32(self._floor))
+
+    def _settings(self) -> dict[str, Any]:
+        return {"exponent": self.exponent, "floor": self._floor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a copy of a state. An incompatible state changes nothing."""
+        super().load_state_dict(state_dict)
+        np.maximum(self._priorities.array, np.float32(self._floor), out=self._priorities.array)
+
+    def __repr__(self) -> str:
+        return f"InverseTDSampler(exponent={self.exponent}, floor={self.floor})"

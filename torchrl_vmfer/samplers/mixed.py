@@ -1,0 +1,260 @@
+"""The sampler that draws a share of each batch from each of two samplers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer._torchrl import empty_sampler, set_generator
+from torchrl_vmfer.samplers.any_sampler import (
+    load_sampler_state,
+    probabilities_of,
+    report_existing,
+    sampler_state,
+    signal_of,
+)
+from torchrl_vmfer.samplers.base import FileSampler, effective_sample_size
+from torchrl_vmfer.samplers.slots import flat_slots, uniform
+
+__all__ = ["MixedSampler"]
+
+_WEIGHT = "priority_weight"
+
+
+class MixedSampler(FileSampler):
+    """A sampler that draws a share of each batch from one sampler and the rest from another.
+
+    ``share * batch_size`` rows come from ``first`` on average: if this is not an integer, it is
+    rounded up or down at random. The rows of ``first`` precede those of ``second``. If only one of
+    the samplers returns importance weights (``"priority_weight"``), the rows of the other have the
+    weight 1. Other metadata are kept only if both samplers return them.
+
+    Writes are reported to both samplers, and ``update_priority`` to those that use priorities. Both
+    use the random generator of the buffer.
+
+    Args:
+        first: any TorchRL sampler.
+        second: any other TorchRL sampler. If both use priorities, they must expect the same signal.
+        share: the share of the batch that is drawn from ``first``, from 0 to 1. Loading a state
+            with another share raises an error.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, RandomSampler, TensorDictReplayBuffer
+        >>> from torchrl_vmfer import VMFSampler
+        >>> sampler = MixedSampler(VMFSampler(), RandomSampler(), share=0.5)
+        >>> buffer = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(100), sampler=sampler, batch_size=8
+        ... )
+        >>> index = buffer.extend(TensorDict({"observation": torch.randn(2, 3)}, [2]))
+        >>> buffer.update_priority(index, torch.tensor([0.5, 1.5]))
+        >>> sampler.probabilities()
+        tensor([0.3750, 0.6250], dtype=torch.float64)
+        >>> buffer.sample()["index"].shape
+        torch.Size([8])
+    """
+
+    _file: ClassVar[str] = "mixed.pt"
+
+    def __init__(self, first: Sampler, second: Sampler, share: float) -> None:
+        for name, part in {"first": first, "second": second}.items():
+            if not isinstance(part, Sampler):
+                raise TypeError(f"{name} must be a Sampler, got {part!r}.")
+        if first is second:
+            raise ValueError("first and second must be two samplers, got the same one twice.")
+        if not 0 <= share <= 1:
+            raise ValueError(f"share must lie in [0, 1], got {share!r}.")
+        signals = {signal_of(first), signal_of(second)} - {None}
+        if len(signals) > 1:
+            raise ValueError(
+                f"first and second must expect the same signal, but {type(first).__name__} expects "
+                f"{signal_of(first)!r} and {type(second).__name__} {signal_of(second)!r}."
+            )
+        self.first = first
+        self.second = second
+        self._share = float(share)
+        self._signal = signals.pop() if signals else None
+        self._num_slots = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the batch that is drawn from ``first``."""
+        return self._share
+
+    @property
+    def signal(self) -> str | None:
+        """What ``update_priority`` expects: the signal of the samplers that use priorities."""
+        return self._signal
+
+    @property
+    def parts(self) -> tuple[Sampler, Sampler]:
+        """Both samplers."""
+        return self.first, self.second
+
+    @torch.compiler.disable
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
+        """Draws ``batch_size`` indices, those of ``first`` before those of ``second``."""
+        self._follow(storage)
+        if self._num_slots == 0:
+            raise RuntimeError("Cannot sample from an empty storage.")
+        if batch_size < 0:
+            raise ValueError(f"batch_size must be at least 0, got {batch_size}.")
+        count = self._rounded(self._share * batch_size)
+        counts = count, batch_size - count
+        draws = []
+        for part, size in zip(self.parts, counts, strict=True):
+            set_generator(part, self.generator)
+            draws.append(part.sample(storage, size))
+        (first, first_info), (second, second_info) = draws
+        info = _joined_info((first_info, second_info), counts)
+        if isinstance(first, tuple):
+            return tuple(map(_joined, zip(first, second, strict=True))), info
+        return _joined((first, second)), info
+
+    def _rounded(self, expected: float) -> int:
+        """An integer next to a number, whose mean is the number."""
+        fraction, count = math.modf(expected)
+        return int(count) + (fraction > 0 and uniform(1, self.generator)[0] < fraction)
+
+    def _follow(self, storage: Storage) -> None:
+        for part in self.parts:
+            report_existing(part, storage, first=self._num_slots)
+        self._num_slots = len(storage)
+
+    def probabilities(self, storage: Storage | None = None) -> Tensor:
+        """The mean probability of every live slot over the rows of a batch, in double precision.
+
+        Args:
+            storage: the storage to synchronize with first. Needed only if it was changed without
+                notifying the sampler.
+        """
+        if storage is not None:
+            self._follow(storage)
+        first, second = (
+            probabilities_of(part, self._num_slots if storage is None else storage)
+            for part in self.parts
+        )
+        return self._share * first + (1 - self._share) * second
+
+    def effective_sample_size(self, storage: Storage | None = None) -> float:
+        """The effective number of slots that batches are drawn from, 1 / Σ P².
+
+        Args:
+            storage: as in :meth:`probabilities`.
+
+        Returns:
+            NaN if the probabilities of a sampler are not known.
+        """
+        try:
+            return effective_sample_size(self.probabilities(storage))
+        except NotImplementedError:
+            return math.nan
+
+    def priority_age(self) -> float:
+        """The mean age of the priorities, of the first sampler that records it; NaN without any."""
+        return self._of_scored_part("priority_age")
+
+    def unscored_fraction(self) -> float:
+        """The fraction of live slots without a priority, of the first sampler that records it."""
+        return self._of_scored_part("unscored_fraction")
+
+    def _of_scored_part(self, name: str) -> float:
+        for part in self.parts:
+            if hasattr(part, name):
+                return getattr(part, name)()
+        return math.nan
+
+    @torch.compiler.disable
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Reports written slots to both samplers."""
+        slots = flat_slots(index, storage)
+        self._num_slots = max(self._num_slots, int(slots.max(initial=-1)) + 1)
+        for part in self.parts:
+            part.mark_update(index, storage=storage)
+
+    def add(self, index: int) -> None:
+        """Reports a new transition to both samplers."""
+        for part in self.parts:
+            part.add(index)
+
+    def extend(self, index: Tensor) -> None:
+        """Reports new transitions to both samplers."""
+        for part in self.parts:
+            part.extend(index)
+
+    @torch.compiler.disable
+    def update_priority(
+        self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
+    ) -> None:
+        """Updates the priorities of the samplers that use any."""
+        for part in self.parts:
+            if signal_of(part) is not None:
+                part.update_priority(index, priority, storage=storage)
+
+    @property
+    def default_priority(self) -> float:
+        """The priority of a newly written slot, of the first sampler that uses priorities."""
+        used = [part for part in self.parts if signal_of(part) is not None]
+        return float(used[0].default_priority) if used else 1.0
+
+    def reset(self) -> None:
+        """Resets both samplers to the state for an empty storage."""
+        for part in self.parts:
+            empty_sampler(part)
+        self._num_slots = 0
+
+    def _settings(self) -> dict[str, Any]:
+        return {"share": self._share}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of both samplers as plain tensors, numbers and strings."""
+        return super().state_dict() | {
+            "num_slots": self._num_slots,
+            "first": sampler_state(self.first, self._num_slots, "first"),
+            "second": sampler_state(self.second, self._num_slots, "second"),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a copy of a state. An incompatible state changes nothing."""
+        self._check_state(state_dict)
+        before = self.state_dict()
+        try:
+            self._load_parts(state_dict)
+        except Exception:
+            self._load_parts(before)
+            raise
+
+    def _load_parts(self, state_dict: dict[str, Any]) -> None:
+        load_sampler_state(self.first, state_dict["first"])
+        load_sampler_state(self.second, state_dict["second"])
+        self._num_slots = state_dict["num_slots"]
+
+    def __repr__(self) -> str:
+        return f"MixedSampler({self.first!r}, {self.second!r}, share={self.share})"
+
+
+def _joined(tensors: tuple[Tensor, Tensor]) -> Tensor:
+    first, second = tensors
+    return torch.cat([first, second.to(first.device)])
+
+
+def _joined_info(
+    infos: tuple[dict[str, Tensor], dict[str, Tensor]], counts: tuple[int, int]
+) -> dict[str, Tensor]:
+    """The metadata of both draws, with the weight 1 for a sampler without weights."""
+    first, second = infos
+    shared = [key for key in first if key in second and key != _WEIGHT]
+    joined = {key: _joined((first[key], second[key])) for key in shared}
+    if _WEIGHT in first or _WEIGHT in second:
+        # TorchRL's PrioritizedSampler returns a scalar for a batch of one.
+        rows = [
+            torch.as_tensor(info.get(_WEIGHT, torch.ones(count))).reshape(count)
+            for info, count in zip(infos, counts, strict=True)
+        ]
+        joined[_WEIGHT] = _joined((rows[0], rows[1]))
+    return joined

@@ -1,0 +1,144 @@
+"""The sampler that emphasizes recent experience."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer.samplers.base import SlotSampler
+from torchrl_vmfer.samplers.slots import flat_slots, stored_slots, uniform
+from torchrl_vmfer.samplers.write_order import WriteOrder
+
+__all__ = ["RecentSampler"]
+
+
+class RecentSampler(SlotSampler):
+    """A sampler that emphasizes recent experience (ERE).
+
+    Batches are drawn in cycles. With N stored transitions, batch k = 1, ..., ``cycle`` of a cycle
+    is uniform over the newest max(N decay^k, min_size) of them, or over all if there are fewer
+    (Wang and Ross, "Boosting Soft Actor-Critic: Emphasizing Recent Experience without Forgetting
+    the Past", 2019, https://arxiv.org/abs/1906.04009). There, a cycle is the K updates after an
+    episode of K steps, and the exponent is 1000 k / K. Here, the length of a cycle is fixed, and
+    the default of 1000 is the usual length of an episode.
+
+    The order of the transitions is that of the reported writes, for any writer. Data that were
+    already in the storage count as written in the order of their slots. In a storage with several
+    dimensions, the cells of one row are ordered as they are stored.
+
+    Args:
+        decay: the factor by which the number of transitions shrinks from batch to batch, in (0, 1].
+        min_size: the smallest number of transitions to draw from.
+        cycle: the number of batches after which a cycle starts again.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> sampler = RecentSampler(decay=0.5, min_size=1, cycle=2)
+        >>> buffer = TensorDictReplayBuffer(
+        ...     storage=LazyTensorStorage(4), sampler=sampler, batch_size=8
+        ... )
+        >>> index = buffer.extend(TensorDict({"observation": torch.randn(4, 2)}, [4]))
+        >>> sampler.probabilities()  # of the next batch
+        tensor([0.0000, 0.0000, 0.5000, 0.5000], dtype=torch.float64)
+        >>> buffer.sample()["index"].unique()
+        tensor([2, 3])
+        >>> sampler.probabilities()
+        tensor([0., 0., 0., 1.], dtype=torch.float64)
+    """
+
+    signal: ClassVar[None] = None
+    """``None``: the sampler uses no priorities."""
+    _file: ClassVar[str] = "write_order.pt"
+
+    def __init__(self, decay: float = 0.996, min_size: int = 5000, cycle: int = 1000) -> None:
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay must lie in (0, 1], got {decay!r}.")
+        for name, value in {"min_size": min_size, "cycle": cycle}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+        self._decay, self._min_size, self._cycle = float(decay), min_size, cycle
+        self._order = WriteOrder()
+        self._position = 0  # the number of batches drawn in this cycle
+
+    @property
+    def decay(self) -> float:
+        """The factor by which the number of transitions shrinks from batch to batch."""
+        return self._decay
+
+    @property
+    def min_size(self) -> int:
+        """The smallest number of transitions to draw from."""
+        return self._min_size
+
+    @property
+    def cycle(self) -> int:
+        """The number of batches after which a cycle starts again."""
+        return self._cycle
+
+    @property
+    def num_slots(self) -> int:
+        """The number of live slots that the sampler knows of."""
+        return len(self._order)
+
+    def _num_recent(self) -> int:
+        """The number of transitions that the next batch is drawn from."""
+        size = self.num_slots * self._decay ** (self._position + 1)
+        return min(self.num_slots, max(int(size), self._min_size))
+
+    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
+        self._position = (self._position + 1) % self._cycle
+        return torch.from_numpy(self._order.slots_of_age(ages)), {}
+
+    def _probabilities(self) -> np.ndarray:
+        recent = self._num_recent()
+        probabilities = np.zeros(self.num_slots)
+        probabilities[self._order.slots_of_age(np.arange(recent))] = 1 / max(recent, 1)
+        return probabilities
+
+    @torch.compiler.disable
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Records the order of written slots. TorchRL calls it at every write."""
+        self._order.write(stored_slots(flat_slots(index, storage)))
+
+    def _resize(self, length: int) -> None:
+        self._order.resize(length)
+
+    def reset(self) -> None:
+        """Forgets the order of the slots and starts a cycle."""
+        self._order = WriteOrder()
+        self._position = 0
+
+    def _settings(self) -> dict[str, Any]:
+        return {"decay": self._decay, "min_size": self._min_size, "cycle": self._cycle}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain tensors, numbers and strings."""
+        return super().state_dict() | {
+            "position": self._position,
+            "written": torch.from_numpy(self._order.numbers.copy()),
+        }
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state(state_dict)
+        position, written = state_dict["position"], state_dict["written"]
+        if not (isinstance(position, int) and 0 <= position < self._cycle):
+            raise ValueError(
+                f"position of the state is {position!r}, not a batch of a cycle of {self._cycle}."
+            )
+        if not (isinstance(written, Tensor) and written.dtype is torch.int64 and written.ndim == 1):
+            raise ValueError("written of the state is not a vector of integers.")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a copy of a state. An incompatible state changes nothing."""
+        self._check_state(state_dict)
+        self._order.load(state_dict["written"].cpu().numpy())
+        self._position = state_dict["position"]
+
+    def __repr__(self) -> str:
+        return f"RecentSampler(decay={self.decay}, min_size={self.min_size}, cycle={self.cycle})"
