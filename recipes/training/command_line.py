@@ -274,7 +274,11 @@ def read_folder_and_options(
         if name not in {key.name for key in keys}:
             raise unknown_key(name, config)
     try:
-        merged: Any = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(given))
+        values = OmegaConf.from_dotlist(given)
+        for key in keys:
+            if key.name in values and int in key.types and float not in key.types:
+                values[key.name] = _as_integers(values[key.name])
+        merged: Any = OmegaConf.merge(OmegaConf.structured(config), values)
     except ValidationError as error:
         (expected,) = (key for key in keys if key.name == error.full_key)
         raise wrong_value(expected.name, expected, error.value) from error
