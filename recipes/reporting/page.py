@@ -47,14 +47,16 @@ def _blocks(study: Study) -> list[Block]:
     finding, *numbers = summary(study)
     blocks += [Paragraph(finding, strong=True), Listing(numbers)]
     blocks.append(Listing(_warnings(study), warning=True))
-    if study.averages:
+    # The average over a single task has nothing to say that its own row does not.
+    if any(len(average.comparisons) > 1 or average.paper for average in study.averages):
         blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
+    if study.comparisons:
+        blocks.append(Heading(2, "Task by task"))
         blocks += [
             Picture(f"improvement_{_file_name(family)}", figure, text)
             for family, figure, text in pictures.improvement_figures(study)
         ]
-    if study.comparisons:
-        blocks += [Heading(2, "Task by task"), tables.comparison_table(study)]
+        blocks.append(tables.comparison_table(study))
         blocks.append(tables.significance_table(study))
     blocks += [Heading(2, "Scores"), tables.score_table(study, "return")]
     blocks.append(tables.score_table(study, "success_rate"))

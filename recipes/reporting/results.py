@@ -197,8 +197,8 @@ class Study:
         """By family, the baseline first, with numbers in hyperparameters sorted by size."""
         settings = tuple((key, _by_size(value)) for key, value in method.settings)
         is_other = not self.baseline.matches(method)
-        family = self.baseline.family(method)
-        return (family, is_other, method.replay, method.sampler, settings)
+        replay = (method.replay != "uniform", method.replay)
+        return (self.baseline.family(method), is_other, replay, method.sampler, settings)
 
 
 def _by_size(value: str) -> tuple[int, float, str]:

@@ -140,7 +140,8 @@ def significance_table(study: Study) -> Table:
 
 
 def average_table(study: Study) -> Table:
-    """The paper's Table 1 next to the numbers of this study."""
+    """Averages over tasks, with those of the paper's Table 1 if they have the same baseline."""
+    has_paper = any(average.paper is not None for average in study.averages)
     rows: list[dict[str, Value]] = []
     for average in study.averages:
         cells = [comparison.cell for comparison in average.comparisons]
@@ -155,14 +156,21 @@ def average_table(study: Study) -> Table:
                 "final, % of baseline": average.final_improvement,
                 "P(improvement)": average.probability,
                 "verdict": average.verdict,
-                "paper, % of baseline": average.paper,
+                **({"paper, % of baseline": average.paper} if has_paper else {}),
             }
+        )
+    caption = (
+        "Average performance improvement: AUC and final score in percent of the baseline's, "
+        f"averaged over tasks; {_INTERVAL}."
+    )
+    if has_paper:
+        caption += (
+            " The paper gives no interval and does not say which score and which versions of the "
+            "environments it uses."
         )
     return Table(
         "average_improvement",
-        "Average performance improvement: AUC and final score in percent of the baseline's, "
-        f"averaged over tasks; {_INTERVAL}. The paper gives no interval and does not say which "
-        "score and which versions of the environments it uses.",
+        caption,
         rows,
         {
             "AUC, % of baseline": "{:.1f}",
