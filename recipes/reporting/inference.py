@@ -155,9 +155,9 @@ def paired_bootstrap(
 def permutation_p(x: np.ndarray, y: np.ndarray, seed: int = 0) -> float:
     """The two-sided p-value of a permutation test of the difference in means.
 
-    It is the fraction of all divisions of the scores into two groups of these sizes whose means
-    differ at least as much as observed. Above 200,000 divisions, 20,000 random ones are drawn, and
-    the observed one is counted as well.
+    It is twice the fraction of all divisions of the scores into two groups of these sizes whose
+    means differ at least as much as observed, in the same direction. Above 200,000 divisions,
+    20,000 random ones are drawn, and the observed one is counted as well.
 
     Args:
         x: scores of a method.
@@ -179,16 +179,16 @@ def permutation_p(x: np.ndarray, y: np.ndarray, seed: int = 0) -> float:
         shuffled = np.random.default_rng(seed).permuted(np.tile(scores, (_DRAWN, 1)), axis=1)
         sums = np.append(shuffled[:, :size].sum(1), x.sum())
     differences = sums / size - (scores.sum() - sums) / len(y)
-    return _fraction_as_large(differences, x.mean() - y.mean())
+    return _two_sided_p(differences, x.mean() - y.mean())
 
 
 def sign_flip_p(differences: np.ndarray, seed: int = 0) -> float:
     """The two-sided p-value of a sign-flip test of paired differences.
 
     If neither side is better, every difference could as well have the opposite sign. The p-value
-    is the fraction of all combinations of signs whose mean is at least as far from zero as
-    observed. Above 200,000 combinations, 20,000 random ones are drawn, and the observed one is
-    counted as well.
+    is twice the fraction of all combinations of signs whose mean is at least as far from zero as
+    observed, in the same direction. Above 200,000 combinations, 20,000 random ones are drawn, and
+    the observed one is counted as well.
 
     Args:
         differences: one number per independent pair, such as a seed.
@@ -205,13 +205,14 @@ def sign_flip_p(differences: np.ndarray, seed: int = 0) -> float:
     else:
         signs = np.random.default_rng(seed).choice([1.0, -1.0], size=(_DRAWN, count))
         signs = np.append(signs, np.ones((1, count)), axis=0)
-    return _fraction_as_large((signs * differences).mean(1), differences.mean())
+    return _two_sided_p((signs * differences).mean(1), differences.mean())
 
 
-def _fraction_as_large(possible: np.ndarray, observed: float) -> float:
-    # Equal sums may be rounded differently.
-    margin = 1e-9 * max(np.abs(possible).max(), abs(observed))
-    return float((np.abs(possible) >= abs(observed) - margin).mean())
+def _two_sided_p(possible: np.ndarray, observed: float) -> float:
+    margin = 1e-9 * np.abs(possible).max()  # equal sums may be rounded differently
+    above = (possible >= observed - margin).mean()
+    below = (possible <= observed + margin).mean()
+    return min(1.0, 2 * float(min(above, below)))
 
 
 def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
