@@ -31,6 +31,8 @@ from vmfer_recipes.training.files import replacing
 
 __all__ = ["write_report"]
 
+_FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by 10 % and more
+
 
 def write_report(plan: Plan, results: Sequence[Result]) -> list[str]:
     """Writes ``forks.csv``, ``forks.md`` and the pictures. Returns the lines to print.
@@ -133,8 +135,11 @@ def _notes(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
     if not covers:
         notes.append("There are no intervals: each arm has a single pair.")
     else:
-        words = " > ".join(covers)
-        notes.append(f"Intervals: hierarchical bootstrap over {words} (95 % percentiles).")
+        words, least = " > ".join(covers), min(each.top_count for each in comparisons)
+        note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
+        if least < _FEW_UNITS:
+            note += f" Those over {counted(least, covers[0])} are too narrow to rely on."
+        notes.append(note)
     if seeds == 1:
         notes.append(
             "One seed: intervals and p-values describe the forks of this run only, not other runs."

@@ -22,7 +22,6 @@ __all__ = ["Comparison", "Result", "compare", "read_results", "write_results"]
 
 # The smallest p-value of a sign-flip test with n units is 2^(1-n): below six, none is under 0.05.
 ENOUGH_UNITS = 6
-_LEVELS = ("seed", "checkpoint", "draw")
 
 
 class Result(NamedTuple):
@@ -81,7 +80,8 @@ class Comparison:
         arm: the name of the arm.
         after: the mean return after the fork.
         difference: the mean difference to the reference, with its 95 % interval.
-        covers: the levels over which the interval is computed.
+        covers: the levels with several units, over which the interval is computed.
+        top_count: the number of units of the highest of these.
         wins: the fraction of pairs in which the arm is better; a tie is half.
         pairs: the number of pairs.
         p: the p-value of a sign-flip test.
@@ -94,6 +94,7 @@ class Comparison:
     after: float
     difference: Estimate
     covers: tuple[str, ...]
+    top_count: int
     wins: float
     pairs: int
     p: float
@@ -132,7 +133,7 @@ def compare(results: Sequence[Result], arms: Sequence[Arm]) -> list[Comparison]:
     for (name, mean, values), (p, units, count), adjusted in zip(
         found, tests, corrected, strict=True
     ):
-        difference, covers = _interval(values)
+        difference, covers, top_count = _interval(values)
         pairs = np.concatenate([np.concatenate(steps) for steps in values])
         wins = float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
         comparisons.append(
@@ -141,6 +142,7 @@ def compare(results: Sequence[Result], arms: Sequence[Arm]) -> list[Comparison]:
                 after=mean,
                 difference=difference,
                 covers=covers,
+                top_count=top_count,
                 wins=wins,
                 pairs=len(pairs),
                 p=p,
@@ -152,18 +154,21 @@ def compare(results: Sequence[Result], arms: Sequence[Arm]) -> list[Comparison]:
     return comparisons
 
 
-def _interval(values: list[list[np.ndarray]]) -> tuple[Estimate, tuple[str, ...]]:
-    """The mean difference with its interval, and the levels with several units, which it covers."""
+def _interval(values: list[list[np.ndarray]]) -> tuple[Estimate, tuple[str, ...], int]:
+    """The mean difference with its interval, the levels that it covers, and the units of the first.
+
+    A level with a single unit has no spread, so the interval starts below it.
+    """
     nested: Any = values
     while len(nested) == 1 and isinstance(nested, list):
         nested = nested[0]
-    counts = (
-        len(values),
-        max(len(steps) for steps in values),
-        max(len(draws) for steps in values for draws in steps),
-    )
-    covers = [name for name, count in zip(_LEVELS, counts, strict=True) if count > 1]
-    return hierarchical_bootstrap(nested), tuple(covers)
+    counts = {
+        "seed": len(values),
+        "checkpoint": max(len(steps) for steps in values),
+        "draw": max(len(draws) for steps in values for draws in steps),
+    }
+    covers = tuple(name for name, count in counts.items() if count > 1)
+    return hierarchical_bootstrap(nested), covers, len(nested)
 
 
 def _test(values: list[list[np.ndarray]]) -> tuple[float, str, int]:
@@ -174,9 +179,9 @@ def _test(values: list[list[np.ndarray]]) -> tuple[float, str, int]:
     """
     seeds = np.array([np.mean([draws.mean() for draws in steps]) for steps in values])
     checkpoints = np.array([draws.mean() for steps in values for draws in steps])
-    units, name = np.concatenate([np.concatenate(steps) for steps in values]), _LEVELS[-1]
+    units, name = np.concatenate([np.concatenate(steps) for steps in values]), "draw"
     if len(checkpoints) >= ENOUGH_UNITS:
-        units, name = checkpoints, _LEVELS[1]
+        units, name = checkpoints, "checkpoint"
     if len(seeds) >= ENOUGH_UNITS:
-        units, name = seeds, _LEVELS[0]
+        units, name = seeds, "seed"
     return sign_flip_p(units), name, len(units)

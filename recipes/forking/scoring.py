@@ -1,8 +1,10 @@
-"""Scores every transition of a buffer with the current networks."""
+"""What the sampler of an arm learns about the transitions that a checkpoint holds."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -16,13 +18,25 @@ from torchrl_vmfer.fast import Backend
 from vmfer_recipes.forking.sessions import PartialSession
 from vmfer_recipes.training.agent import Agent
 
-__all__ = ["score_buffer"]
+__all__ = ["report_transitions", "score_buffer"]
 
 _CHUNK = 2048
 
 
-def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> bool:
-    """Gives the actor's sampler the signal of every stored transition.
+def report_transitions(buffer: ActorCriticReplayBuffer) -> None:
+    """Reports all stored transitions to the actor's sampler, the oldest first.
+
+    A sampler that was not there when they were written then knows as much as one that was.
+    """
+    count = len(buffer)
+    if count:
+        slots = torch.arange(count).roll(-(buffer.write_count % count))
+        buffer.actor_sampler.mark_update(slots, storage=buffer.storage)
+        buffer.actor_sampler.extend(slots)
+
+
+def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> None:
+    """Gives the actor's sampler the signal of every stored transition, if it uses one.
 
     The recipe's own update of the actor measures factors and gradient norms, and that of the
     critics measures TD errors. Both run once over the whole buffer, in chunks, without a step of an
@@ -33,31 +47,35 @@ def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> bool:
             change.
         recipe: the module of its algorithm.
         backend: the components of its training loop.
-
-    Returns:
-        whether the sampler stores a signal.
     """
-    sampler = agent.buffer.actor_sampler
-    if agent.sample_actor is None or type(sampler).update_priority is Sampler.update_priority:
-        return False
-    signal = getattr(sampler, "signal", "factor")
-    if signal is None:
-        return False
+    if agent.signal is None:
+        return
     session = PartialSession(backend)
-    # The newest value only: a running average would still hold the factor of a new transition.
-    smoothing = getattr(sampler, "smoothing", None)
-    if smoothing:
-        sampler.smoothing = 0.0  # type: ignore[attr-defined]
-    for slots in torch.arange(len(agent.buffer)).split(_CHUNK):
-        chunk = _Chunk(agent.buffer, slots)
-        scored = dataclasses.replace(agent, buffer=chunk, sample_actor=chunk.sample)  # type: ignore[arg-type]
-        if signal == "td_error":
-            recipe.update_critics(session, scored)
-        else:
-            recipe.update_actor(session, scored, scored.critic_batch())
-    if smoothing:
-        sampler.smoothing = smoothing  # type: ignore[attr-defined]
-    return True
+    with _without_smoothing(agent.buffer.actor_sampler):
+        for slots in torch.arange(len(agent.buffer)).split(_CHUNK):
+            chunk: Any = _Chunk(agent.buffer, slots)
+            scored = dataclasses.replace(agent, buffer=chunk, sample_actor=chunk.sample)
+            if agent.signal == "td_error":
+                recipe.update_critics(session, scored)
+            else:
+                recipe.update_actor(session, scored, scored.critic_batch())
+
+
+@contextmanager
+def _without_smoothing(sampler: Sampler) -> Iterator[None]:
+    """A context in which a running average is its newest value: older ones are of new slots."""
+    smoothing = {
+        part: part.smoothing
+        for part in getattr(sampler, "parts", [sampler])
+        if hasattr(part, "smoothing")
+    }
+    for part in smoothing:
+        part.smoothing = 0.0
+    try:
+        yield
+    finally:
+        for part, value in smoothing.items():
+            part.smoothing = value
 
 
 class _Chunk:

@@ -20,7 +20,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
 from torchrl_vmfer.plain_state import load_checked
 from vmfer_recipes.forking.plan import Fork
-from vmfer_recipes.forking.scoring import score_buffer
+from vmfer_recipes.forking.scoring import report_transitions, score_buffer
 from vmfer_recipes.forking.sources import Source
 from vmfer_recipes.training.agent import Agent
 from vmfer_recipes.training.errors import UserError, first_line
@@ -145,10 +145,11 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     }
     parts["actor_draws"] = {"generator": torch.Generator().manual_seed(actor_draws).get_state()}
     load_parts(components, parts, fork.source)
-    # Stochastic policies draw actions for it: the same in all draws.
+    report_transitions(agent.buffer)
+    # Stochastic policies draw actions for the scores: the same in all draws.
     torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))
-    if score_buffer(agent, recipe_of(fork.cfg), make_backend(fork.cfg.fast)):
-        parts["replay"]["actor_sampler"] = agent.buffer.state_dict()["actor_sampler"]
+    score_buffer(agent, recipe_of(fork.cfg), make_backend(fork.cfg.fast))
+    parts["replay"]["actor_sampler"] = agent.buffer.state_dict()["actor_sampler"]
     if agent.collector is not None:
         agent.collector.reseed(environment)
         parts["collector"] = agent.collector.state_dict()
