@@ -20,6 +20,7 @@ from torchrl_vmfer.replay import (
 from torchrl_vmfer.samplers import (
     GradientNormSampler,
     InverseTDSampler,
+    LAPSampler,
     MixedSampler,
     RankPrioritizedSampler,
     RecentSampler,
@@ -34,6 +35,7 @@ __all__ = [
     "GradientNormSampler",
     "HindsightReplayBuffer",
     "InverseTDSampler",
+    "LAPSampler",
     "MixedSampler",
     "Policy",
     "RankPrioritizedSampler",

@@ -27,7 +27,7 @@ from torchrl_vmfer._torchrl import (
 from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
-from torchrl_vmfer.samplers import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.samplers import LAPSampler, RankPrioritizedSampler, VMFSampler
 from torchrl_vmfer.samplers.any_sampler import report_existing, signal_of
 from torchrl_vmfer.samplers.slots import uniform
 
@@ -298,7 +298,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """
         batch = data if data.ndim else data.unsqueeze(0)
         # TorchRL supports only its own PrioritizedSampler and silently ignores others.
-        if not isinstance(self.critic_sampler, RankPrioritizedSampler):
+        if not isinstance(self.critic_sampler, (LAPSampler, RankPrioritizedSampler)):
             super().update_tensordict_priority(data)
         elif self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)

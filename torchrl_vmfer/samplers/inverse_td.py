@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import numpy as np
-
-from torchrl_vmfer.samplers.magnitude import MagnitudeSampler, check_exponent
+from torchrl_vmfer.samplers.td_error import TDErrorSampler
 
 __all__ = ["InverseTDSampler"]
 
 
-class InverseTDSampler(MagnitudeSampler):
+class InverseTDSampler(TDErrorSampler):
     """A sampler for the actor that prefers transitions with small TD errors.
 
     P(j) ∝ max(d_j, floor)^-exponent, where d_j is the last absolute TD error that was stored for
@@ -42,42 +38,4 @@ class InverseTDSampler(MagnitudeSampler):
         tensor([0.4000, 0.4000, 0.2000], dtype=torch.float64)
     """
 
-    signal: ClassVar[str] = "td_error"
-    _rule = "a TD error is a finite number of at least 0: pass |TD error|."
-    reduction = "max"  # of several TD errors for one transition
-
-    def __init__(self, exponent: float = 0.4, floor: float = 1.0) -> None:
-        check_exponent("exponent", exponent)
-        if not 1e-30 <= floor <= 1e30:
-            raise ValueError(f"floor must lie in [1e-30, 1e30], got {floor!r}.")
-        super().__init__(-exponent)
-        self._floor = float(floor)
-
-    @property
-    def exponent(self) -> float:
-        """How fast the probability decreases with the TD error."""
-        return -self._distribution.power
-
-    @property
-    def floor(self) -> float:
-        """Smaller TD errors count as this number."""
-        return self._floor
-
-    @property
-    def default_priority(self) -> float:
-        """The TD error of a newly written slot: the largest one so far, and at least ``floor``."""
-        return max(self._largest, self._floor)
-
-    def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
-        return np.maximum(super()._scored(slots, priorities), np.float32(self._floor))
-
-    def _settings(self) -> dict[str, Any]:
-        return {"exponent": self.exponent, "floor": self._floor}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        np.maximum(self._priorities.array, np.float32(self._floor), out=self._priorities.array)
-
-    def __repr__(self) -> str:
-        return f"InverseTDSampler(exponent={self.exponent}, floor={self.floor})"
+    _sign = -1
