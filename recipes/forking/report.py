@@ -31,7 +31,7 @@ from vmfer_recipes.training.files import replacing
 
 __all__ = ["write_report"]
 
-_FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by 10 % and more
+_FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by more than 10 %
 
 
 def write_report(plan: Plan, results: Sequence[Result]) -> list[str]:
@@ -135,10 +135,10 @@ def _notes(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
     if not covers:
         notes.append("There are no intervals: each arm has a single pair.")
     else:
-        words, least = " > ".join(covers), min(each.top_count for each in comparisons)
+        words, few = " > ".join(covers), min(each.top_count for each in comparisons)
         note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
-        if least < _FEW_UNITS:
-            note += f" Those over {counted(least, covers[0])} are too narrow to rely on."
+        if few < _FEW_UNITS:
+            note += f" Those over {counted(few, covers[0])} are too narrow to rely on."
         notes.append(note)
     if seeds == 1:
         notes.append(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import make_backend
@@ -28,12 +26,13 @@ SOURCE = (
     "checkpoint_interval=20",
     "keep_checkpoints_at=[80,100]",
 )
+NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
 
 
 @pytest.fixture(scope="module")
 def source(train, tmp_path_factory):
     """A run of TD3 with kept checkpoints. Tests share it."""
-    return train("td3", tmp_path_factory.mktemp("source") / "seed0", *SOURCE)
+    return train("td3", tmp_path_factory.mktemp("source") / "seed0", *SOURCE, *NO_NOISE)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +118,13 @@ def test_arms_of_a_draw_have_common_random_numbers_and_draws_do_not(source, tmp_
 
 @pytest.mark.parametrize("mode", ["live", "frozen"])
 def test_the_same_command_gives_the_same_forks(source, tmp_path, forks, mode, assert_equal):
-    arguments = ("arms=[vmf_uncertainty,vmf_rank]", f"mode={mode}", "steps=10", "updates=5")
-    one = forks(source, tmp_path / "one", *arguments, "draws=2")
-    other = forks(source, tmp_path / "other", *arguments, "draws=2")
-    assert one == other
-    assert len({*returns(one)}) == 4  # arms and draws differ
+    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", "steps=10", "updates=5", "draws=1")
+    one = forks(source, tmp_path / "one", *arguments)
+    assert one == forks(source, tmp_path / "other", *arguments)
+    assert len({*returns(one)}) == 2
     policies = [
         torch.load(
-            tmp_path / out / "seed0/step80/vmf_rank/draw1/policy.pt",
+            tmp_path / out / "seed0/step80/vmf_rank/draw0/policy.pt",
             weights_only=True,
         )
         for out in ("one", "other")
@@ -175,27 +173,60 @@ def test_frozen_forks_keep_the_signals_of_the_checkpoint(source, tmp_path, forks
     assert one.max() > one.min()
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_arms_start_with_the_signals_of_the_current_networks(algorithm, request, tmp_path):
-    run = request.getfixturevalue("source" if algorithm == "td3" else "sac_source")
-    options = ForkConfig(
-        run=[str(run)], at=[80], arms=["fresh", "vmf_uncertainty"], out=str(tmp_path)
-    )
-    chosen = make_plan(options).moments[0].forks[1]
-    agent = make_agent(chosen.cfg, make_backend(True))
-    state = starting_state(load_source(chosen.source), agent, chosen)
-    agent.buffer.load_state_dict(state["parts"]["replay"])
-    observations = agent.buffer[:]["observation"]
-    assert len(observations) == 80
-    torch.manual_seed(int(np.random.SeedSequence([0, 80]).generate_state(1)[0]))
-    factor = agent.uncertainty(TensorDict({"observation": observations}, [80]))["vmf", "factor"]
-    expected = factor.double() / factor.double().sum()
-    torch.testing.assert_close(
-        agent.buffer.actor_sampler.probabilities(), expected, rtol=1e-5, atol=0
-    )
+@pytest.fixture
+def started(tmp_path):
+    """``started(run, arm)``: the agent of an arm in the state in which a fork starts."""
+
+    def start(run, arm):
+        options = ForkConfig(run=[str(run)], at=[80], arms=["fresh", arm], out=str(tmp_path))
+        chosen = make_plan(options).moments[0].forks[1]
+        agent = make_agent(chosen.cfg, make_backend(True))
+        state = starting_state(load_source(chosen.source), agent, chosen)
+        agent.buffer.load_state_dict(state["parts"]["replay"])
+        return agent
+
+    return start
 
 
-@pytest.mark.parametrize("crash_at", [5, 27, 45])
+SIGNALS = {
+    "vmf_uncertainty": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"],
+    "anti_vmf": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"] ** -4,
+    "vmf_ema": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"],
+    "gradient_norm": lambda agent, rows: agent.loss.actor_loss(rows)[1]["vmf_gradient_norm"],
+    "inverse_td sampler.floor=1e-3": lambda agent, rows: (
+        agent.loss.critic_loss(rows)[1]["td_error"].amax(0).sqrt().clamp(min=1e-3) ** -0.4
+    ),
+}
+
+
+@pytest.mark.parametrize("arm", SIGNALS)
+def test_arms_start_with_the_signals_of_the_current_networks(arm, source, started):
+    """Compared with one batch of all transitions. The networks are those of the checkpoint."""
+    agent = started(source, arm)
+    expected = SIGNALS[arm](agent, agent.buffer[:]).detach().double()
+    assert expected.max() > expected.min()
+    actual = agent.buffer.actor_sampler.probabilities()
+    torch.testing.assert_close(actual, expected / expected.sum(), rtol=1e-4, atol=0)
+
+
+def test_stochastic_policies_are_scored_with_the_same_actions_in_all_draws(sac_source, started):
+    one, other = (
+        started(sac_source, "vmf_uncertainty").buffer.actor_sampler.probabilities()
+        for _ in range(2)
+    )
+    assert torch.equal(one, other)
+    assert one.max() > one.min()
+
+
+def test_arms_know_which_transitions_are_new(train, tmp_path, started):
+    """The buffer holds steps 31 to 80; those of steps 51 to 80 overwrote the first 30 slots."""
+    run = train("td3", tmp_path / "run", *SOURCE, "total_frames=81", "replay.buffer_size=50")
+    agent = started(run, "recent sampler.decay=0.01 sampler.min_size=40")
+    newest = agent.buffer.actor_sampler.probabilities() > 0
+    assert newest.nonzero().flatten().tolist() == [*range(30), *range(40, 50)]
+
+
+@pytest.mark.parametrize("crash_at", [pytest.param(5, marks=pytest.mark.slow), 27, 45])
 def test_interrupted_forks_give_the_same_table(
     source, tmp_path, forks, at_step, crash_at, uninterrupted
 ):
@@ -257,7 +288,7 @@ def test_runs_that_differ_in_their_seed_are_forked_together(source, train, tmp_p
         if seed == 0:
             shutil.copytree(source, folder)
         else:
-            train("td3", folder, *SOURCE, "seed=1", "total_frames=81")
+            train("td3", folder, *SOURCE, *NO_NOISE, "seed=1", "total_frames=81")
     out = tmp_path / "out"
     found = forks(
         tmp_path / "seed*", out, "arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=2"
@@ -269,7 +300,7 @@ def test_runs_that_differ_in_their_seed_are_forked_together(source, train, tmp_p
 MISTAKES = {
     ("at=85",): "no checkpoint of step 85; there are those of 80, 100, 120: use at=[80, 100, 120]",
     ("arms=[fresh,vmf_renk]",): "There is no arm vmf_renk. Did you mean: vmf_rank",
-    ("arms=[fresh,nonsense]",): "Choices: fresh, uniform, ",
+    ("arms=[fresh,nonsense]",): "Choices: anti_vmf, fresh, ",
     ("arms=[fresh]",): "two arms or more",
     ("arms=[fresh,vmf_rank,fresh]",): "names an arm twice",
     ("arms=[fresh,'vmf_rank seed=3']",): "changes seed, which all arms have in common",
