@@ -1,6 +1,6 @@
 """Makes a report of all runs under a folder.
 
-python recipes/report.py runs/ out=report
+python recipes/report.py runs/ out=report baseline=fresh until=200000
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ class ReportConfig(Config):
     """Writes a report of all runs under a folder: tables, pictures and one HTML page."""
 
     out: str = key("report", "directory of the report")
+    baseline: str = key(
+        "uniform",
+        "what the others are compared with: a sampler, or pairs such as replay=per,sampler=fresh",
+    )
+    until: int | None = key(
+        None, "last step that counts; null: the end of the training of each run", low=1
+    )
 
 
 @program
@@ -33,7 +40,8 @@ def main() -> None:
     out = Path(options.out)
     # Imported here, because they need packages that training does not.
     try:
-        from vmfer_recipes.reporting.page import write_report
+        from vmfer_recipes.reporting.baselines import Baseline
+        from vmfer_recipes.reporting.page import summary, write_report
         from vmfer_recipes.reporting.runs import read_runs
         from vmfer_recipes.reporting.study import make_study
     except ImportError as error:
@@ -42,11 +50,17 @@ def main() -> None:
             "pip install '.[report]'."
         ) from error
 
-    runs, left_out = read_runs(folder)
+    runs, left_out = read_runs(folder, options.until)
     if not runs:
+        longest = max((run.steps[-1] for run in read_runs(folder)[0]), default=None)
+        if longest is not None:
+            raise UserError(
+                f"No run under {folder} was evaluated to until={options.until}: the longest "
+                f"reaches step {longest:.0f}."
+            )
         reasons = "".join(f"; {item.path}: {item.reason}" for item in left_out[:3])
         raise UserError(f"No runs to report were found under {folder}{reasons}.")
-    study = make_study(runs, left_out)
+    study = make_study(runs, left_out, Baseline(options.baseline))
     try:
         files = write_report(study, out)
     except OSError as error:
@@ -54,8 +68,8 @@ def main() -> None:
     used = sum(len(cell.runs) for cell in study.cells.values())
     tasks = counted(len(study.tasks), "task")
     print(f"{counted(used, 'run')} on {tasks}; {len(study.left_out)} left out.")
-    for file in files:
-        print(f"  {file}")
+    for line in [*summary(study), "Files:", *(f"  {file}" for file in files)]:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTQCLoss
 from torchrl_vmfer.fast import Backend
-from vmfer_recipes.sac import train
+from vmfer_recipes.sac import train, update_actor, update_critics
 from vmfer_recipes.training.agent import Agent, gaussian_agent
 from vmfer_recipes.training.session import Session
 
-__all__ = ["main", "make_agent", "train"]
+__all__ = ["main", "make_agent", "train", "update_actor", "update_critics"]
 
 
 @recipe("tqc", TQCConfig)

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vmfer_recipes.reporting.statistics import Estimate
+from vmfer_recipes.reporting.estimate import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,21 +1,15 @@
-"""The task and the method of a run, and the baseline that a method is compared with."""
+"""The task and the method of a run, and their names."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vmfer_recipes.reporting.runs import Run, frozen
 
-__all__ = ["BASELINE", "Method", "Task", "baseline_of", "label_methods", "label_tasks"]
-
-BASELINE = "uniform"  # the sampler that all others are compared with
-
-# In other algorithms, extra critics only measure the uncertainty: the baseline is the same for any
-# number of them.
-_ALL_CRITICS_COUNT = ("redq", "tqc")
+__all__ = ["Method", "Task", "distinguishing_keys", "label_methods", "label_tasks"]
 
 
 @dataclass(frozen=True, order=True)
@@ -59,7 +53,7 @@ class Method:
 
     @property
     def family(self) -> str:
-        """What a method shares with its baseline, by name: ``td3/uniform``."""
+        """Algorithm and replay by name: ``td3/uniform``."""
         return f"{self.algorithm}/{self.replay}"
 
     @property
@@ -67,22 +61,25 @@ class Method:
         """The family as it is shown: ``TD3``, ``SAC+per_rank``."""
         return self.algorithm.upper() + ("" if self.replay == "uniform" else f"+{self.replay}")
 
-    def differing(self, other: Method) -> list[str]:
-        """The hyperparameters in which two methods differ, except those of the sampler."""
+    def differing(self, other: Method, free: Collection[str]) -> list[str]:
+        """The hyperparameters in which two methods differ.
+
+        Args:
+            other: the other method.
+            free: keys, or groups of keys such as ``sampler``, that do not count.
+        """
         here, there = dict(self.settings), dict(other.settings)
         return [
             key
             for key in sorted(here.keys() | there.keys())
-            if not key.startswith("sampler.") and here.get(key) != there.get(key)
+            if key.split(".")[0] not in free and here.get(key) != there.get(key)
         ]
 
 
-def label_methods(cells: Iterable[tuple[Task, Method]]) -> dict[Method, str]:
-    """A name for each method: ``TD3 · vmf_rank``.
-
-    Methods that share a sampler are distinguished by the hyperparameters in which they differ on
-    the same task.
-    """
+def distinguishing_keys(
+    cells: Iterable[tuple[Task, Method]],
+) -> dict[tuple[str, str], set[str]]:
+    """By family and sampler, the hyperparameters in which methods differ on the same task."""
     alike: dict[tuple[Task, str, str], list[Method]] = defaultdict(list)
     for task, method in cells:
         alike[task, method.family, method.sampler].append(method)
@@ -90,12 +87,36 @@ def label_methods(cells: Iterable[tuple[Task, Method]]) -> dict[Method, str]:
     for (_, family, sampler), group in alike.items():
         differing = set(group[0].settings).symmetric_difference
         told[family, sampler] |= {key for method in group for key, _ in differing(method.settings)}
+    return told
+
+
+def label_methods(
+    cells: Iterable[tuple[Task, Method]], named: Collection[str] = ()
+) -> dict[Method, str]:
+    """A name for each method: ``TD3 · vmf_rank``.
+
+    Methods that share a sampler are distinguished by the hyperparameters in which they differ on
+    the same task.
+
+    Args:
+        cells: the tasks and methods.
+        named: further keys that are shown if they vary between methods of an algorithm, unless
+            the name of the sampler or of the replay already stands for them.
+    """
+    cells = list(cells)
+    told = distinguishing_keys(cells)
+    values_of: dict[tuple[str, str], set[str | None]] = defaultdict(set)
+    for _, method in cells:
+        for key in named:
+            if not key.startswith(("sampler.", "replay.")):
+                values_of[method.algorithm, key].add(dict(method.settings).get(key))
     labels = {}
-    for method in {method for group in alike.values() for method in group}:
+    for method in {method for _, method in cells}:
         settings = dict(method.settings)
+        varying = {key for key in named if len(values_of[method.algorithm, key]) > 1}
         values = [
             f"{key.removeprefix('sampler.')}={settings.get(key, 'unset').strip(chr(39))}"
-            for key in sorted(told[method.family, method.sampler])
+            for key in sorted(told[method.family, method.sampler] | varying)
         ]
         labels[method] = ", ".join([f"{method.family_label} · {method.sampler}", *values])
     return labels
@@ -112,22 +133,3 @@ def label_tasks(tasks: Iterable[Task]) -> dict[Task, str]:
             label += "".join(f", {key}={value}" for key, value in task.variant)
         labels[task] = label
     return labels
-
-
-def baseline_of(method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
-    """The method with ``sampler=uniform`` that a method may be compared with.
-
-    Returns:
-        the baseline, or ``None``; and in what it differs from the method, or why there is none.
-    """
-    uniform = [c for c in candidates if c.family == method.family and c.sampler == BASELINE]
-    if not uniform:
-        return None, f"no finished run of {method.family_label} with sampler={BASELINE}"
-    nearest = min(uniform, key=lambda candidate: (len(method.differing(candidate)), candidate))
-    differing = method.differing(nearest)
-    values = dict(nearest.settings)
-    told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-    irrelevant = set() if method.algorithm in _ALL_CRITICS_COUNT else {"num_critics"}
-    if set(differing) <= irrelevant:
-        return nearest, told
-    return None, f"the nearest run with sampler={BASELINE} has other hyperparameters: {told}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -17,14 +18,13 @@ from vmfer_recipes.reporting.document import (
     to_html,
     to_markdown,
 )
-from vmfer_recipes.reporting.methods import BASELINE
-from vmfer_recipes.reporting.results import Average, Comparison, Study
-from vmfer_recipes.reporting.statistics import REPETITIONS, best_possible_p
+from vmfer_recipes.reporting.results import LEVEL, Average, Comparison, Study
+from vmfer_recipes.reporting.statistics import REPETITIONS
 from vmfer_recipes.training.errors import counted
 
-__all__ = ["write_report"]
+__all__ = ["summary", "write_report"]
 
-_TITLE = "vMFER compared with its baselines"
+_TITLE = "Methods compared with their baselines"
 
 
 def write_report(study: Study, folder: Path) -> list[Path]:
@@ -44,25 +44,30 @@ def write_report(study: Study, folder: Path) -> list[Path]:
 
 def _blocks(study: Study) -> list[Block]:
     blocks: list[Block] = [Heading(1, _TITLE), Paragraph(_compared(study))]
-    blocks += [Paragraph(_finding(study), strong=True), Listing(_numbers(study))]
+    finding, *numbers = summary(study)
+    blocks += [Paragraph(finding, strong=True), Listing(numbers)]
     blocks.append(Listing(_warnings(study), warning=True))
-    if study.averages:
+    # The average over a single task has nothing to say that its own row does not.
+    if any(len(average.comparisons) > 1 or average.paper for average in study.averages):
         blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
+    if study.comparisons:
+        blocks.append(Heading(2, "Task by task"))
         blocks += [
             Picture(f"improvement_{_file_name(family)}", figure, text)
             for family, figure, text in pictures.improvement_figures(study)
         ]
-    if study.comparisons:
-        blocks += [Heading(2, "Task by task"), tables.comparison_table(study)]
-    blocks += [Heading(2, "Final scores"), tables.final_table(study, "return")]
-    blocks.append(tables.final_table(study, "success_rate"))
+        blocks.append(tables.comparison_table(study))
+        blocks.append(tables.significance_table(study))
+    blocks += [Heading(2, "Scores"), tables.score_table(study, "return")]
+    blocks.append(tables.score_table(study, "success_rate"))
     blocks.append(Heading(2, "Learning curves"))
     for task in study.tasks:
         blocks.append(Heading(3, study.task_labels[task]))
         for family, figure, text in pictures.curve_figures(study, task):
             name = f"curves_{study.task_labels[task]}_{family}"
             blocks.append(Picture(_file_name(name), figure, text))
-    blocks += [Heading(2, "Speed"), tables.speed_table(study)]
+    speeds = tables.speed_table(study)
+    blocks += [*([Heading(2, "Speed")] if speeds.rows else []), speeds]
     blocks.append(Heading(2, "What was left out"))
     if not (study.left_out or study.notes):
         blocks.append(Paragraph("Nothing: every run that was found is part of the numbers."))
@@ -79,17 +84,42 @@ def _blocks(study: Study) -> list[Block]:
 def _compared(study: Study) -> str:
     runs = sum(len(cell.runs) for cell in study.cells.values())
     tasks = "; ".join(study.task_labels[task] for task in study.tasks)
-    samplers = sorted({m.sampler for _, m in study.cells if m.sampler != BASELINE})
-    families = sorted({m.family_label for _, m in study.cells})
+    methods = sorted({m for _, m in study.cells if not study.baseline.matches(m)}, key=study.order)
+    names = dict.fromkeys(study.method_labels[method] for method in methods)
     return (
-        f"Compared: {' and '.join(families)} with sampler={', '.join(samplers) or '–'} against the "
-        f"baseline sampler={BASELINE}, on {tasks}. {counted(runs, 'run')} in the numbers, "
-        f"{len(study.left_out)} left out."
+        f"Compared: {'; '.join(names) or '–'}, against the baseline {study.baseline}, on {tasks}. "
+        f"{counted(runs, 'run')} in the numbers, {len(study.left_out)} left out."
     )
 
 
-def _finding(study: Study) -> str:
-    results: list[Average | Comparison] = [*study.averages, *_without_percentage(study)]
+def summary(study: Study) -> list[str]:
+    """The finding, and the numbers behind it; an average over tasks replaces those of its tasks."""
+    averages = [average for average in study.averages if len(average.comparisons) > 1]
+    covered = {id(comparison) for average in averages for comparison in average.comparisons}
+    comparisons = [c for c in study.comparisons if id(c) not in covered]
+    lines = [_finding([*averages, *comparisons])]
+    for average in averages:
+        lines.append(
+            f"{study.method_labels[average.method]}, {average.place}: AUC "
+            f"{average.improvement.shown('{:.0f} %')} of the baseline's, P(improvement) "
+            f"{average.probability.shown('{:.2f}')}: {average.verdict}."
+        )
+    for comparison in comparisons:
+        cell, improvement = comparison.cell, comparison.improvement
+        numbers = [f"P(improvement) {comparison.probability.shown('{:.2f}')}"]
+        if improvement is not None:
+            numbers.insert(0, f"AUC {improvement.shown('{:.0f} %')} of the baseline's")
+        corrected = "" if comparison.corrected_p == comparison.p_value else ", corrected "
+        corrected += f"{comparison.corrected_p:.2g}" if corrected else ""
+        lines.append(
+            f"{study.method_labels[cell.method]}, {study.task_labels[cell.task]}: "
+            f"{', '.join(numbers)}, p = {comparison.p_value:.2g}{corrected}: {comparison.verdict}. "
+            f"{_smallest_effect(comparison)}"
+        )
+    return lines
+
+
+def _finding(results: list[Average | Comparison]) -> str:
     count = Counter(result.verdict for result in results)
     if not count:
         return "Finding: none, because no finished method has a finished baseline."
@@ -99,31 +129,16 @@ def _finding(study: Study) -> str:
     return f"Finding: of {counted(len(results), 'comparison')}, {told}."
 
 
-def _numbers(study: Study) -> list[str]:
-    """The numbers behind the finding; an average replaces those of its tasks."""
-    lines = []
-    for average in study.averages:
-        place = study.task_labels[average.comparisons[0].cell.task]
-        if len(average.comparisons) > 1:
-            place = average.place
-        lines.append(
-            f"{study.method_labels[average.method]}, {place}: "
-            f"{average.improvement.shown('{:.0f} %')} of the baseline's final score, "
-            f"{_probability(average)}."
-        )
-    for comparison in _without_percentage(study):
-        cell = comparison.cell
-        place = study.task_labels[cell.task]
-        lines.append(f"{study.method_labels[cell.method]}, {place}: {_probability(comparison)}.")
-    return lines
-
-
-def _without_percentage(study: Study) -> list[Comparison]:
-    return [comparison for comparison in study.comparisons if comparison.improvement is None]
-
-
-def _probability(result: Average | Comparison) -> str:
-    return f"P(improvement) {result.probability.shown('{:.2f}')}: {result.verdict}"
+def _smallest_effect(comparison: Comparison) -> str:
+    if math.isnan(comparison.detectable):
+        return "The smallest detectable effect is unknown: neither has two seeds."
+    pattern = tables.number_format([comparison.cell.score_name])
+    effect = f"a difference of {pattern.format(comparison.detectable)}"
+    if comparison.is_ratio:
+        effect = f"a ratio of {comparison.detectable:.2f}"
+    if comparison.too_few:
+        return f"Even a t-test could have detected only {effect} or more."
+    return f"These seeds could have detected {effect} or more."
 
 
 def _warnings(study: Study) -> list[str]:
@@ -133,12 +148,12 @@ def _warnings(study: Study) -> list[str]:
         if comparison.too_few:
             cell = comparison.cell
             place = f"{study.method_labels[cell.method]} on {study.task_labels[cell.task]}"
-            concerned[comparison.seeds].append(place)
-    for seeds, places in sorted(concerned.items()):
+            concerned[comparison.seeds, comparison.best_p].append(place)
+    for (seeds, best_p), places in sorted(concerned.items()):
         warnings.append(
             f"{counted(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "
-            "a difference: even if every seed beat every seed of the baseline, the p-value would "
-            f"be {best_possible_p(seeds):.2f} (two-sided rank-sum test). This concerns "
+            "a difference: even if every seed beat every seed of the baseline, the corrected "
+            f"p-value would be {best_p:.2f} (two-sided permutation test). This concerns "
             f"{'; '.join(places)}."
         )
     fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
@@ -146,7 +161,8 @@ def _warnings(study: Study) -> list[str]:
         warnings.append(
             f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap "
             "intervals are too narrow: with five normally distributed seeds, the 95 % interval of "
-            "the mean contains the true mean in about 84 % of cases."
+            "the mean contains the true mean in about 84 % of cases. The permutation test is exact "
+            "for any number of seeds."
         )
     return warnings
 
@@ -156,18 +172,30 @@ def _file_name(text: str) -> str:
 
 
 _EXPLANATIONS = (
-    "A seed is one run. Its score is the mean of its evaluations in the last tenth of the "
-    "training: the success rate if the task reports one, and the return otherwise.",
+    "A seed is one run. Its score is the area under its learning curve (AUC) by the trapezoidal "
+    "rule, divided by the number of steps: the mean success rate over the training if the task "
+    "reports one, and the mean return otherwise. until= sets the last step that counts.",
+    "The final score is the mean of the evaluations in the last tenth of the training. It is "
+    "noisier than the AUC and enters no test.",
     "IQM is the mean without the lowest and the highest quarter of the seeds; with fewer than four "
     "seeds, it is the mean.",
     f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
     "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
     "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
+    "The paired difference is a second look: where the same seed makes both runs easy or hard, its "
+    "interval is narrower.",
+    "The p-value is the fraction of all ways to divide the runs between the two methods that give "
+    "as large a difference in the mean logarithm of the AUC in this direction, times two.",
+    f"A method that is called above or below its baseline has a corrected p-value below {LEVEL}. "
+    "Among all comparisons of a task, the probability of one or more false verdicts is at most "
+    f"{100 * LEVEL:.0f} %. The verdict of an average over tasks follows from the interval of "
+    "P(improvement) instead, without correction.",
+    "The smallest detectable effect would be found with a probability of 80 %. It follows from the "
+    "pooled standard deviation of the log AUC and quantiles of Student's t distribution. An "
+    "undecided comparison says nothing about smaller effects.",
     "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
     "the steps of the run with the fewest evaluations.",
-    "A method is compared with sampler=uniform with the same hyperparameters. Except for REDQ and "
-    "TQC, the number of critics may differ, because critics beyond the second do not influence the "
-    "baseline.",
-    "Many comparisons are made at once: of twenty comparisons of equal methods, one interval is "
-    "expected to miss the true value.",
+    "A method is compared with the run of the same algorithm that has the settings of the baseline "
+    "and the same hyperparameters otherwise. Except for REDQ and TQC, the number of critics may "
+    "differ, because critics beyond the second do not influence the baseline.",
 )

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from vmfer_recipes.reporting.methods import BASELINE, Method, Task
-from vmfer_recipes.reporting.results import Cell, Comparison, Study, order
-from vmfer_recipes.reporting.statistics import Estimate
+from vmfer_recipes.reporting.estimate import Estimate
+from vmfer_recipes.reporting.methods import Method, Task
+from vmfer_recipes.reporting.results import Cell, Comparison, Study
 from vmfer_recipes.training.palette import (
     BLUE,
     GRAY,
@@ -51,14 +51,15 @@ _METRICS = {"return": "evaluation return", "success_rate": "success rate"}
 
 
 def _styles(study: Study) -> dict[Method, tuple[str, int]]:
-    """Color by sampler, and a number that tells apart methods of one sampler by their names."""
+    """Color by sampler, and a number that tells apart methods of one color by their names."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     styles = {}
-    for method in sorted({method for _, method in study.cells}, key=order):
-        name, alike = study.method_labels[method], names[method.family, method.sampler]
+    for method in sorted({method for _, method in study.cells}, key=study.order):
+        color = _COLORS.get(method.sampler, _OTHER_COLOR)
+        name, alike = study.method_labels[method], names[study.baseline.family(method), color]
         if name not in alike:
             alike.append(name)
-        styles[method] = (_COLORS.get(method.sampler, _OTHER_COLOR), alike.index(name))
+        styles[method] = (color, alike.index(name))
     return styles
 
 
@@ -81,7 +82,7 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]:
     """For each family of methods: its name, its learning curves on a task, and what they show."""
     styles = _styles(study)
-    for family in sorted({cell.method.family for cell in study.cells_of(task)}):
+    for family in sorted({study.baseline.family(c.method) for c in study.cells_of(task)}):
         cells = study.cells_of(task, family)
         metrics = [name for name in _METRICS if any(name in cell.curves for cell in cells)]
         few = all(_has_few_seeds(cell) for cell in cells)
@@ -97,7 +98,7 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
                         _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
                 _finish_axes(axes, f"{_STATISTICS[statistic]} over seeds")
             axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
-        name = cells[0].method.family_label
+        name = study.baseline.family_label(cells[0].method)
         figure.suptitle(f"{name} on {study.task_labels[task]}", fontsize=14)
         _add_legend(figure, rows[0][0])
         drawn = "mean" if few else "mean (left) and interquartile mean (right)"
@@ -155,10 +156,10 @@ def _finish_axes(axes: Axes, title: str) -> None:
 def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
     """For each family: its name, all comparisons with the baseline, and what they show."""
     styles = _styles(study)
-    for family in sorted({comparison.cell.method.family for comparison in study.comparisons}):
+    for family in sorted({study.baseline.family(c.cell.method) for c in study.comparisons}):
         rows = _rows(study, family)
         places = list(dict.fromkeys(row.place for row in rows))
-        methods = sorted({row.method for row in rows}, key=order)
+        methods = sorted({row.method for row in rows}, key=study.order)
         # A line for each row, and half a line between places.
         heights = [row + 0.5 * places.index(rows[row].place) for row in range(len(rows))]
         height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
@@ -177,7 +178,7 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
         left.axvline(100, color=GRAY, linewidth=1)
         right.axvline(0.5, color=GRAY, linewidth=1)
-        left.set_xlabel("final score, % of the baseline's", fontsize=12)
+        left.set_xlabel("area under the curve, % of the baseline's", fontsize=12)
         right.set_xlabel("probability of improvement", fontsize=12)
         right.set_xlim(-0.03, 1.03)
         spans = [
@@ -201,11 +202,11 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         if any(row.too_few for row in rows):
             left.plot([], [], "o", color=GRAY, mfc="white", label="hollow: too few seeds")
         _add_legend(figure, left)
-        name = methods[0].family_label
-        figure.suptitle(f"{name}: compared with sampler={BASELINE}", fontsize=14)
+        name = study.baseline.family_label(methods[0])
+        figure.suptitle(f"{name}: compared with {study.baseline}", fontsize=14)
         text = (
-            f"{name}: final score in percent of the baseline's, and the probability that a seed "
-            "beats a seed of the baseline, with 95 % stratified-bootstrap intervals."
+            f"{name}: area under the curve in percent of the baseline's, and the probability that "
+            "a seed beats a seed of the baseline, with 95 % stratified-bootstrap intervals."
         )
         text += " Stars are the numbers of the paper's Table 1." if starred else ""
         text += " Points without a bar have a single seed." if single else ""
@@ -226,12 +227,12 @@ def _rows(study: Study, family: str) -> list[_Row]:
     """The rows of all tasks, then those of the averages; rows of one place are adjacent."""
     rows = []
     for c in study.comparisons:
-        if c.cell.method.family == family:
+        if study.baseline.family(c.cell.method) == family:
             place, seeds = _wrap(study.task_labels[c.cell.task]), _count_seeds([c])
             rows.append(_Row(place, c.cell.method, c.improvement, c.probability, seeds, c.too_few))
     for average in study.averages:
         # The mean over one task has nothing to say that its own row does not, but for the paper.
-        if average.method.family == family and len(average.comparisons) > 1:
+        if study.baseline.family(average.method) == family and len(average.comparisons) > 1:
             rows.append(
                 _Row(
                     _wrap(average.place),
@@ -244,7 +245,7 @@ def _rows(study: Study, family: str) -> list[_Row]:
                 )
             )
     places = list(dict.fromkeys(row.place for row in rows))
-    return sorted(rows, key=lambda row: (places.index(row.place), order(row.method)))
+    return sorted(rows, key=lambda row: (places.index(row.place), study.order(row.method)))
 
 
 def _count_seeds(comparisons: Sequence[Comparison]) -> str:

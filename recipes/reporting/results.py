@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from vmfer_recipes.reporting.methods import BASELINE, Method, Task
+from vmfer_recipes.reporting.baselines import Baseline
+from vmfer_recipes.reporting.estimate import Estimate
+from vmfer_recipes.reporting.inference import PairedEstimates
+from vmfer_recipes.reporting.methods import Method, Task
 from vmfer_recipes.reporting.runs import LeftOut, Run
-from vmfer_recipes.reporting.statistics import Estimate, best_possible_p, column_estimates
+from vmfer_recipes.reporting.statistics import best_possible_p, column_estimates
 
-__all__ = ["Average", "Cell", "Comparison", "Curve", "Study", "order"]
+__all__ = ["LEVEL", "Average", "Cell", "Comparison", "Curve", "Study"]
+
+LEVEL = 0.05  # of significance
 
 Curve = dict[str, np.ndarray]
 
@@ -44,7 +49,12 @@ class Cell:
 
     @property
     def scores(self) -> np.ndarray:
-        """The final score of each seed."""
+        """The area under the curve of each seed."""
+        return self.area[self.score_name]
+
+    @property
+    def final_scores(self) -> np.ndarray:
+        """The score of each seed at the end of training."""
         return self.final[self.score_name]
 
     @property
@@ -54,8 +64,8 @@ class Cell:
         return float(np.median(speeds)) if speeds else math.nan
 
     def summary(self, name: str) -> list[Estimate]:
-        """Of ``return`` or ``success_rate``: mean and IQM of the final score and of the area."""
-        numbers = column_estimates(np.stack([self.final[name], self.area[name]], axis=1))
+        """Of ``return`` or ``success_rate``: mean and IQM of the area and of the final score."""
+        numbers = column_estimates(np.stack([self.area[name], self.final[name]], axis=1))
         return [
             Estimate(*(float(numbers[f"{statistic}{end}"][i]) for end in ("", "_low", "_high")))
             for i in (0, 1)
@@ -68,8 +78,18 @@ class Comparison:
     """A method compared with its baseline on one task.
 
     Attributes:
-        note: how the baseline differs, apart from the sampler.
+        note: how the baseline differs, apart from the keys that are compared.
+        probability: that a seed of the method beats a seed of the baseline.
         improvement: the score in percent of the baseline's, if that is positive for every seed.
+        final_improvement: the same for the score at the end of training.
+        paired: difference and ratio over the seeds that both have, if there are any.
+        pairs: the number of these seeds.
+        is_ratio: whether all scores are positive, so that their logarithms are tested.
+        is_higher: whether the method has the higher mean score, or mean logarithm.
+        p_value: of the permutation test.
+        corrected_p: the same, corrected for all comparisons of the task.
+        best_p: the lowest corrected p-value that any scores of these seeds could have had.
+        detectable: the smallest ratio, or else difference, that the seeds could have detected.
     """
 
     cell: Cell
@@ -77,6 +97,15 @@ class Comparison:
     note: str
     probability: Estimate
     improvement: Estimate | None
+    final_improvement: Estimate | None
+    paired: PairedEstimates | None
+    pairs: int
+    is_ratio: bool
+    is_higher: bool
+    p_value: float
+    corrected_p: float
+    best_p: float
+    detectable: float
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -86,22 +115,27 @@ class Comparison:
     @property
     def too_few(self) -> bool:
         """Whether no outcome with these numbers of seeds could tell the methods apart."""
-        return best_possible_p(self.seeds) > 0.05
+        return self.best_p > LEVEL
 
     @property
     def verdict(self) -> str:
-        """What the interval of the probability of improvement says."""
-        return _verdict(self.probability, self.too_few)
+        """What the corrected p-value says."""
+        if self.too_few:
+            return "too few seeds"
+        if self.corrected_p >= LEVEL:
+            return "undecided"
+        return "above the baseline" if self.is_higher else "below the baseline"
 
 
 @dataclass(frozen=True)
 class Average:
-    """The paper's average performance improvement of a method over tasks of one kind."""
+    """The average improvement of a method over tasks of one kind."""
 
     method: Method
     comparisons: list[Comparison]
     tasks: str
     improvement: Estimate
+    final_improvement: Estimate | None
     probability: Estimate
     paper: float | None
 
@@ -115,26 +149,27 @@ class Average:
     @property
     def too_few(self) -> bool:
         """Whether no outcome with these numbers of seeds could tell the methods apart."""
-        return best_possible_p(*(comparison.seeds for comparison in self.comparisons)) > 0.05
+        if len(self.comparisons) == 1:
+            return self.comparisons[0].too_few
+        return best_possible_p(*(comparison.seeds for comparison in self.comparisons)) > LEVEL
 
     @property
     def verdict(self) -> str:
-        """What the interval of the probability of improvement says."""
-        return _verdict(self.probability, self.too_few)
-
-
-def _verdict(probability: Estimate, too_few: bool) -> str:
-    if too_few:
-        return "too few seeds"
-    if probability.low > 0.5:
-        return "above the baseline"
-    return "below the baseline" if probability.high < 0.5 else "undecided"
+        """That of the task, or of several what the interval of the probability says."""
+        if len(self.comparisons) == 1:
+            return self.comparisons[0].verdict
+        if self.too_few:
+            return "too few seeds"
+        if self.probability.low > 0.5:
+            return "above the baseline"
+        return "below the baseline" if self.probability.high < 0.5 else "undecided"
 
 
 @dataclass
 class Study:
     """All results, and everything that is not part of them."""
 
+    baseline: Baseline = field(default_factory=Baseline)
     cells: dict[tuple[Task, Method], Cell] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     averages: list[Average] = field(default_factory=list)
@@ -154,15 +189,20 @@ class Study:
         cells = [
             cell
             for (where, method), cell in self.cells.items()
-            if where == task and family in (None, method.family)
+            if where == task and family in (None, self.baseline.family(method))
         ]
-        return sorted(cells, key=lambda cell: order(cell.method))
+        return sorted(cells, key=lambda cell: self.order(cell.method))
+
+    def order(self, method: Method) -> tuple[Any, ...]:
+        """By family, the baseline first, with numbers in hyperparameters sorted by size."""
+        settings = tuple((key, _by_size(value)) for key, value in method.settings)
+        is_other = not self.baseline.matches(method)
+        replay = (method.replay != "uniform", method.replay)
+        return (self.baseline.family(method), is_other, replay, method.sampler, settings)
 
 
-def order(method: Method) -> tuple[Any, ...]:
-    """By family, the baseline first, with numbers in hyperparameters sorted by size."""
-    settings = tuple(
-        (key, (0, float(value), "") if value.replace(".", "", 1).isdigit() else (1, 0.0, value))
-        for key, value in method.settings
-    )
-    return (method.family, method.sampler != BASELINE, method.sampler, settings)
+def _by_size(value: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(value), "")
+    except ValueError:
+        return (1, 0.0, value)

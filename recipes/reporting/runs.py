@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
+from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.keys import flat
+from vmfer_recipes.training.keys import MISSING, Key, describe, flat
 from vmfer_recipes.training.tables import read_columns
 
 __all__ = ["LeftOut", "NoTrainingRunError", "Run", "frozen", "read_config", "read_runs"]
@@ -80,10 +82,15 @@ class Run:
     speed: float
 
 
-def read_runs(folder: Path) -> tuple[list[Run], list[LeftOut]]:
+def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:
     """All runs at and under a folder, in the order of their paths, and what was left out.
 
     A seed that is found twice with the same settings is taken once: the run that got further.
+
+    Args:
+        folder: where to look.
+        until: read the runs as if they had ended at this step, which they must have reached. A
+            longer training does not change the steps before, so runs of any length are comparable.
     """
     found: dict[tuple[Any, ...], Run] = {}
     left_out = []
@@ -91,6 +98,7 @@ def read_runs(folder: Path) -> tuple[list[Run], list[LeftOut]]:
         path = file.parent.relative_to(folder).as_posix()
         try:
             run = _read(file.parent, path)
+            run = run if until is None else _cut(run, until)
         except Exception as error:
             left_out.append(LeftOut(path, first_line(error)))
             continue
@@ -177,7 +185,11 @@ def _read(run_dir: Path, path: str) -> Run:
                 and value != getattr(_PLAIN, name.removeprefix("env."), None)
             )
         },
-        settings={k: v for k, v in config.items() if k.split(".")[0] not in _INCIDENTAL},
+        settings={
+            name: value
+            for name, value in (_later_keys(config) | config).items()
+            if name.split(".")[0] not in _INCIDENTAL
+        },
         steps=steps,
         returns=returns,
         success=success,
@@ -185,6 +197,43 @@ def _read(run_dir: Path, path: str) -> Run:
         finished=steps[-1] == config["total_frames"],
         speed=_speed(run_dir / "train.csv"),
     )
+
+
+def _cut(run: Run, until: int) -> Run:
+    if run.steps[-1] < until:
+        end = "its training ends at" if run.finished else "evaluated only to"
+        raise ValueError(f"{end} step {run.steps[-1]:,.0f}, before until={until}")
+    # The end may lie between two evaluations.
+    steps = np.append(run.steps[run.steps < until], until)
+    return replace(
+        run,
+        total_frames=until,
+        steps=steps,
+        returns=np.interp(steps, run.steps, run.returns),
+        success=None if run.success is None else np.interp(steps, run.steps, run.success),
+        finished=True,
+    )
+
+
+def _later_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """The defaults of keys that the run of an earlier version lacks."""
+    return {
+        each.name: each.default
+        for each in _described(config["algorithm"])
+        if each.default != MISSING
+        and ("." not in each.name or _has_kind(config, each.name.split(".")[0], each.kinds))
+    }
+
+
+def _has_kind(config: dict[str, Any], group: str, kinds: tuple[str, ...]) -> bool:
+    kind = config.get(f"{group}.kind")
+    return kind is not None and (not kinds or kind in kinds)
+
+
+@functools.cache
+def _described(algorithm: str) -> list[Key]:
+    known = algorithms()
+    return describe(known[algorithm]) if algorithm in known else []
 
 
 def _speed(file: Path) -> float:

@@ -16,7 +16,7 @@ def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
 
 
 def area(steps: np.ndarray, values: np.ndarray) -> float:
-    """The area under the curve per step: the mean over the training."""
+    """The area under the curve per step by the trapezoidal rule: the mean over the training."""
     span = steps[-1] - steps[0]
     if span == 0:
         return float(values[0])

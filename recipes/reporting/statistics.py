@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.training.errors import UserError
 
 try:
@@ -24,7 +25,6 @@ except (ImportError, TypeError) as error:  # the latter from arch, which pandas 
     ) from error
 
 __all__ = [
-    "Estimate",
     "best_possible_p",
     "column_estimates",
     "estimate",
@@ -35,21 +35,6 @@ __all__ = [
 
 REPETITIONS = 2000
 _SEED = 20240731
-
-
-class Estimate(NamedTuple):
-    """A number and its 95 % interval, which is NaN where there is none."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    def shown(self, pattern: str) -> str:
-        """Number and interval as a string."""
-        if math.isnan(self.low):
-            return f"{pattern.format(self.value)} [one seed]"
-        value, low, high = map(pattern.format, self)
-        return f"{value} [{low}, {high}]"
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from vmfer_recipes.reporting.document import Table, Value
-from vmfer_recipes.reporting.results import Cell, Study
+from vmfer_recipes.reporting.estimate import Estimate
+from vmfer_recipes.reporting.results import LEVEL, Cell, Study
 from vmfer_recipes.reporting.scores import FINAL_SHARE
-from vmfer_recipes.reporting.statistics import Estimate
 
 __all__ = [
     "average_table",
     "comparison_table",
     "curve_table",
-    "final_table",
     "left_out_table",
+    "number_format",
     "run_table",
+    "score_table",
+    "significance_table",
     "speed_table",
 ]
 
-_NUMBERS = ("final (mean)", "final (IQM)", "area (mean)", "area (IQM)")
+_NUMBERS = ("AUC (mean)", "AUC (IQM)", "final (mean)", "final (IQM)")
 _INTERVAL = "in brackets, the 95 % stratified-bootstrap interval"
+
+
+def number_format(names: Iterable[str]) -> str:
+    """How scores are shown: success rates need more digits than returns."""
+    return "{:,.1f}" if {*names} <= {"return"} else "{:,.3f}"
 
 
 def _place(study: Study, cell: Cell) -> dict[str, Value]:
@@ -34,8 +42,8 @@ def _all_cells(study: Study) -> list[Cell]:
     return [cell for task in study.tasks for cell in study.cells_of(task)]
 
 
-def final_table(study: Study, name: str) -> Table:
-    """Final score and area under the curve of every cell.
+def score_table(study: Study, name: str) -> Table:
+    """Area under the curve and final score of every cell.
 
     Args:
         study: the results.
@@ -51,48 +59,89 @@ def final_table(study: Study, name: str) -> Table:
         seeds = len(cell.runs) if cell.complete else 0
         rows.append({**_place(study, cell), "seeds": seeds, **numbers})
     words = name.replace("_", " ")
-    pattern = "{:,.1f}" if name == "return" else "{:.3f}"
     return Table(
-        f"final_{name}",
-        f"Final {words}: mean over the last {FINAL_SHARE:.0%} of the training. Area: mean "
-        f"{words} over the whole training (area under the curve divided by its length). "
-        f"Over seeds: mean and interquartile mean (IQM), {_INTERVAL}.",
+        f"scores_{name}",
+        f"AUC: mean {words} over the whole training (area under the learning curve divided by its "
+        f"length). Final {words}: mean over the last {FINAL_SHARE:.0%} of the training. Over "
+        f"seeds: mean and interquartile mean (IQM), {_INTERVAL}.",
         rows,
-        dict.fromkeys(_NUMBERS, pattern),
+        dict.fromkeys(_NUMBERS, number_format([name])),
         header=("task", "method", "seeds", *_NUMBERS),
     )
 
 
 def comparison_table(study: Study) -> Table:
-    """Every method compared with its baseline, task by task."""
+    """Every method compared with its baseline, task by task: the size of the effect."""
     rows: list[dict[str, Value]] = []
     for comparison in study.comparisons:
-        cell = comparison.cell
+        cell, paired = comparison.cell, comparison.paired
         rows.append(
             {
                 **_place(study, cell),
-                "judged by": "final " + cell.score_name.replace("_", " "),
                 "seeds": len(cell.runs),
                 "baseline seeds": len(comparison.baseline.runs),
-                "% of baseline": comparison.improvement,
+                "AUC, % of baseline": comparison.improvement,
+                "final, % of baseline": comparison.final_improvement,
                 "P(improvement)": comparison.probability,
-                "verdict": comparison.verdict,
+                "pairs": comparison.pairs,
+                "paired difference": None if paired is None else paired.difference,
+                "judged by": "AUC of the " + cell.score_name.replace("_", " "),
                 "baseline": study.method_labels[comparison.baseline.method]
                 + (f" ({comparison.note})" if comparison.note else ""),
             }
         )
     return Table(
         "comparisons",
-        "P(improvement): the probability that a seed of the method beats a seed of the baseline "
-        f"(ties count half); {_INTERVAL}. The verdict follows from this interval: above the "
-        "baseline if all of it is above 0.5.",
+        "P(improvement): the probability that a seed of the method has a larger AUC than a seed of "
+        f"the baseline (ties count half); {_INTERVAL}. Paired difference: the mean difference in "
+        "AUC between runs with the same seed; its interval resamples pairs, of which there are as "
+        "many as seeds that both have.",
         rows,
-        {"% of baseline": "{:.1f}", "P(improvement)": "{:.2f}"},
+        {
+            "AUC, % of baseline": "{:.1f}",
+            "final, % of baseline": "{:.1f}",
+            "P(improvement)": "{:.2f}",
+            "paired difference": number_format(c.cell.score_name for c in study.comparisons),
+        },
+    )
+
+
+def significance_table(study: Study) -> Table:
+    """Every method compared with its baseline, task by task: how sure that is."""
+    rows: list[dict[str, Value]] = []
+    for comparison in study.comparisons:
+        rows.append(
+            {
+                **_place(study, comparison.cell),
+                "p": comparison.p_value,
+                "corrected p": comparison.corrected_p,
+                "lowest possible p": comparison.best_p,
+                "detectable": comparison.detectable,
+                "detectable as": "ratio" if comparison.is_ratio else "difference",
+                "verdict": comparison.verdict,
+            }
+        )
+    return Table(
+        "tests",
+        "p: of a two-sided permutation test of the mean log AUC (of the mean AUC if a score is "
+        "zero or less). Corrected p: by Holm's method for all comparisons of the task; the verdict "
+        f"follows from it, at the level {LEVEL}. Lowest possible p: the corrected p if in all "
+        "comparisons every seed beat every seed of the baseline. Detectable: the smallest effect, "
+        "in either direction, that a t-test would detect with a probability of 80 % at Holm's "
+        "first threshold, with this number of seeds and their spread; smaller ones can be missed.",
+        rows,
+        {
+            "p": "{:.3f}",
+            "corrected p": "{:.3f}",
+            "lowest possible p": "{:.3f}",
+            "detectable": "{:,.2f}",
+        },
     )
 
 
 def average_table(study: Study) -> Table:
-    """The paper's Table 1 next to the numbers of this study."""
+    """Averages over tasks, with those of the paper's Table 1 if they have the same baseline."""
+    has_paper = any(average.paper is not None for average in study.averages)
     rows: list[dict[str, Value]] = []
     for average in study.averages:
         cells = [comparison.cell for comparison in average.comparisons]
@@ -103,19 +152,32 @@ def average_table(study: Study) -> Table:
                 "tasks": average.tasks,
                 "seeds per task": _range(cells),
                 "baseline seeds": _range(baselines),
-                "% of baseline": average.improvement,
+                "AUC, % of baseline": average.improvement,
+                "final, % of baseline": average.final_improvement,
                 "P(improvement)": average.probability,
                 "verdict": average.verdict,
-                "paper, % of baseline": average.paper,
+                **({"paper, % of baseline": average.paper} if has_paper else {}),
             }
+        )
+    caption = (
+        "Average performance improvement: AUC and final score in percent of the baseline's, "
+        f"averaged over tasks; {_INTERVAL}."
+    )
+    if has_paper:
+        caption += (
+            " The paper gives no interval and does not say which score and which versions of the "
+            "environments it uses."
         )
     return Table(
         "average_improvement",
-        "Average performance improvement: the final score in percent of the baseline's, averaged "
-        f"over tasks; {_INTERVAL}. The paper gives no interval and does not say which score and "
-        "which versions of the environments it uses.",
+        caption,
         rows,
-        {"% of baseline": "{:.1f}", "P(improvement)": "{:.2f}", "paper, % of baseline": "{:.2f}"},
+        {
+            "AUC, % of baseline": "{:.1f}",
+            "final, % of baseline": "{:.1f}",
+            "P(improvement)": "{:.2f}",
+            "paper, % of baseline": "{:.2f}",
+        },
     )
 
 
@@ -127,7 +189,7 @@ def _range(cells: list[Cell]) -> Value:
 def speed_table(study: Study) -> Table:
     """How fast the runs were."""
     baselines = {id(c.cell): c.baseline for c in study.comparisons}
-    paper = study.paper["update_seconds"]
+    paper = study.paper["update_seconds"] if study.baseline.is_default else {}
     rows: list[dict[str, Value]] = []
     for cell in _all_cells(study):
         if math.isnan(cell.speed):
@@ -197,11 +259,17 @@ def run_table(study: Study) -> Table:
                     **_place(study, cell),
                     "seed": run.seed,
                     "evaluated to step": int(run.steps[-1]),
+                    "AUC of return": float(cell.area["return"][i]) if cell.complete else None,
                     "final return": float(cell.final["return"][i]) if cell.complete else None,
                     "run": run.path,
                 }
             )
-    return Table("runs", "The runs behind the numbers.", rows, {"final return": "{:,.1f}"})
+    return Table(
+        "runs",
+        "The runs behind the numbers.",
+        rows,
+        dict.fromkeys(("AUC of return", "final return"), "{:,.1f}"),
+    )
 
 
 def left_out_table(study: Study) -> Table:

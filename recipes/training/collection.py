@@ -10,7 +10,11 @@ from tensordict.nn import TensorDictModuleBase
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training import _upstream
-from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environment_state import (
+    environment_state,
+    load_environment_state,
+    reseed_environment,
+)
 from vmfer_recipes.training.environments import Environment
 from vmfer_recipes.training.episodes import EpisodeReturns
 from vmfer_recipes.training.errors import UserError
@@ -158,3 +162,7 @@ class TransitionCollector:
         load_environment_state(self._env, state["environment"])
         _upstream.carried(self._collector).update(TensorDict(state["carrier"]))
         self.episodes.load_state_dict(state["episodes"])
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the random generators of the environment. Its episode continues."""
+        reseed_environment(self._env, seed)

@@ -34,6 +34,7 @@ __all__ = [
     "CommandLine",
     "read_command_line",
     "read_folder_and_options",
+    "read_options",
 ]
 
 _Config = TypeVar("_Config", bound=Config)
@@ -263,26 +264,62 @@ def read_folder_and_options(
         config: the dataclass of the options.
     """
     keys = describe(config)
-    if {"--help", "-h"} & {*arguments}:
-        print(folder_help_text(usage, config))
-        raise SystemExit
+    _answer_help(usage, arguments, config)
     check_form([each for each in arguments if not Path(each).is_dir()], keys, set())
     folders = [argument for argument in arguments if "=" not in argument] or arguments[:1]
     if len(folders) != 1:
         options = " ".join(f"[{key.name}={_written(key.default)}]" for key in keys)
         number = "none" if not folders else " and ".join(folders)
         raise UserError(f"One folder is needed, got {number}. Usage: {usage} {options}")
-    given = [each for each in arguments if each != folders[0]]
-    for name in (each.partition("=")[0] for each in given):
-        if name not in {key.name for key in keys}:
+    return Path(folders[0]), _options([each for each in arguments if each != folders[0]], config)
+
+
+def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Config:
+    """Reads the command line of a program that has only options, without Hydra.
+
+    A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``.
+
+    Args:
+        usage: how the program is called.
+        arguments: ``key=value`` for each option.
+        config: the dataclass of the options.
+    """
+    _answer_help(usage, arguments, config)
+    check_form(arguments, describe(config), set())
+    for argument in arguments:
+        if "=" not in argument:
+            raise UserError(f"{argument!r} cannot be parsed: write key=value, or see --help.")
+    return _options(arguments, config)
+
+
+def _answer_help(usage: str, arguments: list[str], config: type[Config]) -> None:
+    if {"--help", "-h"} & {*arguments}:
+        print(folder_help_text(usage, config))
+        raise SystemExit
+
+
+def _options(given: list[str], config: type[_Config]) -> _Config:
+    """The options of a command line, checked."""
+    keys = {key.name: key for key in describe(config)}
+    written = []
+    for argument in given:
+        name, _, value = argument.partition("=")
+        if name not in keys:
             raise unknown_key(name, config)
+        is_item = list in keys[name].types and value[:1] not in ("", "[")
+        written.append(f"{name}=[{value}]" if is_item else argument)
     try:
-        merged: Any = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(given))
+        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(written))
+        whole = {
+            name: _as_integers(value) if {int, list} & {*keys[name].types} else value
+            for name, value in values.items()
+        }
+        merged: Any = OmegaConf.merge(OmegaConf.structured(config), whole)
     except ValidationError as error:
-        (expected,) = (key for key in keys if key.name == error.full_key)
+        expected = keys[str(error.full_key).partition("[")[0]]
         raise wrong_value(expected.name, expected, error.value) from error
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(
             f"{' '.join(given)!r} cannot be parsed ({first_line(error)}): write key=value."
         ) from error
-    return Path(folders[0]), to_config(merged)
+    return to_config(merged)

@@ -18,7 +18,12 @@ from vmfer_recipes.training.checkpoints import UnsavableError, plain_data
 from vmfer_recipes.training.dm_control import ControlSuite
 from vmfer_recipes.training.environments import Environment
 
-__all__ = ["EnvironmentPart", "environment_state", "load_environment_state"]
+__all__ = [
+    "EnvironmentPart",
+    "environment_state",
+    "load_environment_state",
+    "reseed_environment",
+]
 
 # MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
 # the last step, which affect the rewards and observations of the next step.
@@ -31,6 +36,7 @@ _SIMULATION = (
 )
 # Libraries whose objects, other than environments, are taken for constant.
 _LIBRARIES = ("gymnasium", "gymnasium_robotics", "dm_control", "vmfer_recipes")
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 # Attributes of these types are saved as a whole.
 _SAVED_WHOLE = (
     *(dict, list, tuple, set, deque, enum.Enum, np.ndarray, torch.Tensor, random.Random),
@@ -65,6 +71,32 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
         if int(depth) >= len(layers):
             raise ValueError(f"the environment has no object for the saved {key!r}")
         _load_attribute_state(layers[int(depth)], key, saved)
+
+
+def reseed_environment(env: Environment, seed: int) -> None:
+    """Seeds every random generator of an environment. The current episode continues.
+
+    ``reset(seed=...)`` would start another episode.
+
+    Args:
+        env: the environment.
+        seed: the seed; generators of one environment get different numbers.
+    """
+    seeds = np.random.SeedSequence(seed)
+    for layer in _layers(env):
+        for value in vars(layer).values():
+            if isinstance(value, _GENERATORS):
+                _seed_generator(value, int(seeds.spawn(1)[0].generate_state(1)[0]))
+
+
+def _seed_generator(generator: Any, seed: int) -> None:
+    # In place: several objects may share a generator.
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    else:
+        generator.seed(seed)
 
 
 class EnvironmentPart:

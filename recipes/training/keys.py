@@ -28,6 +28,7 @@ __all__ = [
     "other_default",
     "recipe_schemas",
     "schema",
+    "schemas_of",
     "to_config",
     "validate",
     "wrong_value",
@@ -238,6 +239,11 @@ def schema(name: str, group: str = "") -> Callable[[_Class], _Class]:
 def recipe_schemas() -> dict[str, type[Config]]:
     """The registered configurations of recipes, by name."""
     return dict(_SCHEMAS.get("", {}))
+
+
+def schemas_of(group: str) -> dict[str, type[Config]]:
+    """The registered configurations of a group, by name; none for a group without kinds."""
+    return dict(_SCHEMAS.get(group, {}))
 
 
 def groups(config: type[Config]) -> dict[str, str]:

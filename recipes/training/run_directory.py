@@ -30,7 +30,10 @@ class RunDirectory:
 
     Attributes:
         path: the directory.
+        config_file: the name of the file with the configuration.
     """
+
+    config_file = "config.yaml"
 
     def __init__(self, cfg: Config) -> None:
         self.path = Path(cfg.run_dir)
@@ -63,7 +66,7 @@ class RunDirectory:
 
     def _saved_config(self) -> dict[str, Any] | None:
         """The configuration of the run in the directory, by dotted key; ``None`` without a run."""
-        file = self.path / "config.yaml"
+        file = self.path / self.config_file
         if not file.exists():
             return None
         try:
@@ -125,8 +128,8 @@ class RunDirectory:
             return lock(self.path)
 
     def write_config(self) -> None:
-        """Writes ``config.yaml``."""
-        with self.writing(), replacing(self.path / "config.yaml") as file:
+        """Writes the file with the configuration."""
+        with self.writing(), replacing(self.path / self.config_file) as file:
             file.write(OmegaConf.to_yaml(self._config))
 
     @contextmanager

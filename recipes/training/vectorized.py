@@ -12,7 +12,11 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.training.environment_state import environment_state, load_environment_state
+from vmfer_recipes.training.environment_state import (
+    environment_state,
+    load_environment_state,
+    reseed_environment,
+)
 from vmfer_recipes.training.environments import (
     Environment,
     entries,
@@ -142,3 +146,8 @@ class VectorCollector:
         self._seen = {key: value.numpy() for key, value in state["seen"].items()}
         self._frames, self._steps = state["frames"], state["steps"]
         self.episodes.load_state_dict(state["episodes"])
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the random generators of all environments. Their episodes continue."""
+        for env, number in zip(self._envs, environment_seeds(seed, len(self._envs)), strict=True):
+            reseed_environment(env, number)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from helpers.browser import CHROMIUM, REASON, view
+from helpers.report_runs import write_report_run
 from vmfer_recipes.reporting import statistics
 from vmfer_recipes.reporting.methods import Method, Task
 from vmfer_recipes.reporting.page import write_report
@@ -25,53 +25,9 @@ from vmfer_recipes.reporting.runs import read_runs
 from vmfer_recipes.reporting.study import make_study
 
 
-def _write_run(
-    root: Path,
-    sampler="uniform",
-    seed=0,
-    end=100.0,
-    *,
-    algorithm="td3",
-    env="Hopper-v4",
-    replay="uniform",
-    total=1000,
-    interval=100,
-    stop=None,
-    success=None,
-    **settings,
-) -> Path:
-    """Writes a run directory whose curve rises in a straight line to ``end``."""
-    extra = "".join(f"-{key}{value}" for key, value in settings.items())
-    method = f"{replay}-{sampler}{extra}-{total}-{interval}"
-    run_dir = root / algorithm / env / method / f"seed{seed}"
-    run_dir.mkdir(parents=True)
-    config = {
-        "seed": seed,
-        "total_frames": total,
-        "num_critics": 2,
-        "utd_ratio": 1,
-        "algorithm": algorithm,
-        "env": {"name": env},
-        "replay": {"name": replay},
-        "sampler": {"name": sampler},
-        "eval_interval": interval,
-        **settings,
-    }
-    OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
-    with (run_dir / "eval.csv").open("w") as file:
-        file.write("step,return_mean,return_std,episode_length,success_rate\n")
-        for step in range(0, (stop or total) + 1, interval):
-            rate = "" if success is None else success * step / total
-            file.write(f"{step},{end * step / total},1.0,1000.0,{rate}\n")
-    (run_dir / "train.csv").write_text(f"step,steps_per_second\n{stop or total},90.0\n")
-    if stop is None:
-        (run_dir / "finished").touch()
-    return run_dir
-
-
 @pytest.fixture
 def write_run(tmp_path):
-    return functools.partial(_write_run, tmp_path / "runs")
+    return functools.partial(write_report_run, tmp_path / "runs")
 
 
 @pytest.fixture
@@ -392,10 +348,10 @@ def runs(tmp_path_factory):
         ("Hopper-v4", "<b>Odd|Name-v0"), ("uniform", "vmf_rank", "vmf_uncertainty")
     ):
         for seed in range(3):
-            _write_run(root, sampler, seed, 100 + 30 * generator.normal(), env=env)
+            write_report_run(root, sampler, seed, 100 + 30 * generator.normal(), env=env)
     for sampler in ("uniform", "vmf_ema"):
-        _write_run(root, sampler, 0, 10, env="FetchPush-v4", replay="her", success=0.8)
-    _write_run(root, "vmf_rank", 9, 100, stop=300)
+        write_report_run(root, sampler, 0, 10, env="FetchPush-v4", replay="her", success=0.8)
+    write_report_run(root, "vmf_rank", 9, 100, stop=300)
     return root
 
 

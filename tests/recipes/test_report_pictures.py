@@ -74,7 +74,7 @@ def test_comparisons_show_n_and_are_hollow_with_too_few_seeds(study):
 
 def test_tables_without_rows_have_a_header(study, tmp_path):
     write_report(study, tmp_path / "report")
-    for name, first in (("left_out", "run"), ("final_success_rate", "task"), ("speed", "task")):
+    for name, first in (("left_out", "run"), ("scores_success_rate", "task"), ("speed", "task")):
         with (tmp_path / "report" / "tables" / f"{name}.csv").open() as file:
             reader = csv.DictReader(file)
             assert list(reader) == []

@@ -1,0 +1,237 @@
+"""All forks of a command, with their directories. Mistakes are found here, before any fork runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from vmfer_recipes.forking.arms import Arm, make_arms
+from vmfer_recipes.forking.options import ForkConfig
+from vmfer_recipes.forking.sources import Source, find_sources, setting_of
+from vmfer_recipes.training.errors import UserError, first_line, unwritable
+from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.group_options import CSVLoggerConfig
+from vmfer_recipes.training.names import folder_name, group_name
+from vmfer_recipes.training.options import TrainingConfig
+from vmfer_recipes.training.run_directory import RunDirectory
+
+__all__ = ["Fork", "ForkDirectory", "Moment", "Plan", "make_plan"]
+
+_LEAST_INTERVAL = 1000  # steps between the checkpoints of a fork
+
+
+class ForkDirectory(RunDirectory):
+    """The directory of a fork. Reports of runs do not take it for one of theirs."""
+
+    config_file = "fork.yaml"
+
+
+@dataclass(frozen=True)
+class Fork:
+    """One arm that continues from one checkpoint, with the random numbers of one draw.
+
+    Attributes:
+        source: the checkpoint.
+        arm: the method.
+        draw: the number of the draw, from 0.
+        cfg: the configuration of the continued run, with the directory of the fork.
+    """
+
+    source: Source
+    arm: Arm
+    draw: int
+    cfg: TrainingConfig
+
+    @property
+    def path(self) -> Path:
+        """The directory of the fork."""
+        return Path(self.cfg.run_dir)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.path / "finished").exists()
+
+    @property
+    def title(self) -> str:
+        """The fork in words."""
+        return (
+            f"seed {self.source.seed}, step {self.source.step:,}, {self.arm.name}, draw {self.draw}"
+        )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A checkpoint and its forks.
+
+    Attributes:
+        source: the checkpoint.
+        path: the folder of its forks.
+        forks: the forks, draw by draw, so that an unfinished study is balanced.
+    """
+
+    source: Source
+    path: Path
+    forks: list[Fork]
+
+    @property
+    def record(self) -> Path:
+        """The file with the fingerprint of the checkpoint and its evaluation before the forks."""
+        return self.path / "checkpoint.json"
+
+    def read_record(self) -> dict[str, Any] | None:
+        """The contents of the record, or ``None`` if there is none."""
+        if not self.record.exists():
+            return None
+        try:
+            return dict(json.loads(self.record.read_text()))
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{self.record} cannot be read ({first_line(error)}): delete it, and the forks are "
+                "checked again."
+            ) from error
+
+    def check(self) -> None:
+        """Raises an error if the folder holds forks of another checkpoint or configuration."""
+        record = self.read_record()
+        if record is not None and record["fingerprint"] != self.source.fingerprint():
+            raise UserError(
+                f"{self.path} holds forks of another checkpoint, from {record['run']}: choose "
+                "another out=."
+            )
+        for fork in self.forks:
+            try:
+                ForkDirectory(fork.cfg).check()
+            except UserError as error:
+                raise UserError(str(error).replace("run_dir", "out=")) from error
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All forks of a command.
+
+    Attributes:
+        options: the command.
+        out: the folder of all output.
+        arms: the methods; the first is the one that others are compared with.
+        moments: the checkpoints with their forks.
+    """
+
+    options: ForkConfig
+    out: Path
+    arms: list[Arm]
+    moments: list[Moment]
+
+    @property
+    def forks(self) -> list[Fork]:
+        """All forks, in the order in which they run."""
+        return [fork for moment in self.moments for fork in moment.forks]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all forks in the folder have in common."""
+        options = self.options
+        length = "steps" if options.mode == "live" else "updates"
+        cfg = self.moments[0].forks[0].cfg
+        return {
+            "mode": options.mode,
+            length: getattr(options, length),
+            "num_eval_episodes": cfg.num_eval_episodes,
+            "run": setting_of(self.moments[0].source.cfg),
+        }
+
+    def check(self) -> None:
+        """Raises an error if the folder holds forks of other settings."""
+        file = self.out / "settings.yaml"
+        if file.exists():
+            try:
+                before: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+                before, now = _flat_settings(before), _flat_settings(self.settings)
+            except Exception as error:
+                raise UserError(
+                    f"{file} cannot be read ({first_line(error)}): choose another out=."
+                ) from error
+            differing = [
+                f"{key}={before.get(key)} there, {now.get(key)} here"
+                for key in sorted(before.keys() | now.keys())
+                if before.get(key) != now.get(key)
+            ]
+            if differing:
+                raise UserError(
+                    f"{self.out} holds forks of other settings ({'; '.join(differing)}): choose "
+                    "another out= or use the same values."
+                )
+        for moment in self.moments:
+            moment.check()
+
+    def write_settings(self) -> None:
+        """Writes the settings that later commands must share."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            with replacing(self.out / "settings.yaml") as file:
+                file.write(OmegaConf.to_yaml(self.settings))
+        except OSError as error:
+            raise unwritable(self.out, error) from error
+
+
+def _flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in settings.items() if key != "run"}
+    return own | {f"run: {key}": value for key, value in settings["run"].items()}
+
+
+def make_plan(options: ForkConfig) -> Plan:
+    """Finds the checkpoints, reads the arms and lists all forks."""
+    sources = find_sources(options.run, options.at)
+    first = sources[0].cfg
+    arms = make_arms(options.arms, first)
+    if options.baseline is not None:
+        name = " ".join(options.baseline.split())
+        if name not in [arm.name for arm in arms]:
+            raise UserError(
+                f"baseline={name} is not an arm: use one of {', '.join(arm.name for arm in arms)}."
+            )
+        arms.sort(key=lambda arm: arm.name != name)
+    length = options.steps if options.mode == "live" else options.updates
+    default = f"runs/forks/{folder_name(group_name(first))}/{options.mode}-{length}"
+    out = Path(options.out or default)
+    episodes = options.num_eval_episodes or first.num_eval_episodes
+    moments = []
+    for source in sources:
+        path = out / f"seed{source.seed}" / f"step{source.step}"
+        forks = [
+            Fork(source, arm, draw, _config(source, arm, draw, options, episodes, path))
+            for draw in range(options.draws)
+            for arm in arms
+        ]
+        moments.append(Moment(source, path, forks))
+    plan = Plan(options, out, arms, moments)
+    plan.check()
+    return plan
+
+
+def _config(
+    source: Source, arm: Arm, draw: int, options: ForkConfig, episodes: int, path: Path
+) -> TrainingConfig:
+    cfg = arm.apply(source.cfg)
+    is_live = options.mode == "live"
+    last = source.step + (options.steps if is_live else 0)
+    cfg = dataclasses.replace(
+        cfg,
+        total_frames=last,
+        eval_interval=last,  # once, at the end
+        num_eval_episodes=episodes,
+        checkpoint_interval=min(cfg.checkpoint_interval, max(options.steps // 4, _LEAST_INTERVAL)),
+        keep_checkpoint=False,
+        keep_checkpoints_at=[],
+        logger=CSVLoggerConfig(),
+        resume=True,
+        run_dir=str(path / arm.folder / f"draw{draw}"),
+    )
+    if is_live:
+        cfg.check()
+    return cfg

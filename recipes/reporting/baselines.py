@@ -1,0 +1,181 @@
+"""Which setting the others are compared with."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from vmfer_recipes.reporting.methods import Method, Task, distinguishing_keys
+from vmfer_recipes.training.errors import UserError, did_you_mean
+
+__all__ = ["DEFAULT_BASELINE", "Baseline"]
+
+DEFAULT_BASELINE = "uniform"
+
+# In other algorithms, extra critics only measure the uncertainty: the baseline is the same for any
+# number of them.
+_ALL_CRITICS_COUNT = ("redq", "tqc")
+_SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
+_MOST_LISTED = 8
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The settings of the baseline, as given by ``baseline=``.
+
+    A method is compared with the method of the same algorithm that has these settings and is equal
+    to it in all others. If a key of ``sampler`` or ``replay`` is named, all keys of this group may
+    differ.
+
+    Args:
+        text: the name of a sampler, or ``key=value`` pairs separated by commas.
+
+    Example:
+        >>> str(Baseline("fresh")), str(Baseline("replay=per,sampler=fresh"))
+        ('sampler=fresh', 'replay=per, sampler=fresh')
+    """
+
+    text: str = DEFAULT_BASELINE
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The values of the baseline by key, as written."""
+        if "=" not in self.text:
+            return {"sampler": self.text.strip()}
+        # A comma also separates the items of a list.
+        pairs = [part.partition("=") for part in re.split(r",(?=\s*[\w.]+=)", self.text)]
+        if not all(name.strip() and value.strip() for name, _, value in pairs):
+            raise UserError(
+                f"baseline={self.text} cannot be parsed: write the name of a sampler, or pairs "
+                "such as baseline=replay=per,sampler=fresh."
+            )
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+    @property
+    def is_default(self) -> bool:
+        """Whether methods are compared as in the paper."""
+        return self.wanted == {"sampler": DEFAULT_BASELINE}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.wanted.items())
+
+    def matches(self, method: Method) -> bool:
+        """Whether a method has the settings of the baseline."""
+        settings = dict(method.settings)
+        return all(
+            key in settings and _is_equal(settings[key], value)
+            for key, value in self._full().items()
+        )
+
+    def family(self, method: Method) -> str:
+        """What a method shares with its baseline, by name: ``td3/uniform`` or ``td3``."""
+        return method.algorithm if "replay" in self._free else method.family
+
+    def family_label(self, method: Method) -> str:
+        """The family as it is shown: ``TD3``, ``SAC+per_rank``."""
+        return method.algorithm.upper() if "replay" in self._free else method.family_label
+
+    def differing(self, method: Method, other: Method) -> list[str]:
+        """The hyperparameters in which two methods differ, except those that may."""
+        return method.differing(other, self._free)
+
+    def check(self, cells: Iterable[tuple[Task, Method]]) -> None:
+        """Raises an error unless the settings name one method for each that is compared."""
+        cells = list(cells)
+        known = {key for _, method in cells for key, _ in method.settings} | {*_SHORT}
+        for key in self.wanted:
+            if key not in known:
+                raise UserError(
+                    f"No run has the key {key} of baseline={self.text}. {did_you_mean(key, known)}"
+                )
+        matching = [(task, method) for task, method in cells if self.matches(method)]
+        if not matching and not self.is_default:
+            raise UserError(f"No run matches baseline={self.text}: there are {_listed(cells)}.")
+        alike = defaultdict(set)
+        for task, method in matching:
+            fixed = tuple(s for s in method.settings if s[0].split(".")[0] not in self._free)
+            alike[task, fixed].add(method)
+        for (task, _), methods in alike.items():
+            if len(methods) > 1:
+                twins = [(task, method) for method in methods]
+                raise UserError(
+                    f"Several settings match baseline={self.text}: {_listed(twins)}. Write one of "
+                    "them after baseline=."
+                )
+
+    def of(self, method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
+        """The baseline of a method.
+
+        Returns:
+            the baseline, or ``None``; and in what it differs from the method, or why there is none.
+        """
+        matching = [
+            candidate
+            for candidate in candidates
+            if self.family(candidate) == self.family(method) and self.matches(candidate)
+        ]
+        if not matching:
+            return None, f"no finished run of {self.family_label(method)} with {self}"
+        nearest = min(matching, key=lambda other: (len(self.differing(method, other)), other))
+        differing = self.differing(method, nearest)
+        values = dict(nearest.settings)
+        told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
+        irrelevant = set() if method.algorithm in _ALL_CRITICS_COUNT else {"num_critics"}
+        if set(differing) <= irrelevant:
+            return nearest, told
+        return None, f"the nearest run with {self} has other hyperparameters: {told}"
+
+    @property
+    def keys(self) -> set[str]:
+        """The dotted keys that are named."""
+        return {*self._full()}
+
+    @property
+    def _free(self) -> tuple[str, ...]:
+        return tuple({key.split(".")[0] for key in self.wanted})
+
+    def _full(self) -> dict[str, str]:
+        return {f"{key}.name" if key in _SHORT else key: v for key, v in self.wanted.items()}
+
+
+def _is_equal(setting: str, text: str) -> bool:
+    """Whether a setting, as Python writes it, has a value, as written on the command line."""
+    try:
+        value: Any = ast.literal_eval(setting)
+    except (ValueError, SyntaxError):
+        value = setting
+    if str(value) == text:
+        return True
+    try:
+        written: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
+    except (OmegaConfBaseException, YAMLError):
+        return False
+    return bool(written["value"] == value)
+
+
+def _listed(cells: list[tuple[Task, Method]]) -> str:
+    """Methods as they are written after ``baseline=``."""
+    told = distinguishing_keys(cells)
+    methods = sorted({method for _, method in cells})
+    has_replays = len({method.replay for method in methods}) > 1
+    names = []
+    for method in methods:
+        settings = dict(method.settings)
+        pairs = [f"replay={method.replay}"] if has_replays else []
+        pairs.append(f"sampler={method.sampler}")
+        pairs += [
+            f"{key}={settings[key].strip(chr(39))}"
+            for key in sorted(told[method.family, method.sampler])
+            if key in settings
+        ]
+        names.append(",".join(pairs))
+    names = sorted({*names})
+    return "; ".join(names[:_MOST_LISTED] + ["..."] * (len(names) > _MOST_LISTED))

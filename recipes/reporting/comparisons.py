@@ -1,0 +1,183 @@
+"""Compares methods with their baseline, task by task and on average."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vmfer_recipes.reporting.estimate import Estimate
+from vmfer_recipes.reporting.inference import (
+    PairedEstimates,
+    holm,
+    paired_bootstrap,
+    permutation_p,
+    smallest_detectable_difference,
+    smallest_detectable_ratio,
+)
+from vmfer_recipes.reporting.methods import Method, Task
+from vmfer_recipes.reporting.results import LEVEL, Average, Cell, Comparison, Study
+from vmfer_recipes.reporting.statistics import (
+    best_possible_p,
+    estimate,
+    mean_improvement,
+    probability_of_improvement,
+)
+
+__all__ = ["average_over_tasks", "compare_on_task"]
+
+
+class _Pair(NamedTuple):
+    cell: Cell
+    baseline: Cell
+    note: str
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        return len(self.cell.runs), len(self.baseline.runs)
+
+
+def compare_on_task(study: Study, task: Task) -> None:
+    """Adds the comparisons of a task to a study, and notes for methods that have none."""
+    complete = [cell for cell in study.cells_of(task) if cell.complete]
+    pairs = [
+        pair
+        for cell in complete
+        if not study.baseline.matches(cell.method)
+        and (pair := _paired_with_baseline(study, cell, complete)) is not None
+    ]
+    tested = [_tested(pair) for pair in pairs]
+    p_values = [permutation_p(*scores) for scores in tested]
+    corrected = holm(p_values)
+    # The correction increases with every p-value, so the best ones give the best corrected ones.
+    best = holm([best_possible_p(pair.seeds) for pair in pairs])
+    level = LEVEL / max(1, len(pairs))  # the threshold of Holm's first step
+    for i, pair in enumerate(pairs):
+        x, y = pair.cell.scores, pair.baseline.scores
+        is_ratio = _all_positive(pair)
+        find_smallest = smallest_detectable_ratio if is_ratio else smallest_detectable_difference
+        paired, count = _paired_by_seed(pair)
+        study.comparisons.append(
+            Comparison(
+                *pair,
+                probability=estimate(probability_of_improvement, x, y),
+                improvement=_improvement(x, y),
+                final_improvement=_improvement(pair.cell.final_scores, pair.baseline.final_scores),
+                paired=paired,
+                pairs=count,
+                is_ratio=is_ratio,
+                is_higher=bool(tested[i][0].mean() > tested[i][1].mean()),
+                p_value=p_values[i],
+                corrected_p=float(corrected[i]),
+                best_p=float(best[i]),
+                detectable=find_smallest(x, y, level=level),
+            )
+        )
+
+
+def _paired_with_baseline(study: Study, cell: Cell, complete: list[Cell]) -> _Pair | None:
+    baseline, note = study.baseline.of(cell.method, [other.method for other in complete])
+    if baseline is not None:
+        other = study.cells[cell.task, baseline]
+        if cell.score_name == other.score_name:
+            return _Pair(cell, other, note)
+        note = "only one of the method and its baseline has a success rate"
+    label = study.method_labels[cell.method]
+    study.notes.append(f"{study.task_labels[cell.task]}: {label} has no comparison: {note}.")
+    return None
+
+
+def _all_positive(pair: _Pair) -> bool:
+    return bool((pair.cell.scores > 0).all() and (pair.baseline.scores > 0).all())
+
+
+def _tested(pair: _Pair) -> tuple[np.ndarray, np.ndarray]:
+    """The logarithms of the scores, because effects on returns are rather factors than terms."""
+    scores = pair.cell.scores, pair.baseline.scores
+    return (np.log(scores[0]), np.log(scores[1])) if _all_positive(pair) else scores
+
+
+def _improvement(scores: np.ndarray, baseline: np.ndarray) -> Estimate | None:
+    # A percentage of a baseline at or below zero has no meaning.
+    is_positive = bool((baseline > 0).all())
+    return estimate(mean_improvement, scores, baseline) if is_positive else None
+
+
+def _paired_by_seed(pair: _Pair) -> tuple[PairedEstimates | None, int]:
+    scores, others = (
+        {run.seed: score for run, score in zip(cell.runs, cell.scores, strict=True)}
+        for cell in (pair.cell, pair.baseline)
+    )
+    common = sorted(scores.keys() & others.keys())
+    if not common:
+        return None, 0
+    x, y = (np.array([by_seed[seed] for seed in common]) for by_seed in (scores, others))
+    return paired_bootstrap(x, y), len(common)
+
+
+def average_over_tasks(study: Study) -> None:
+    """Adds the averages over tasks to a study, and notes for what is not part of them."""
+    paper = study.paper["improvement"]
+    groups: dict[tuple[Any, ...], list[Comparison]] = defaultdict(list)
+    for comparison in study.comparisons:
+        task = comparison.cell.task
+        if comparison.improvement is None:
+            study.notes.append(
+                f"{study.task_labels[task]}: {study.method_labels[comparison.cell.method]} is not "
+                "part of an average improvement: a seed of its baseline has a score of zero or "
+                "less, so a percentage of it is meaningless."
+            )
+            continue
+        suite = "paper" if task.name in paper["tasks"] else "other"
+        key = (study.order(comparison.cell.method), task.total_frames, task.version, suite)
+        groups[key].append(comparison)
+    for (_, frames, version, suite), members in sorted(groups.items(), key=lambda item: item[0]):
+        method = members[0].cell.method
+        environments = {comparison.cell.task.environment for comparison in members}
+        if len(environments) != len(members):
+            study.notes.append(
+                f"{study.method_labels[method]} has no average improvement over tasks, because "
+                "the same environment was used with different settings of env."
+            )
+            continue
+        names = ", ".join(sorted(comparison.cell.task.name for comparison in members))
+        count = f"{len(members)} of the paper's {len(paper['tasks'])} tasks"
+        tasks = (
+            f"{count if suite == 'paper' else 'other tasks'} ({names}; {version}, {frames:,} steps)"
+        )
+        cells = [member.cell.scores for member in members]
+        baselines = [member.baseline.scores for member in members]
+        is_from_paper = suite == "paper" and study.baseline.is_default
+        study.averages.append(
+            Average(
+                method,
+                members,
+                tasks,
+                estimate(mean_improvement, *cells, *baselines),
+                _final_improvement(members),
+                estimate(_mean_probability, *cells, *baselines),
+                _paper_number(method, paper["columns"]) if is_from_paper else None,
+            )
+        )
+
+
+def _final_improvement(members: list[Comparison]) -> Estimate | None:
+    if any(member.final_improvement is None for member in members):
+        return None
+    cells = [member.cell.final_scores for member in members]
+    return estimate(mean_improvement, *cells, *(m.baseline.final_scores for m in members))
+
+
+def _mean_probability(*cells: np.ndarray) -> float:
+    half = len(cells) // 2
+    pairs = zip(cells[:half], cells[half:], strict=True)
+    return float(np.mean([probability_of_improvement(*pair) for pair in pairs]))
+
+
+def _paper_number(method: Method, columns: dict[str, dict[str, float]]) -> float | None:
+    settings = dict(method.settings)
+    # The table is of two critics and one update per step; ablations are not in it.
+    if settings.get("num_critics", "2") != "2" or settings.get("utd_ratio", "1") != "1":
+        return None
+    return columns.get(method.family, {}).get(method.sampler)

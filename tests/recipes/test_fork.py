@@ -1,0 +1,400 @@
+"""Forks: what arms have in common, what stays frozen, resuming, and mistakes."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+
+import pytest
+import torch
+
+from torchrl_vmfer import ActorCriticReplayBuffer
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes import fork, sac, td3
+from vmfer_recipes.forking.options import ForkConfig
+from vmfer_recipes.forking.plan import make_plan
+from vmfer_recipes.forking.start import load_source, make_agent, starting_state
+from vmfer_recipes.training.collection import TransitionCollector
+from vmfer_recipes.training.lock import lock
+
+# Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it.
+SOURCE = (
+    "env.name=ShortCheetah-v0",
+    "sampler=fresh",
+    "total_frames=120",
+    "init_random_frames=60",
+    "checkpoint_interval=20",
+    "keep_checkpoints_at=[80,100]",
+)
+NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
+
+
+@pytest.fixture(scope="module")
+def source(train, tmp_path_factory):
+    """A run of TD3 with kept checkpoints. Tests share it."""
+    return train("td3", tmp_path_factory.mktemp("source") / "seed0", *SOURCE, *NO_NOISE)
+
+
+@pytest.fixture(scope="module")
+def sac_source(train, tmp_path_factory):
+    """A run of SAC with a kept checkpoint. Tests share it."""
+    return train("sac", tmp_path_factory.mktemp("source") / "seed0", *SOURCE)
+
+
+@pytest.fixture
+def forks(execute):
+    """``forks(source, out, *arguments)``: runs forks. Returns the rows of their table."""
+
+    def run(source, out, *arguments):
+        execute(fork.main, f"run={source}", "at=80", f"out={out}", *arguments)
+        return rows(out)
+
+    return run
+
+
+def rows(out):
+    with (out / "forks.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def returns(rows, arm=None):
+    return [float(row["return_after"]) for row in rows if arm in (None, row["arm"])]
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def made_agents(monkeypatch):
+    """The agents that the recipes make during a test."""
+    made = []
+    for recipe in (td3, sac):
+
+        def keep(cfg, backend, make=recipe.make_agent):
+            made.append(make(cfg, backend))
+            return made[-1]
+
+        monkeypatch.setattr(recipe, "make_agent", keep)
+    return made
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What forks collect and draw: for each run of forks, transitions and the critics' slots."""
+    collected, drawn = [], []
+    step, sample = TransitionCollector.next, ActorCriticReplayBuffer.sample
+
+    def keep_transition(self):
+        transition = step(self)
+        collected.append(torch.cat([transition["observation"], transition["action"]], -1).clone())
+        return transition
+
+    def keep_slots(self, *args, **kwargs):
+        batch = sample(self, *args, **kwargs)
+        drawn.append(batch["index"].clone())
+        return batch
+
+    monkeypatch.setattr(TransitionCollector, "next", keep_transition)
+    monkeypatch.setattr(ActorCriticReplayBuffer, "sample", keep_slots)
+    return collected, drawn
+
+
+def test_arms_of_a_draw_have_common_random_numbers_and_draws_do_not(source, tmp_path, forks, seen):
+    forks(source, tmp_path, "arms=[fresh,vmf_rank]", "steps=30", "draws=2")
+    collected, drawn = (torch.stack(each).split(30) for each in seen)
+    (fresh, rank, other, _), (fresh_slots, rank_slots, other_slots, _) = collected, drawn
+    # Until the actor is updated for the first time, after step 82.
+    assert torch.equal(fresh[:2], rank[:2])
+    assert not torch.equal(fresh[:2], other[:2])
+    assert not torch.equal(fresh[2:], rank[2:])
+    # The critics' batches are the same throughout, although the arms' samplers differ.
+    assert torch.equal(fresh_slots, rank_slots)
+    assert not torch.equal(fresh_slots, other_slots)
+    # The episode that starts at step 101 has the same initial state in both arms of a draw.
+    assert torch.equal(fresh[20, 0, :17], rank[20, 0, :17])
+    assert not torch.equal(fresh[20, 0, :17], other[20, 0, :17])
+
+
+@pytest.mark.parametrize("mode", ["live", "frozen"])
+def test_the_same_command_gives_the_same_forks(source, tmp_path, forks, mode, assert_equal):
+    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", "steps=10", "updates=5", "draws=1")
+    one = forks(source, tmp_path / "one", *arguments)
+    assert one == forks(source, tmp_path / "other", *arguments)
+    assert len({*returns(one)}) == 2
+    policies = [
+        torch.load(
+            tmp_path / out / "seed0/step80/vmf_rank/draw0/policy.pt",
+            weights_only=True,
+        )
+        for out in ("one", "other")
+    ]
+    assert_equal(*map(dict, policies))
+
+
+def test_all_arms_start_from_the_return_of_the_checkpoint(source, tmp_path, forks, table):
+    found = forks(source, tmp_path, "arms=[fresh,uniform]", "mode=frozen", "updates=1", "draws=1")
+    trained = {row["step"]: row["return_mean"] for row in table(source / "eval.csv")}
+    assert {row["return_before"] for row in found} == {found[0]["return_before"]}
+    # The run was evaluated at step 100, with the same initial states.
+    later = forks(
+        source, tmp_path / "later", "at=100", "arms=[fresh,uniform]", "mode=frozen", "draws=1"
+    )
+    assert later[0]["return_before"] == trained["100"]
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_frozen_forks_change_only_the_actor(
+    algorithm, request, tmp_path, forks, made_agents, assert_equal
+):
+    run = request.getfixturevalue("source" if algorithm == "td3" else "sac_source")
+    before = contents(run)
+    arms = "arms=[fresh,vmf_rank]"
+    forks(run, tmp_path, arms, "mode=frozen", "updates=3", "draws=1")
+    assert contents(run) == before
+    saved = torch.load(run / "checkpoint/kept/step_000000000080.pt", weights_only=True)["parts"]
+    for agent in made_agents[-2:]:
+        now, then = agent.loss.state_dict(), saved["loss"]
+        changed = {name for name in then if not torch.equal(now[name], then[name])}
+        assert changed
+        assert all(name.startswith("actor_network_params") for name in changed)
+        replay = agent.buffer.state_dict()
+        assert_equal(replay["storage"], saved["replay"]["storage"])
+        assert_equal(replay["writer"], saved["replay"]["writer"])
+        assert_equal(agent.collector.state_dict()["frames"], saved["collector"]["frames"])
+
+
+def test_frozen_forks_keep_the_signals_of_the_checkpoint(source, tmp_path, forks, made_agents):
+    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "draws=1")
+    forks(source, tmp_path / "one", *arguments, "updates=1")
+    forks(source, tmp_path / "two", *arguments, "updates=30")
+    one, two = (made_agents[place].buffer.actor_sampler.probabilities() for place in (2, 5))
+    assert torch.equal(one, two)
+    assert one.max() > one.min()
+
+
+@pytest.fixture
+def started(tmp_path):
+    """``started(run, arm)``: the agent of an arm in the state in which a fork starts."""
+
+    def start(run, arm):
+        options = ForkConfig(run=[str(run)], at=[80], arms=["fresh", arm], out=str(tmp_path))
+        chosen = make_plan(options).moments[0].forks[1]
+        agent = make_agent(chosen.cfg, make_backend(True))
+        state = starting_state(load_source(chosen.source), agent, chosen)
+        agent.buffer.load_state_dict(state["parts"]["replay"])
+        return agent
+
+    return start
+
+
+SIGNALS = {
+    "vmf_uncertainty": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"],
+    "anti_vmf": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"] ** -4,
+    "vmf_ema": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"],
+    "gradient_norm": lambda agent, rows: agent.loss.actor_loss(rows)[1]["vmf_gradient_norm"],
+    "inverse_td sampler.floor=1e-3": lambda agent, rows: (
+        agent.loss.critic_loss(rows)[1]["td_error"].amax(0).sqrt().clamp(min=1e-3) ** -0.4
+    ),
+}
+
+
+@pytest.mark.parametrize("arm", SIGNALS)
+def test_arms_start_with_the_signals_of_the_current_networks(arm, source, started):
+    """Compared with one batch of all transitions. The networks are those of the checkpoint."""
+    agent = started(source, arm)
+    expected = SIGNALS[arm](agent, agent.buffer[:]).detach().double()
+    assert expected.max() > expected.min()
+    actual = agent.buffer.actor_sampler.probabilities()
+    torch.testing.assert_close(actual, expected / expected.sum(), rtol=1e-4, atol=0)
+
+
+def test_stochastic_policies_are_scored_with_the_same_actions_in_all_draws(sac_source, started):
+    one, other = (
+        started(sac_source, "vmf_uncertainty").buffer.actor_sampler.probabilities()
+        for _ in range(2)
+    )
+    assert torch.equal(one, other)
+    assert one.max() > one.min()
+
+
+def test_arms_know_which_transitions_are_new(train, tmp_path, started):
+    """The buffer holds steps 31 to 80; those of steps 51 to 80 overwrote the first 30 slots."""
+    run = train("td3", tmp_path / "run", *SOURCE, "total_frames=81", "replay.buffer_size=50")
+    agent = started(run, "recent sampler.decay=0.01 sampler.min_size=40")
+    newest = agent.buffer.actor_sampler.probabilities() > 0
+    assert newest.nonzero().flatten().tolist() == [*range(30), *range(40, 50)]
+
+
+@pytest.mark.parametrize("crash_at", [pytest.param(5, marks=pytest.mark.slow), 27, 45])
+def test_interrupted_forks_give_the_same_table(
+    source, tmp_path, forks, at_step, crash_at, uninterrupted
+):
+    """Forks have 30 steps and a checkpoint after 20: the first has none, the others have one."""
+    arguments = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
+
+    class KilledError(BaseException):
+        pass
+
+    def kill():
+        raise KilledError
+
+    with at_step(crash_at, kill), pytest.raises(KilledError):
+        forks(source, tmp_path, *arguments)
+    forks(source, tmp_path, *arguments)
+    assert (tmp_path / "forks.csv").read_bytes() == uninterrupted
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(source, tmp_path_factory):
+    """The table of the forks above."""
+    out = tmp_path_factory.mktemp("uninterrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        arms = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
+        patch.setattr("sys.argv", ["fork.py", f"run={source}", "at=80", f"out={out}", *arms])
+        fork.main()
+    return (out / "forks.csv").read_bytes()
+
+
+def test_only_new_arms_draws_and_checkpoints_are_run(source, tmp_path, forks, made_agents, capsys):
+    arguments = ("mode=frozen", "updates=2")
+    first = forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1")
+    assert len(made_agents) == 3
+    assert forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1") == first
+    assert len(made_agents) == 3
+    more = forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank,uniform]", "draws=2")
+    assert len(made_agents) == 3 + 4
+    assert [row for row in more if row in first] == first
+    forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1", "at=[80,100]")
+    assert len(made_agents) == 3 + 4 + 3
+    assert "2 checkpoints" in capsys.readouterr().out
+    report = (tmp_path / "forks.md").read_text()
+    assert "One seed" in report
+    assert (tmp_path / "forks.png").exists()
+    assert not (tmp_path / "dose.png").exists()
+
+
+def test_forks_that_another_process_runs_are_left_to_it(source, tmp_path, forks, capsys):
+    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=2")
+    with lock(tmp_path / "seed0/step80/vmf_rank/draw0"):
+        assert len(forks(source, tmp_path, *arguments)) == 3
+        assert "Another process runs 1 fork" in capsys.readouterr().err
+    assert len(forks(source, tmp_path, *arguments)) == 4
+
+
+def test_runs_that_differ_in_their_seed_are_forked_together(source, train, tmp_path, forks, capsys):
+    for seed in (0, 1):
+        folder = tmp_path / f"seed{seed}"
+        if seed == 0:
+            shutil.copytree(source, folder)
+        else:
+            train("td3", folder, *SOURCE, *NO_NOISE, "seed=1", "total_frames=81")
+    out = tmp_path / "out"
+    found = forks(
+        tmp_path / "seed*", out, "arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=2"
+    )
+    assert [row["seed"] for row in found] == ["0"] * 4 + ["1"] * 4
+    assert "bootstrap over seed > draw" in capsys.readouterr().out
+
+
+MISTAKES = {
+    ("at=85",): "no checkpoint of step 85; there are those of 80, 100, 120: use at=[80, 100, 120]",
+    ("arms=[fresh,vmf_renk]",): "There is no arm vmf_renk. Did you mean: vmf_rank",
+    ("arms=[fresh,nonsense]",): "Choices: anti_vmf, fresh, ",
+    ("arms=[fresh]",): "two arms or more",
+    ("arms=[fresh,vmf_rank,fresh]",): "names an arm twice",
+    ("arms=[fresh,'vmf_rank seed=3']",): "changes seed, which all arms have in common",
+    ("arms=[fresh,'vmf_rank env=Hopper-v4']",): "changes env",
+    ("arms=[fresh,'vmf_rank hidden=[8]']",): "changes hidden",
+    ("arms=[fresh,'vmf_rank total_frames=8']",): "changes total_frames",
+    ("arms=[fresh,'vmf_rank fresh']",): "names a second sampler, fresh",
+    ("arms=[fresh,'vmf_rank sampler.smoothing=2']",): "sampler.smoothing must be a number from 0",
+    ("arms=[fresh,'vmf_rank sampler.smoohting=0']",): "Did you mean: sampler.smoothing",
+    ("arms=[fresh,'vmf_rank entropy_gradient=true']",): "entropy_gradient is not used",
+    ("baseline=uniform",): "baseline=uniform is not an arm: use one of fresh, vmf_uncertainty",
+    ("mode=lively",): "mode must be live or frozen",
+    ("draws=0",): "draws must be a whole number from 1",
+    ("at=[80,many]",): "at must be a list of whole numbers",
+    ("steps=1.5",): "steps must be a whole number",
+    ("--steps", "10"): "write steps=10",
+    ("nonsense",): "write key=value",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_mistakes_are_one_line_and_nothing_is_written(
+    source, tmp_path, execute, capsys, arguments, made_agents
+):
+    with pytest.raises(SystemExit) as end:
+        execute(fork.main, f"run={source}", f"out={tmp_path}/out", *arguments)
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert MISTAKES[arguments] in line
+    assert not (tmp_path / "out").exists()
+    assert made_agents == []
+
+
+def failure(capsys, execute, *arguments):
+    with pytest.raises(SystemExit) as end:
+        execute(fork.main, *arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_runs_that_cannot_be_forked_are_named(source, train, tmp_path, execute, capsys):
+    def copy(name, old, new):
+        shutil.copytree(source, tmp_path / name)
+        file = tmp_path / name / "config.yaml"
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+        return f"run={tmp_path / name}"
+
+    own = copy("own", "algorithm: td3", "algorithm: my_td3")
+    assert "is a run of my_td3, which is not a recipe" in failure(capsys, execute, own)
+    workers = copy("workers", "kind: single", "kind: multi_sync\n  num_workers: 2")
+    assert "fork a run with collector=single" in failure(capsys, execute, workers)
+    twice = f"run=[{source},{tmp_path / 'own'}]"
+    assert "my_td3" in failure(capsys, execute, twice)
+    same = copy("same", "gamma: 0.99", "gamma: 0.98")
+    assert "both have seed=0" in failure(capsys, execute, f"run=[{source},{same[4:]}]")
+    other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
+    assert "does not fit this version of td3 (there is no key" in failure(capsys, execute, other)
+    shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
+    shutil.copy(source / "config.yaml", tmp_path / "own")
+    assert "has no kept checkpoints; there are those of 120" in failure(capsys, execute, own)
+    assert "matches no directory" in failure(capsys, execute, f"run={tmp_path}/none*")
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(
+    source, sac_source, tmp_path, execute, capsys
+):
+    run = tmp_path / "run"
+    shutil.copytree(source, run)
+    shutil.copytree(sac_source / "checkpoint", run / "checkpoint", dirs_exist_ok=True)
+    line = failure(capsys, execute, f"run={run}", "at=80", f"out={tmp_path}/out")
+    assert "is not one of td3 with the configuration" in line
+    damaged = run / "checkpoint/kept/step_000000000100.pt"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/out")
+    assert "cannot be read" in line
+
+
+def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, capsys):
+    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
+    forks(source, tmp_path, *arguments)
+    here = (f"run={source}", "at=80", f"out={tmp_path}", *arguments)
+    line = failure(capsys, execute, *here, "updates=3", "num_eval_episodes=2")
+    assert "(num_eval_episodes=1 there, 2 here; updates=2 there, 3 here)" in line
+    record = tmp_path / "seed0/step80/checkpoint.json"
+    record.write_text(record.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
+    assert "holds forks of another checkpoint" in failure(capsys, execute, *here)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["redq", "tqc", "crossq"])
+@pytest.mark.parametrize("mode", ["live", "frozen"])
+def test_other_algorithms_can_be_forked(algorithm, mode, train, tmp_path, forks):
+    wide = () if algorithm == "redq" else ("critic_hidden=[16,16]",)
+    run = train(algorithm, tmp_path / "run", *SOURCE, *wide, "utd_ratio=1")
+    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", "steps=6", "updates=6", "draws=2")
+    assert len({*returns(forks(run, tmp_path / "out", *arguments))}) == 4

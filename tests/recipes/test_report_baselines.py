@@ -1,0 +1,415 @@
+"""The report compares any two settings, up to any step."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import importlib
+import math
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from helpers.report_runs import write_report_run
+from vmfer_recipes.reporting import baselines, statistics
+from vmfer_recipes.reporting.baselines import Baseline
+from vmfer_recipes.reporting.pictures import curve_figures, improvement_figures
+from vmfer_recipes.reporting.runs import read_runs
+from vmfer_recipes.reporting.study import make_study
+from vmfer_recipes.training.errors import UserError
+
+
+@pytest.fixture
+def write_run(tmp_path):
+    return functools.partial(write_report_run, tmp_path / "runs")
+
+
+@pytest.fixture
+def study_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "REPETITIONS", 50)
+
+    def read(baseline="uniform", until=None):
+        return make_study(*read_runs(tmp_path / "runs", until), Baseline(baseline))
+
+    return read
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    """Calls the program and returns its exit code, its output and its error message."""
+    monkeypatch.setattr(statistics, "REPETITIONS", 50)
+    program = importlib.import_module("vmfer_recipes.report")
+
+    def call(*arguments):
+        out = f"out={tmp_path / 'report'}"
+        monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path / "runs"), out, *arguments])
+        try:
+            program.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def _pairs(study):
+    """Which method is compared with which, by their names."""
+    labels = study.method_labels
+    return {labels[c.cell.method]: labels[c.baseline.method] for c in study.comparisons}
+
+
+def _table(tmp_path, name):
+    with (tmp_path / "report" / "tables" / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_examples_in_docstrings_run():
+    import doctest
+
+    assert doctest.testmod(baselines).failed == 0
+
+
+# What is compared with what.
+
+
+@pytest.fixture
+def hopper_arms(write_run):
+    """The arms of results/hopper_200k/PROTOCOL.md, and one with another learning rate."""
+    for replay, sampler in (
+        ("uniform", "fresh"),
+        ("uniform", "vmf_uncertainty"),
+        ("uniform", "vmf_rank"),
+        ("per", "fresh"),
+        ("per", "vmf_uncertainty"),
+    ):
+        write_run(sampler, replay=replay)
+    write_run("vmf_rank", critic_lr=0.5)
+
+
+def test_another_sampler_is_the_baseline_of_methods_with_the_same_replay(hopper_arms, study_of):
+    study = study_of("fresh")
+    assert _pairs(study) == {
+        "TD3 · vmf_uncertainty": "TD3 · fresh",
+        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
+        "TD3+per · vmf_uncertainty": "TD3+per · fresh",
+    }
+    assert any("critic_lr=0.5 has no comparison" in note for note in study.notes)
+
+
+def test_naming_the_replay_compares_across_replays(hopper_arms, study_of):
+    assert _pairs(study_of("replay=uniform,sampler=fresh")) == {
+        "TD3 · vmf_uncertainty": "TD3 · fresh",
+        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
+        "TD3+per · fresh": "TD3 · fresh",
+        "TD3+per · vmf_uncertainty": "TD3 · fresh",
+    }
+    # With the replay alone, samplers are held equal.
+    assert _pairs(study_of("replay=uniform")) == {
+        "TD3+per · fresh": "TD3 · fresh",
+        "TD3+per · vmf_uncertainty": "TD3 · vmf_uncertainty",
+    }
+
+
+def test_figures_show_a_method_of_another_replay_beside_its_baseline(hopper_arms, study_of):
+    study = study_of("replay=uniform,sampler=fresh")
+    ((_, curves, _),) = curve_figures(study, study.tasks[0])
+    names = {line.get_label().rsplit(" · ", 1)[0] for line in curves.axes[0].lines}
+    assert {"TD3 · fresh", "TD3+per · fresh"} <= names
+    looks = [(line.get_color(), line.get_linestyle()) for line in curves.axes[0].lines]
+    assert len(set(looks)) == len(looks) == 6
+    ((_, figure, text),) = improvement_figures(study)
+    assert "replay=uniform, sampler=fresh" in figure.get_suptitle()
+    assert "area under the curve" in text
+
+
+def test_samplers_without_a_color_of_their_own_look_different(write_run, study_of):
+    for sampler in ("uniform", "anti_vmf", "recent", "gradient_norm"):
+        write_run(sampler)
+    study = study_of()
+    ((_, figure, _),) = curve_figures(study, study.tasks[0])
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 4
+
+
+def test_any_key_may_name_the_baseline(write_run, study_of):
+    for objective in ("first", "mean"):
+        for sampler in ("fresh", "vmf_rank"):
+            write_run(sampler, actor_objective=objective)
+    assert _pairs(study_of("actor_objective=first")) == {
+        "TD3 · fresh, actor_objective=mean": "TD3 · fresh, actor_objective=first",
+        "TD3 · vmf_rank, actor_objective=mean": "TD3 · vmf_rank, actor_objective=first",
+    }
+    baselines_of_all = _pairs(study_of("actor_objective=first,sampler=fresh"))
+    assert len(baselines_of_all) == 3
+    assert {*baselines_of_all.values()} == {"TD3 · fresh, actor_objective=first"}
+
+
+def test_a_named_key_is_shown_also_if_only_the_samplers_share_it_out(write_run, study_of):
+    write_run("fresh", actor_objective="first")
+    write_run("vmf_rank", actor_objective="mean")
+    assert _pairs(study_of("actor_objective=first,sampler=fresh")) == {
+        "TD3 · vmf_rank, actor_objective=mean": "TD3 · fresh, actor_objective=first"
+    }
+
+
+@pytest.mark.parametrize("written", ["sampler.power=1", "sampler.power=1.0", "sampler.power= 1e0"])
+def test_doses_of_one_sampler_are_compared_with_one_of_them(write_run, study_of, written):
+    for power in (-4.0, 1.0, 8.0):
+        write_run("vmf_power", **{"sampler.power": power})
+    write_run("fresh")
+    study = study_of(written)
+    assert _pairs(study) == {
+        "TD3 · vmf_power, power=-4.0": "TD3 · vmf_power, power=1.0",
+        "TD3 · vmf_power, power=8.0": "TD3 · vmf_power, power=1.0",
+        "TD3 · fresh": "TD3 · vmf_power, power=1.0",
+    }
+    order = [study.method_labels[c.method] for c in study.cells_of(study.tasks[0])]
+    assert order[0] == "TD3 · vmf_power, power=1.0"
+    assert order.index("TD3 · vmf_power, power=-4.0") < order.index("TD3 · vmf_power, power=8.0")
+
+
+def test_lists_may_name_the_baseline(write_run, study_of):
+    write_run("fresh", hidden=[64, 64])
+    write_run("fresh", hidden=[256, 256])
+    assert len(_pairs(study_of("hidden=[256,256],sampler=fresh"))) == 1
+
+
+def test_algorithms_are_not_compared_with_each_other(write_run, study_of):
+    for algorithm in ("td3", "sac"):
+        write_run("fresh", algorithm=algorithm)
+    write_run("vmf_rank", algorithm="sac")
+    assert _pairs(study_of("fresh")) == {"SAC · vmf_rank": "SAC · fresh"}
+
+
+def test_runs_from_before_a_key_existed_count_as_runs_with_its_default(write_run, study_of):
+    write_run("uniform", 0, layer_norm=False)
+    write_run("uniform", 1)
+    write_run("vmf_rank", 0, **{"sampler.kind": "vmf", "sampler.smoothing": 0.0})
+    write_run("vmf_rank", 1, **{"sampler.kind": "vmf", "sampler.pool_size": None})
+    (comparison,) = study_of().comparisons
+    assert comparison.seeds == (2, 2)
+
+
+def test_the_papers_numbers_appear_only_beside_its_own_baseline(write_run, study_of):
+    for sampler in ("uniform", "fresh", "vmf_rank"):
+        write_run(sampler)
+    papers = {study_of(name).averages[-1].paper for name in ("uniform", "fresh")}
+    assert papers == {111.62, None}
+
+
+# Numbers.
+
+
+def test_comparisons_against_numpy_and_scipy(write_run, study_of):
+    generator = np.random.default_rng(0)
+    ends = {name: 100 * np.exp(generator.normal(0, 0.4, 6)) for name in ("fresh", "a", "b")}
+    ends["b"] *= 4
+    for name, values in ends.items():
+        for seed, end in enumerate(values):
+            write_run(name, seed, float(end))
+    study = study_of("fresh")
+    logs = {name: np.log(values) for name, values in ends.items()}
+    raw = {}
+    for comparison in study.comparisons:
+        name = comparison.cell.method.sampler
+        difference = (ends[name] - ends["fresh"]) / 2  # the area below a line to its end
+        assert comparison.paired.difference.value == pytest.approx(difference.mean())
+        assert comparison.pairs == 6
+        ratio = ends[name].mean() / ends["fresh"].mean()
+        assert comparison.improvement.value == pytest.approx(100 * ratio)
+        raw[name] = stats.permutation_test(
+            (logs[name], logs["fresh"]), lambda x, y: x.mean() - y.mean(), n_resamples=np.inf
+        ).pvalue
+        assert comparison.p_value == pytest.approx(raw[name])
+        # Two comparisons: Holm's first threshold is 0.025.
+        quantiles = stats.t.ppf(1 - 0.0125, 10) + stats.t.ppf(0.8, 10)
+        pooled = math.sqrt((logs[name].var(ddof=1) + logs["fresh"].var(ddof=1)) / 2)
+        expected = math.exp(quantiles * pooled * math.sqrt(2 / 6))
+        assert comparison.detectable == pytest.approx(expected)
+    by_name = {c.cell.method.sampler: c for c in study.comparisons}
+    assert raw["b"] < raw["a"]
+    assert by_name["b"].corrected_p == pytest.approx(2 * raw["b"])
+    assert by_name["a"].corrected_p == pytest.approx(max(raw["a"], 2 * raw["b"]))
+    assert by_name["b"].verdict == "above the baseline"
+    assert by_name["a"].verdict == "undecided"
+
+
+def test_the_verdict_is_corrected_for_the_comparisons_of_a_task(write_run, study_of):
+    """Four seeds that beat all four of the baseline: p = 2/70, enough alone but not twice."""
+    for seed in range(4):
+        write_run("uniform", seed, 100 + seed)
+        write_run("vmf_rank", seed, 50 + seed)
+    (alone,) = study_of().comparisons
+    assert alone.corrected_p == pytest.approx(2 / 70)
+    assert alone.verdict == "below the baseline"
+    for seed in range(4):
+        write_run("recent", seed, 100 + seed)
+    assert {c.verdict for c in study_of().comparisons} == {"too few seeds"}
+
+
+def test_only_seeds_that_both_have_are_paired(write_run, study_of):
+    for seed in (0, 1, 2, 3):
+        write_run("uniform", seed, 100 * (seed + 1))
+    for seed in (2, 3, 4):
+        write_run("vmf_rank", seed, 100 * (seed + 1) + 20)
+    write_run("recent", 9, 100)
+    by_name = {c.cell.method.sampler: c for c in study_of().comparisons}
+    assert by_name["vmf_rank"].pairs == 2
+    assert by_name["vmf_rank"].paired.difference == pytest.approx((10, 10, 10))
+    assert (by_name["recent"].pairs, by_name["recent"].paired) == (0, None)
+
+
+def test_scores_that_are_not_positive_are_compared_by_differences(write_run, study_of, report):
+    for seed in range(5):
+        write_run("uniform", seed, -100 - seed)
+        write_run("vmf_rank", seed, -10 - seed)
+    (comparison,) = study_of().comparisons
+    assert not comparison.is_ratio
+    # Both have the variance 2.5 / 4: the area below a line is half its end.
+    quantiles = stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8)
+    assert comparison.detectable == pytest.approx(quantiles * math.sqrt(2.5 / 4 * 2 / 5))
+    assert comparison.verdict == "above the baseline"
+    code, output, _ = report()
+    assert code == 0
+    assert "These seeds could have detected a difference of 1.6 or more." in output
+
+
+def test_one_seed_gives_a_report_without_intervals_and_effects(write_run, report, tmp_path):
+    write_run("uniform")
+    write_run("vmf_rank")
+    code, output, _ = report()
+    assert code == 0
+    assert "The smallest detectable effect is unknown" in output
+    (row,) = _table(tmp_path, "tests")
+    assert (row["p"], row["detectable"], row["verdict"]) == ("1.0", "", "too few seeds")
+    (row,) = _table(tmp_path, "comparisons")
+    assert (row["paired difference"], row["paired difference low"]) == ("0.0", "")
+
+
+def test_the_report_prints_the_smallest_detectable_ratio(write_run, report, tmp_path):
+    for seed in range(6):
+        write_run("fresh", seed, 100 * math.exp(0.1 * seed))
+        write_run("vmf_rank", seed, 100 * math.exp(0.1 * seed))
+    code, output, _ = report("baseline=fresh")
+    assert code == 0
+    found = float(_table(tmp_path, "tests")[0]["detectable"])
+    spread = np.std(0.1 * np.arange(6), ddof=1) * math.sqrt(2 / 6)
+    assert found == pytest.approx(math.exp(spread * (2.228139 + 0.879058)), rel=1e-5)
+    sentence = f"could have detected a ratio of {found:.2f} or more"
+    assert sentence in output
+    assert sentence in (tmp_path / "report" / "report.md").read_text()
+    assert sentence in (tmp_path / "report" / "report.html").read_text()
+
+
+# Up to a step.
+
+
+def test_runs_count_up_to_the_chosen_step(write_run, study_of):
+    """The area below a line from 0 to 100 at step 1000 is 20 up to step 400."""
+    write_run("uniform", 0, 100)
+    write_run("uniform", 1, 200, total=2000, interval=400)  # the same slope in a longer training
+    write_run("uniform", 2, 100, stop=500)  # stopped after the chosen step
+    early = write_run("uniform", 3, 100, stop=300)
+    short = write_run("uniform", 4, 100, total=200)
+    study = study_of(until=400)
+    (cell,) = study.cells.values()
+    assert [run.seed for run in cell.runs] == [0, 1, 2]
+    assert cell.area["return"] == pytest.approx([20, 20, 20])
+    # Of the last tenth, there are evaluations at step 400 only.
+    assert cell.final["return"] == pytest.approx([40, 40, 40])
+    assert list(cell.curves["return"]["step"])[-1] == 400
+    reasons = {item.path: item.reason for item in study.left_out}
+    assert {path.split("/")[-1] for path in reasons} == {early.name, short.name}
+    assert sorted(reasons.values()) == [
+        "evaluated only to step 300, before until=400",
+        "its training ends at step 200, before until=400",
+    ]
+
+
+def test_a_step_between_two_evaluations_is_interpolated(write_run, study_of):
+    write_run("uniform", 0, 100, success=0.5)
+    (cell,) = study_of(until=450).cells.values()
+    assert cell.area["return"] == pytest.approx([22.5])
+    assert cell.area["success_rate"] == pytest.approx([0.1125])
+
+
+def test_a_seed_in_a_short_and_a_long_training_counts_once(write_run, study_of):
+    write_run("uniform", 0, 100)
+    write_run("uniform", 0, 200, total=2000)
+    study = study_of(until=1000)
+    (cell,) = study.cells.values()
+    assert len(cell.runs) == 1
+    assert "same settings and seed" in study.left_out[0].reason
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (
+            "baseline=frehs",
+            "No run matches baseline=frehs: there are replay=per,sampler=fresh; "
+            "replay=uniform,sampler=fresh; replay=uniform,sampler=vmf_power,sampler.power=1.0; "
+            "replay=uniform,sampler=vmf_power,sampler.power=8.0.",
+        ),
+        (
+            "baseline=vmf_power",
+            "Several settings match baseline=vmf_power: sampler=vmf_power,sampler.power=1.0; "
+            "sampler=vmf_power,sampler.power=8.0. Write one of them after baseline=.",
+        ),
+        ("baseline=replay=per,sampler=vmf_power", "No run matches baseline=replay=per,"),
+        ("baseline=actor_objektive=mean", "No run has the key actor_objektive of baseline="),
+        ("baseline=sampler=", "baseline=sampler= cannot be parsed: write the name of a sampler"),
+        ("baseline==fresh", "cannot be parsed"),
+        ("baseline=", "baseline must be a non-empty string"),
+        ("baseline=[fresh]", "baseline must be a non-empty string"),
+        ("until=2000", "was evaluated to until=2000: the longest reaches step 1000."),
+        ("until=0", "until must be a whole number from 1 to"),
+        ("until=-5", "until must be a whole number from 1 to"),
+        ("until=soon", "until must be a whole number from 1 to"),
+        ("until=1.5", "until must be a whole number from 1 to"),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(write_run, report, tmp_path, argument, message):
+    for replay in ("uniform", "per"):
+        write_run("fresh", replay=replay)
+    for power in (1.0, 8.0):
+        write_run("vmf_power", **{"sampler.power": power})
+    code, _, error = report(argument)
+    assert code == 2
+    (line,) = error.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "report").exists()
+
+
+def test_large_steps_may_be_written_as_powers_of_ten(write_run, report):
+    write_run("uniform")
+    assert report("until=1e3")[0] == 0
+
+
+def test_without_a_run_of_the_default_baseline_there_is_a_report_without_comparisons(
+    write_run, report
+):
+    write_run("fresh")
+    code, output, _ = report()
+    assert code == 0
+    assert "Finding: none" in output
+
+
+def test_a_baseline_that_is_not_finished_is_reported(write_run, study_of):
+    write_run("fresh", stop=500)
+    write_run("vmf_rank")
+    study = study_of("fresh")
+    assert not study.comparisons
+    assert any("no finished run of TD3 with sampler=fresh" in note for note in study.notes)
+
+
+def test_a_baseline_that_cannot_be_parsed_is_an_error():
+    with pytest.raises(UserError, match="cannot be parsed"):
+        Baseline("sampler=,replay=per").check([])
