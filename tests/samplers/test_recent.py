@@ -46,7 +46,7 @@ def test_a_small_buffer_is_drawn_uniformly():
         assert len(buffer.sample()["index"].unique()) == 10
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=12), st.booleans(), st.integers(1, 3))
 def test_any_sequence_of_writes(counts, by_one, width):
     """The newest of rows numbered in order are those with the largest numbers."""
