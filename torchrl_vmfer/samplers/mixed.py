@@ -119,7 +119,9 @@ class MixedSampler(FileSampler):
     def _rounded(self, expected: float) -> int:
         """An integer next to a number, whose mean is the number."""
         fraction, count = math.modf(expected)
-        return int(count) + (fraction > 0 and uniform(1, self.generator)[0] < fraction)
+        if fraction == 0:
+            return int(count)
+        return int(count) + int(uniform(1, self.generator)[0] < fraction)
 
     def _follow(self, storage: Storage) -> None:
         for part in self.parts:
