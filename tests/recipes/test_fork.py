@@ -232,7 +232,7 @@ def test_arms_know_which_transitions_are_new(source, started):
 def test_interrupted_forks_give_the_same_table(
     source, tmp_path, forks, at_step, crash_at, uninterrupted
 ):
-    """Forks have 30 steps and a checkpoint after 20: the first or second fork, before or after it."""
+    """Forks have 30 steps and a checkpoint after 20. The third crash is in the second fork."""
     arguments = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
 
     class KilledError(BaseException):
