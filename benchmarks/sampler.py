@@ -55,6 +55,7 @@ class ArgsortSampler:
 SAMPLERS: dict[str, Callable[[int], Any]] = {
     PEER: lambda size: PrioritizedSampler(size, alpha=0.6, beta=0.4),
     "VMFSampler uncertainty": lambda size: VMFSampler("uncertainty"),
+    "VMFSampler power 8": lambda size: VMFSampler(power=8),
     "VMFSampler rank": lambda size: VMFSampler("rank"),
     "RankPrioritizedSampler": lambda size: RankPrioritizedSampler(alpha=0.7, beta=0.5),
     SORTING: ArgsortSampler,
@@ -157,11 +158,14 @@ def main() -> None:
         return
 
     typical: dict[str, dict[int, float]] = {name: {} for name in SAMPLERS}
+    dose: dict[int, float] = {}
     print(f"sample + update of {BATCH} transitions, one thread, torch {torch.__version__}\n")
     print("| sampler | transitions | µs | of PrioritizedSampler | memory (MiB) |")
     print("|---|---|---|---|---|")
     for size in sizes:
         times = time_cycles(size, arguments.turns)
+        pairs = zip(times["VMFSampler power 8"], times["VMFSampler uncertainty"], strict=True)
+        dose[size] = median(a / b for a, b in pairs)
         for name, seconds in times.items():
             ratios = [a / b for a, b in zip(seconds, times[PEER], strict=False)]
             typical[name][size] = median(seconds)
@@ -175,8 +179,10 @@ def main() -> None:
     for name, seconds in time_persistence(10**6).items():
         print(f"| {name} | " + " | ".join(f"{second:.2f} s" for second in seconds) + " |")
 
+    print()
+    for size, ratio in dose.items():
+        print(f"VMFSampler power 8: {ratio:.2f} times the cost of power 1 at {size:.0e} slots.")
     if {10**4, 10**6} <= set(sizes):
-        print()
         for name in ("VMFSampler uncertainty", "VMFSampler rank"):
             growth = typical[name][10**6] / typical[name][10**4]
             print(f"{name}: {growth:.2f} times the cost from 1e4 to 1e6 transitions.")

@@ -23,7 +23,8 @@ from torchrl.data.replay_buffers.storages import Storage
 class RecentSampler(RandomSampler):
     """Prefers new transitions: P(j) ∝ decay^age, with the age counted in transitions.
 
-    It does not define ``update_priority``, so no factors are computed for it.
+    It does not define ``update_priority``, so no factors are computed for it. The package's own
+    ``RecentSampler`` draws uniformly from the newest transitions instead.
 
     Args:
         decay: the weight of a transition relative to the next younger one; 1 is uniform.

@@ -41,8 +41,7 @@ def make_actor_sampling(
     sampler = cfg.sampler
     if sampler.kind == "shared":
         return None
-    others = [entry for entry in entries if entry not in perception.out_keys]
-    keys = [*perception.in_keys, *others]
+    keys = perception.stored_keys(entries)
 
     def measure(batch: TensorDictBase) -> TensorDictBase:
         return uncertainty(perception(batch))

@@ -15,6 +15,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
 from torchrl_vmfer.fast import Backend
 from vmfer_recipes.training.actor_batches import make_actor_sampling
 from vmfer_recipes.training.collection import make_collector
+from vmfer_recipes.training.diagnostics import Diagnostics
 from vmfer_recipes.training.environments import Environment, make_environment
 from vmfer_recipes.training.logs import agreement
 from vmfer_recipes.training.metrics import Averages
@@ -49,6 +50,7 @@ class Agent:
         perception: the preprocessing of the networks' inputs.
         loss: the loss module.
         uncertainty: measures how much the critics of the loss agree.
+        diagnostics: measures the actor's batch and gradient.
         critic_optimizer: the optimizer of the critics.
         actor_optimizer: the optimizer of the actor.
         alpha_optimizer: the optimizer of the temperature; ``None`` if there is none.
@@ -66,6 +68,7 @@ class Agent:
     perception: Perception
     loss: Any
     uncertainty: VMFUncertainty
+    diagnostics: Diagnostics
     critic_optimizer: Optimizer
     actor_optimizer: Optimizer
     alpha_optimizer: Any
@@ -118,9 +121,13 @@ class Agent:
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
     ) -> None:
-        """Adds statistics of factor and resultant length, once per row of ``train.csv``."""
+        """Adds statistics of factor and resultant length, once per row of ``train.csv``.
+
+        Also adds the diagnostics of the actor's batch and gradient.
+        """
         if "factor_mean" not in metrics:
             metrics.add(**agreement(info, self.uncertainty, batch))
+            metrics.add(**self.diagnostics.measure(batch))
 
 
 class AgentMaker:
@@ -217,6 +224,14 @@ class AgentMaker:
             perception=perception,
             loss=loss,
             uncertainty=uncertainty,
+            diagnostics=Diagnostics(
+                loss,
+                [tensor for group in actor_optimizer.param_groups for tensor in group["params"]],
+                buffer,
+                perception,
+                perception.stored_keys(actor_keys),
+                cfg.sampler.kind,
+            ),
             critic_optimizer=critic_optimizer,
             actor_optimizer=actor_optimizer,
             alpha_optimizer=alpha_optimizer,

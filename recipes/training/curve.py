@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from vmfer_recipes.training.evaluation import Solved, solved_at
 from vmfer_recipes.training.names import run_title
-from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
+from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 from vmfer_recipes.training.tables import read_columns
 
 if TYPE_CHECKING:
@@ -22,6 +22,18 @@ Columns = dict[str, np.ndarray]
 
 # Columns of train.csv that have quantiles, and their labels.
 _QUANTILES = {"resultant_length": "agreement R", "factor": "factor p"}
+# Below this fraction, the effective sample size needs a logarithmic axis.
+_SMALL_FRACTION = 0.1
+# Columns of train.csv in the two panels of diagnostics: their labels, colors and markers.
+_SAMPLING = {
+    "effective_fraction": ("effective sample size / stored transitions", BLUE, "."),
+    "unscored_fraction": ("transitions without a priority", ORANGE, "x"),
+}
+_GRADIENT = {
+    "gradient_snr": ("signal-to-noise ratio of the actor's gradient", SKY, "."),
+    "gradient_cosine": ("cosine with the gradient of a uniform batch", GREEN, "x"),
+    "saturated_fraction": ("saturated actions of the policy", PINK, "+"),
+}
 
 
 def draw_learning_curve(run_dir: Path) -> Path | None:
@@ -34,12 +46,13 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
     cfg = _config(run_dir / "config.yaml")
     evaluations = _columns(run_dir / "eval.csv")
     at_random = _columns(run_dir / "random.csv")
-    training = _columns(run_dir / "train.csv")
+    training = _with_fractions(_columns(run_dir / "train.csv"))
     has_success = not np.isnan(evaluations["success_rate"]).all()
     solved = solved_at(cfg, has_success)
     signs_only = _are_signs(training, cfg.num_critics)
     quantiles = [] if signs_only else [name for name in _QUANTILES if f"{name}_q50" in training]
-    heights = [1.8] + [1] * (has_success + signs_only + len(quantiles))
+    diagnosed = [names for names in (_SAMPLING, _GRADIENT) if not training.keys().isdisjoint(names)]
+    heights = [1.8] + [1] * (has_success + signs_only + len(quantiles) + len(diagnosed))
     figure = Figure(figsize=(8, 1.8 * sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     rest = iter(axes[1:])
@@ -51,6 +64,8 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
         _draw_mean_agreement(next(rest), training, cfg.num_critics)
     for name in quantiles:
         _draw_quantiles(next(rest), training, name)
+    for names in diagnosed:
+        _draw_diagnostics(next(rest), training, names)
     for axis in axes:
         if cfg.init_random_frames:
             axis.axvspan(
@@ -178,6 +193,43 @@ def _draw_quantiles(axis: Axes, training: Columns, name: str) -> None:
         label="10 % to 90 % of the actor's batch",
     )
     axis.set_ylabel(_QUANTILES[name])
+
+
+def _draw_diagnostics(axis: Axes, training: Columns, names: dict[str, Any]) -> None:
+    """Draws one of the panels of diagnostics."""
+    for name in [name for name in names if name in training]:
+        label, color, marker = names[name]
+        known = np.isfinite(training[name])
+        axis.plot(
+            training["step"][known],
+            training[name][known],
+            f"{marker}-",
+            color=color,
+            markersize=3,
+            linewidth=1,
+            label=label,
+        )
+    if names is _GRADIENT:
+        axis.set_yscale("symlog", linthresh=1)  # only the ratio has no bounds
+        axis.set_ylabel("actor's gradient")
+        return
+    axis.set_ylabel("share of buffer")
+    smallest = np.nanmin(training.get("effective_fraction", np.ones(1)), initial=1.0)
+    if smallest < _SMALL_FRACTION:
+        axis.set_yscale("log")
+        axis.set_ylim(10 ** np.floor(np.log10(smallest)), 1.5)
+        axis.minorticks_off()
+    else:
+        axis.set_ylim(-0.05, 1.05)
+
+
+def _with_fractions(training: Columns) -> Columns:
+    """Adds the effective sample size as a fraction of the stored transitions, if it is known."""
+    names = ("effective_sample_size", "stored_transitions")
+    if any(name not in training for name in names):
+        return training
+    size, stored = (training[name] for name in names)
+    return {**training, "effective_fraction": size / stored}
 
 
 def _columns(path: Path) -> Columns:

@@ -39,6 +39,10 @@ class Perception(TensorDictModuleBase):
         super().__init__()
         self._device = torch.device(device)
 
+    def stored_keys(self, entries: Sequence[str]) -> list[str]:
+        """The stored entries from which a batch with some entries is made."""
+        return [*self.in_keys, *(entry for entry in entries if entry not in self.out_keys)]
+
     def learn(self, transition: TensorDictBase) -> None:
         """Updates the statistics with collected transitions."""
 

@@ -25,13 +25,14 @@ ALARM = 1e-6
 class Kind:
     """A sampler, and its expected behavior, computed without the package.
 
-    ``exponent`` is the exponent of the rank, ``None`` if P is proportional to the priority.
+    ``exponent`` is the exponent of the rank, ``None`` if P is a power of the priority.
     """
 
     name: str
     sampler_type: type
     arguments: dict[str, Any]
     exponent: float | None
+    power: float = 1.0
 
     def make_sampler(self):
         return self.sampler_type(**self.arguments)
@@ -49,7 +50,8 @@ class Kind:
     def probabilities(self, priorities):
         priorities = np.asarray(priorities, np.float64)
         if self.exponent is None:
-            return priorities / priorities.sum()
+            weight = priorities**self.power
+            return weight / weight.sum()
         weight = np.empty(len(priorities))
         weight[np.argsort(-priorities)] = np.arange(1, len(priorities) + 1) ** -float(self.exponent)
         _, tie = np.unique(priorities, return_inverse=True)
@@ -63,7 +65,11 @@ PRIORITIZED = [
     Kind(f"rank_prioritized_{alpha}", RankPrioritizedSampler, {"alpha": alpha, "beta": 0.5}, alpha)
     for alpha in (0.7, 0.0, 1.0, 1.5)
 ]
-KINDS = [UNCERTAINTY, RANK, *PRIORITIZED]
+POWERS = [
+    Kind(f"power_{power:g}", VMFSampler, {"power": power}, None, power)
+    for power in (8.0, -4.0, 0.5, 0.0, -1.0, 4.0, 100.0, -100.0)
+]
+KINDS = [UNCERTAINTY, RANK, *POWERS[:2], *PRIORITIZED]
 
 
 def each(kinds):

@@ -7,12 +7,14 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer import InverseTDSampler, RankPrioritizedSampler, VMFSampler
 
 ALPHA, BETA = 0.7, 0.5
 MAKERS = {
     "uncertainty": partial(VMFSampler, "uncertainty"),
     "rank": partial(VMFSampler, "rank"),
+    "power": partial(VMFSampler, power=-2.0),
+    "inverse_td": InverseTDSampler,
     "rank_prioritized": partial(RankPrioritizedSampler, ALPHA, BETA),
 }
 
@@ -20,8 +22,10 @@ MAKERS = {
 def exact_probabilities(sampler, priorities):
     """Computes P of every slot from its definition, one slot at a time."""
     priorities = np.asarray(priorities, np.float32)
-    if isinstance(sampler, VMFSampler) and sampler.mode == "uncertainty":
-        weights = priorities.astype(np.float64)
+    if isinstance(sampler, InverseTDSampler):
+        weights = np.maximum(priorities.astype(np.float64), sampler.floor) ** -sampler.exponent
+    elif isinstance(sampler, VMFSampler) and sampler.mode == "uncertainty":
+        weights = priorities.astype(np.float64) ** sampler.power
     else:
         alpha = getattr(sampler, "alpha", 1.0)
         weights = np.empty(len(priorities))

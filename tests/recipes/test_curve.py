@@ -151,11 +151,70 @@ def test_a_table_without_rows_has_no_panel(draw, write_run):
     assert len(draw(run_dir).axes) == 1
 
 
+DIAGNOSTICS = {
+    "stored_transitions": (100, 200, 400),
+    "effective_sample_size": (80, 150, 200),
+    "unscored_fraction": (0.5, "", 0.2),
+    "gradient_snr": (30.0, 2.0, -0.5),
+    "gradient_cosine": (0.9, 0.7, 0.1),
+    "saturated_fraction": (0.0, 0.25, 0.5),
+}
+
+
+@pytest.fixture
+def write_diagnostics(write_run):
+    """``write_diagnostics(**columns)``: adds columns to the ``train.csv`` of a run by hand."""
+
+    def write(**columns):
+        run_dir = write_run()
+        header, *rows = (run_dir / "train.csv").read_text().splitlines()
+        header = ",".join([header, *columns])
+        values = zip(*columns.values(), strict=True)
+        rows = [",".join(map(str, (row, *more))) for row, more in zip(rows, values, strict=True)]
+        (run_dir / "train.csv").write_text("\n".join([header, *rows]) + "\n")
+        return run_dir
+
+    return write
+
+
+def _lines(axes):
+    return {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+
+
+def test_diagnostics_have_two_panels(draw, write_diagnostics):
+    figure = draw(write_diagnostics(**DIAGNOSTICS))
+    sampling, gradient = figure.axes[-2:]
+    assert _lines(sampling) == {
+        "effective sample size / stored transitions": [0.8, 0.75, 0.5],
+        "transitions without a priority": [0.5, 0.2],
+    }
+    assert sampling.get_yscale() == "linear"
+    assert list(_lines(gradient).values()) == [[30, 2, -0.5], [0.9, 0.7, 0.1], [0, 0.25, 0.5]]
+    extent = figure.legends[0].get_window_extent()
+    assert 0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+
+
+def test_a_small_effective_sample_size_has_a_logarithmic_axis(draw, write_diagnostics):
+    sizes = {"stored_transitions": (10**6,) * 3, "effective_sample_size": (126, 130, 140)}
+    sampling = draw(write_diagnostics(**sizes)).axes[-1]
+    assert sampling.get_yscale() == "log"
+    low, high = sampling.get_ylim()
+    assert low < 126e-6
+    assert high > 1
+
+
+def test_a_run_without_a_distribution_has_only_the_panel_of_the_gradient(draw, write_diagnostics):
+    columns = {name: DIAGNOSTICS[name] for name in ("stored_transitions", "gradient_snr")}
+    labels = [axes.get_ylabel() for axes in draw(write_diagnostics(**columns)).axes]
+    assert labels == ["evaluation return", "agreement R", "factor p", "actor's gradient"]
+
+
 def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
     run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
     assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page
     figure = draw(run_dir)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["evaluation return", "agreement"]
+    labels = ["evaluation return", "agreement", "share of buffer", "actor's gradient"]
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
     with (run_dir / "random.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert _levels(figure.axes[0])["random policy"] == float(row["return_mean"])
@@ -165,4 +224,5 @@ def test_a_run_of_higher_dimensional_actions_has_bands(draw, train, tmp_path):
     run_dir = train(
         "sac", tmp_path / "run", "env.name=ShortCheetah-v0", "total_frames=130", "log_interval=20"
     )
-    assert [axes.get_ylabel() for axes in draw(run_dir).axes[1:]] == ["agreement R", "factor p"]
+    labels = ["agreement R", "factor p", "share of buffer", "actor's gradient"]
+    assert [axes.get_ylabel() for axes in draw(run_dir).axes[1:]] == labels

@@ -74,6 +74,22 @@ def test_training_rows_contain_losses_and_vmf_statistics_in_range(run, request):
             assert all(low <= value <= high for value in [*deciles, values[f"{name}_mean"]])
 
 
+@pytest.mark.parametrize("run", ["vmf_run", "uniform_run"])
+def test_training_rows_contain_diagnostics_in_range(run, request):
+    for row in rows(request.getfixturevalue(run) / "train.csv"):
+        values = {key: float(value) for key, value in row.items()}
+        assert 60 < values["stored_transitions"] <= values["step"]
+        assert 1 <= values["effective_sample_size"] <= values["stored_transitions"] + 1e-6
+        assert 0 <= values["saturated_fraction"] <= 1
+        assert -1 <= values["gradient_cosine"] <= 1
+        assert "gradient_snr" in values
+        if run == "vmf_run":
+            assert values["factor_age"] >= 0
+            assert 0 <= values["unscored_fraction"] < 1
+        else:
+            assert values.keys().isdisjoint({"factor_age", "unscored_fraction"})
+
+
 def test_a_finished_run_has_all_its_files(vmf_run):
     assert (vmf_run / "finished").stat().st_size == 0
     assert torch.load(vmf_run / "policy.pt", weights_only=True)

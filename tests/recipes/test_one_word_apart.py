@@ -24,10 +24,8 @@ from helpers.saved_rows import rows_in
 from vmfer_recipes.training.collection import TransitionCollector
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 300, 50
-SAMPLERS = [
-    *("uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_power", "vmf_weighted"),
-    *("inverse_td", "gradient_norm", "recent", "on_policy"),
-]
+# The last two evaluate the policy to draw a batch.
+SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_weighted", "on_policy"]
 
 
 def environment() -> GymWrapper:

@@ -11,7 +11,13 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler
 
-from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer import (
+    GradientNormSampler,
+    InverseTDSampler,
+    RankPrioritizedSampler,
+    RecentSampler,
+    VMFSampler,
+)
 
 NAN, INF = math.nan, math.inf
 
@@ -19,9 +25,12 @@ SAMPLERS = {
     "uncertainty": lambda: VMFSampler("uncertainty"),
     "rank": lambda: VMFSampler("rank"),
     "smoothed": lambda: VMFSampler("uncertainty", smoothing=0.9),
+    "power": lambda: VMFSampler(power=8),
     "rank_prioritized": lambda: RankPrioritizedSampler(alpha=0.7, beta=0.5),
+    "inverse_td": InverseTDSampler,
+    "gradient_norm": GradientNormSampler,
 }
-VMF_SAMPLERS = ["uncertainty", "rank", "smoothed"]
+VMF_SAMPLERS = ["uncertainty", "rank", "smoothed", "power"]
 
 
 def make_buffer(name, shape=(10,), capacity=16):
@@ -85,7 +94,7 @@ def test_a_bad_factor_is_reported_with_its_index(name, bad, dtype):
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, -1e-30, -1.0, 1e39], ids=str)
-@pytest.mark.parametrize("name", ["rank_prioritized"])
+@pytest.mark.parametrize("name", ["rank_prioritized", "inverse_td", "gradient_norm"])
 def test_a_bad_priority_is_reported_with_its_index(name, bad):
     value = torch.tensor([2.0, 1.5, bad, 1.2], dtype=torch.float64)
     named = re.escape(str(bad))
@@ -208,6 +217,13 @@ def test_zero_and_large_priorities_are_valid():
         *((VMFSampler, {"mode": bad}) for bad in ("", "ranks", None, 1)),
         *((VMFSampler, {"initial_factor": bad}) for bad in (0, -1.0, 2.72, NAN, INF, -INF)),
         *((VMFSampler, {"smoothing": bad}) for bad in (-0.1, 1.0, 2, NAN, INF)),
+        *((VMFSampler, {"power": bad}) for bad in (-100.5, 101, NAN, INF)),
+        *((InverseTDSampler, {"exponent": bad}) for bad in (-0.1, 7.5, NAN, INF)),
+        *((InverseTDSampler, {"floor": bad}) for bad in (0, -1.0, NAN, INF)),
+        *((GradientNormSampler, {"power": bad}) for bad in (-1.0, 8, NAN, INF)),
+        *((RecentSampler, {"decay": bad}) for bad in (0, -0.5, 1.5, NAN)),
+        *((RecentSampler, {"min_size": bad}) for bad in (0, 2.5, True)),
+        *((RecentSampler, {"cycle": bad}) for bad in (0, -1, 10.0)),
         *((RankPrioritizedSampler, {"alpha": bad}) for bad in (-0.1, NAN, INF)),
         *((RankPrioritizedSampler, {"beta": bad}) for bad in (-0.1, NAN, INF)),
     ],

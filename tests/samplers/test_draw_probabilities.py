@@ -12,6 +12,7 @@ from helpers.recorded_buffer import (
     ALARM,
     DRAWS,
     KINDS,
+    POWERS,
     PRIORITIZED,
     RANK,
     UNCERTAINTY,
@@ -55,6 +56,8 @@ CASES = [
     (kind, situation) for kind in (UNCERTAINTY, RANK, PRIORITIZED[0]) for situation in SITUATIONS
 ]
 CASES += [(kind, situation) for kind in PRIORITIZED[1:] for situation in (wrapped, mostly_equal)]
+CASES += [(kind, situation) for kind in POWERS[:3] for situation in (wrapped, mostly_equal)]
+CASES += [(kind, full) for kind in POWERS[3:]]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -84,7 +87,7 @@ def test_the_chi_square_detects_a_small_error():
         assert_drawn_from(slots, probabilities)
 
 
-@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])
 @pytest.mark.parametrize("size", SIZES)
 def test_first_and_last_slot_are_reachable(kind, size):
     """Of 10^6 draws, the expected count of an end slot with the highest priority is at least 10."""
@@ -96,7 +99,7 @@ def test_first_and_last_slot_are_reachable(kind, size):
     assert slots.max() == size - 1
 
 
-@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])
 def test_every_slot_of_equal_priority_is_reachable(kind):
     recorded = RecordedBuffer(kind, 1024, seed=4)
     recorded.extend(1024)
@@ -169,7 +172,7 @@ def test_a_tie_in_the_middle_does_not_favor_any_slot_number(kind):
     assert stats.binomtest(lower, len(tied), 0.5).pvalue > ALARM
 
 
-@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])
 def test_positions_in_a_batch_are_independent_and_identically_distributed(kind):
     recorded = RecordedBuffer(kind, 7, seed=8)
     recorded.extend(7)
@@ -182,7 +185,7 @@ def test_positions_in_a_batch_are_independent_and_identically_distributed(kind):
         assert_drawn_from(pairs, np.outer(recorded.probabilities, recorded.probabilities).ravel())
 
 
-@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
+@each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])
 @pytest.mark.parametrize("batch_size", [1, 256])
 def test_small_batches_follow_the_same_distribution_as_large_ones(kind, batch_size):
     recorded = RecordedBuffer(kind, 100, seed=9)

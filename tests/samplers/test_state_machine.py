@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
-from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer import InverseTDSampler, RankPrioritizedSampler, VMFSampler
 
 ALPHA, BETA = 0.7, 0.5
 
@@ -28,6 +28,12 @@ ALPHA, BETA = 0.7, 0.5
 def proportional(priorities):
     total = sum(Fraction(priority) for priority in priorities.values())
     return {slot: float(Fraction(priority) / total) for slot, priority in priorities.items()}
+
+
+def by_power(power, smallest, priorities):
+    weight = {slot: Fraction(max(p, smallest)) ** power for slot, p in priorities.items()}
+    total = sum(weight.values())
+    return {slot: float(w / total) for slot, w in weight.items()}
 
 
 def by_rank(alpha, priorities):
@@ -48,6 +54,16 @@ SAMPLERS = {
         (2**-6, float(np.float32(np.e))),
     ),
     "rank": (partial(VMFSampler, "rank"), partial(by_rank, 1.0), (2**-6, float(np.float32(np.e)))),
+    "power": (
+        partial(VMFSampler, power=-3),
+        partial(by_power, -3, 0),
+        (2**-6, float(np.float32(np.e))),
+    ),
+    "inverse_td": (
+        partial(InverseTDSampler, exponent=2, floor=0.5),
+        partial(by_power, -2, Fraction(1, 2)),
+        (0.0, 1e6),
+    ),
     "rank_prioritized": (
         partial(RankPrioritizedSampler, ALPHA, BETA),
         partial(by_rank, ALPHA),
@@ -76,8 +92,10 @@ class BufferMachine(RuleBasedStateMachine):
         )
 
     def default_priority(self):
-        follows_highest = isinstance(self.buffer.sampler, RankPrioritizedSampler)
-        return max(1.0, self.highest or 0.0) if follows_highest else 1.0
+        if isinstance(self.buffer.sampler, VMFSampler):
+            return 1.0
+        lowest = 0.5 if isinstance(self.buffer.sampler, InverseTDSampler) else 1.0
+        return max(lowest, self.highest or 0.0)
 
     def rows(self, count):
         first, self.num_rows = self.num_rows, self.num_rows + count

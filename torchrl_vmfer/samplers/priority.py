@@ -146,8 +146,12 @@ class PrioritySampler(SlotSampler):
     def _resize(self, length: int) -> None:
         before = len(self._priorities)
         self._priorities.resize(length, fill=self.default_priority)
-        if self._distribution is not None and length > before:
+        if self._distribution is None:
+            return
+        if length > before:
             self._distribution.mark(np.arange(before, length))
+        else:
+            self._distribution.mark_all()
 
     def reset(self) -> None:
         """Removes all priorities."""

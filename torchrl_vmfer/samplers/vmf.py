@@ -230,8 +230,8 @@ class VMFSampler(ScoredSampler):
         return {"power": self._power, "pool_size": self._pool_size}
 
     def __repr__(self) -> str:
+        power = "" if self.power == 1 else f"power={self.power:g}, "
         return (
-            f"VMFSampler(mode={self.mode!r}, power={self.power}, "
-            f"initial_factor={self.initial_factor}, smoothing={self.smoothing}, "
-            f"pool_size={self.pool_size})"
+            f"VMFSampler(mode={self.mode!r}, {power}initial_factor={self.initial_factor}, "
+            f"smoothing={self.smoothing}, pool_size={self.pool_size})"
         )

@@ -1,0 +1,239 @@
+"""The diagnostics of the actor's batch and gradient in ``train.csv``."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchrl_vmfer.fast import make_backend
+from vmfer_recipes import crossq, sac, td3, td3_bc
+from vmfer_recipes.training.diagnostics import Diagnostics, signal_to_noise
+from vmfer_recipes.training.options import to_config
+
+RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
+OF_ACTOR = {"saturated_fraction", "gradient_snr", "gradient_cosine", "stored_transitions"}
+OF_PRIORITIES = {"factor_age", "unscored_fraction"}
+CHEETAH = "env.name=ShortCheetah-v0"
+
+
+@pytest.fixture
+def make_agent(configuration, tmp_path, recorded_run):
+    """Makes an agent whose buffer holds 100 transitions."""
+
+    def make(algorithm, *overrides, fast=True):
+        if algorithm == "td3_bc":
+            overrides = (f"dataset={recorded_run}", "init_random_frames=0", *overrides)
+        cfg = to_config(configuration(algorithm, tmp_path / "run", *overrides))
+        torch.manual_seed(0)
+        agent = RECIPES[algorithm].make_agent(cfg, make_backend(fast))
+        if agent.collector is not None:
+            for _ in range(100):
+                agent.collector.collect()
+        return agent
+
+    return make
+
+
+def actor_gradient(agent, batch):
+    """Computes the gradient of the actor loss with an ordinary backward pass on a copy."""
+    loss = copy.deepcopy(agent.loss)
+    loss.fast = False
+    loss.actor_loss(batch)[0].backward()
+    params = loss.actor_network_params.flatten_keys().values()
+    return torch.cat([p.grad.flatten() for p in params if isinstance(p, nn.Parameter)]).double()
+
+
+def test_the_ratio_and_the_cosine_equal_ordinary_backward_passes(make_agent):
+    agent = make_agent("td3", "sampler=vmf_rank", CHEETAH)
+    batch = agent.actor_batch(None)
+    one, other = actor_gradient(agent, batch[::2]), actor_gradient(agent, batch[1::2])
+    found = agent.diagnostics.measure(batch)
+    noise = (one - other).square().sum() / 4  # of the mean of both halves
+    torch.testing.assert_close(found["gradient_snr"], one @ other / noise, rtol=1e-3, atol=1e-3)
+
+    uniform = agent.buffer.sample_uniformly(keys=["observation"])  # the next uniform draw
+    gradients = np.stack([actor_gradient(agent, each) for each in (batch, uniform)])
+    lengths = np.linalg.norm(gradients, axis=1)
+    expected = gradients[0] @ gradients[1] / lengths.prod()
+    assert float(found["gradient_cosine"]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_ratio_estimates_the_signal_and_noise_of_the_batch_gradient():
+    generator = torch.Generator().manual_seed(0)
+    signal = torch.randn(100_000, generator=generator)
+    for scale in (0.3, 1.0, 3.0):
+        noise = scale * torch.randn(2, 100_000, generator=generator)
+        # The mean of both halves has half the variance of each.
+        expected = signal.square().sum() / (100_000 * scale**2 / 2)
+        torch.testing.assert_close(signal_to_noise(*signal + noise), expected, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorithm):
+    agent = make_agent(algorithm, CHEETAH)
+    batch = agent.buffer.sample_uniformly(64, keys=["observation"])
+    with torch.no_grad():
+        agent.loss.actor_network_params.data.mul_(3)
+        network = agent.policy.module if algorithm == "td3" else agent.policy.module[0].module
+        outputs = network(batch["observation"])
+    action = outputs if algorithm == "td3" else outputs[0].tanh()
+    expected = np.mean(np.abs(action.numpy()) > 0.99)
+    assert 0 < expected < 1
+    assert float(agent.diagnostics.measure(batch)["saturated_fraction"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "override", "expected"),
+    [
+        ("td3", "sampler=uniform", 100),
+        ("sac", "sampler=fresh", 100),
+        ("td3_bc", "sampler=uniform", 100),
+        ("td3", "sampler=vmf_uncertainty", 100 * 1.5**2 / (2**2 + 1) * 2),
+        ("td3", "sampler=gradient_norm", 100 * 1.5**2 / (2**2 + 1) * 2),
+        ("sac", "sampler=vmf_power sampler.power=3", 100 * 4.5**2 / (8**2 + 1) * 2),
+        ("sac", "sampler=vmf_uncertainty sampler.share=0.5", 300**2 / (50 * (3.5**2 + 2.5**2))),
+        ("td3", "sampler=recent sampler.min_size=20 sampler.decay=0.3", 30),
+    ],
+)
+def test_the_effective_sample_size_is_that_of_the_actors_distribution(
+    make_agent, algorithm, override, expected
+):
+    agent = make_agent(algorithm, *override.split())
+    has_priorities = agent.signal is not None
+    if has_priorities:
+        factors = torch.ones(100)
+        factors[:50] = 2
+        agent.buffer.update_actor_priority(torch.arange(100), factors)
+    batch = agent.buffer.sample_uniformly(32, keys=list(agent.actor_keys))
+    found = agent.diagnostics.measure(batch)
+    assert found["effective_sample_size"] == pytest.approx(expected)
+    assert found["stored_transitions"] == 100
+    assert found.keys() >= OF_ACTOR
+    assert has_priorities == (found.keys() >= OF_PRIORITIES)
+
+
+def test_prioritized_critics_share_their_distribution_with_a_uniform_actor(make_agent):
+    agent = make_agent("td3", "sampler=uniform", "replay=per", "replay.alpha=1")
+    errors = torch.ones(100)
+    errors[:50] = 2
+    agent.buffer.update_priority(torch.arange(100), errors)
+    batch = agent.actor_batch(agent.critic_batch())
+    found = agent.diagnostics.measure(batch)["effective_sample_size"]
+    assert found == pytest.approx(100 * 1.5**2 / (2**2 + 1) * 2, rel=1e-5)
+
+
+def test_the_weights_of_a_batch_have_an_effective_sample_size(make_agent):
+    agent = make_agent("td3", "sampler=vmf_weighted", CHEETAH)
+    batch = agent.actor_batch(None)
+    weight = batch["priority_weight"].double().numpy()
+    assert weight.std() > 0
+    expected = 100 * weight.sum() ** 2 / (weight**2).sum() / 32
+    found = agent.diagnostics.measure(batch)
+    assert float(found["effective_sample_size"]) == pytest.approx(expected)
+
+
+def test_of_a_buffer_in_another_process_only_the_actor_is_measured(make_agent):
+    agent = make_agent("td3", CHEETAH)
+    diagnostics = Diagnostics(
+        agent.loss,
+        list(agent.actor_optimizer.param_groups[0]["params"]),
+        buffer=object(),
+        perception=agent.perception,
+        keys=["observation"],
+        kind="vmf",
+    )
+    found = diagnostics.measure(agent.actor_batch(agent.critic_batch()))
+    assert found.keys() == {"saturated_fraction", "gradient_snr"}
+
+
+@pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct", "on_policy"])
+def test_without_a_stored_distribution_its_size_is_left_out(make_agent, sampler):
+    agent = make_agent("td3", f"sampler={sampler}", CHEETAH)
+    found = agent.diagnostics.measure(agent.actor_batch(None))
+    assert "effective_sample_size" not in found
+    assert found.keys() >= OF_ACTOR
+
+
+def test_ages_count_updates_of_the_factors(make_agent):
+    agent = make_agent("td3", "sampler=vmf_rank", CHEETAH)
+    for slots in (range(10), range(5), range(5)):
+        index = torch.tensor(list(slots))
+        agent.buffer.update_actor_priority(index, torch.full((len(index),), 2.0))
+    found = agent.diagnostics.measure(agent.actor_batch(None))
+    assert found["factor_age"] == pytest.approx((5 * 0 + 5 * 2) / 10)
+    assert found["unscored_fraction"] == pytest.approx(0.9)
+
+
+def test_what_is_not_defined_is_left_out(make_agent):
+    agent = make_agent("td3", "sampler=vmf_rank", "batch_size=1")
+    for param in agent.loss.qvalue_network_params.values(True, True):
+        param.data.zero_()  # no gradient: neither a ratio nor an angle
+    found = agent.diagnostics.measure(agent.actor_batch(None))
+    assert found.keys().isdisjoint({"gradient_snr", "gradient_cosine", "factor_age"})
+    assert all(value.isfinite() for value in found.values())
+
+
+SAMPLERS = {
+    "td3": ["sampler=vmf_rank", CHEETAH],
+    "sac": ["sampler=vmf_uncertainty", "replay=per_rank"],
+    "crossq": ["sampler=uniform", "batch_renorm_warmup=0", "critic_hidden=[16,16]"],
+    "td3_bc": ["sampler=vmf_rank"],
+}
+
+
+@pytest.mark.parametrize("algorithm", SAMPLERS)
+def test_measuring_changes_nothing(make_agent, algorithm, assert_equal):
+    agent = make_agent(algorithm, *SAMPLERS[algorithm])
+    batch = agent.actor_batch(agent.critic_batch())
+    agent.loss.actor_loss(batch)[0].backward()
+
+    def state():
+        parts = {name: part.state_dict() for name, part in agent.components().items()}
+        parts["gradients"] = [p.grad for p in agent.loss.parameters() if p.grad is not None]
+        parts["random"] = [torch.get_rng_state(), torch.tensor(np.random.get_state()[2])]  # noqa: NPY002
+        parts["batch"] = {name: batch[name] for name in batch.keys()}  # noqa: SIM118
+        return copy.deepcopy(parts)
+
+    before = state()
+    assert agent.diagnostics.measure(batch)
+    after = state()
+    del before["policy"], after["policy"]
+    assert_equal(before.pop("gradients"), after.pop("gradients"))
+    assert_equal(dict(before["loss"]), dict(after["loss"]))
+    for name in before.keys() - {"loss"}:
+        assert_equal(_plain(before[name]), _plain(after[name]), name)
+
+
+def _plain(state):
+    return dict(state) if hasattr(state, "keys") else state
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "overrides"),
+    [
+        ("td3", ("sampler=vmf_rank", "actor_noise=0.1")),
+        ("sac", ("sampler=vmf_uncertainty", "replay=per_rank")),
+        pytest.param(
+            "crossq", ("sampler=vmf_direct", "critic_hidden=[16,16]"), marks=pytest.mark.slow
+        ),
+        pytest.param("sac", ("sampler=uniform", "fast=false"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_does_not_depend_on_them(
+    algorithm, overrides, train, assert_equal, table, monkeypatch, tmp_path
+):
+    options = (CHEETAH, "total_frames=120", "log_interval=10", *overrides)
+    measured = train(algorithm, tmp_path / "measured", *options)
+    monkeypatch.setattr(Diagnostics, "measure", lambda self, batch: {})
+    without = train(algorithm, tmp_path / "without", *options)
+    policies = (torch.load(d / "policy.pt", weights_only=True) for d in (measured, without))
+    assert_equal(*map(dict, policies))
+    assert (measured / "eval.csv").read_bytes() == (without / "eval.csv").read_bytes()
+    rows, other_rows = table(measured / "train.csv"), table(without / "train.csv")
+    assert other_rows[-1].keys() < rows[-1].keys()
+    for row, other in zip(rows, other_rows, strict=True):
+        assert {name: row[name] for name in other} == other

@@ -1,0 +1,124 @@
+"""Ages of priorities, the fraction of slots without one, and the effective sample size."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.sampler_buffers import distinct_priorities, filled_buffer, rows
+from torchrl_vmfer import (
+    GradientNormSampler,
+    InverseTDSampler,
+    RankPrioritizedSampler,
+    VMFSampler,
+    effective_sample_size,
+)
+
+SCORED = {
+    "uncertainty": VMFSampler,
+    "rank": lambda: VMFSampler("rank"),
+    "power": lambda: VMFSampler(power=8),
+    "pool": lambda: VMFSampler(pool_size=4),
+    "inverse_td": InverseTDSampler,
+    "gradient_norm": GradientNormSampler,
+}
+
+
+@pytest.fixture(params=SCORED)
+def make_scored(request):
+    return SCORED[request.param]
+
+
+def test_ages_follow_a_plain_record_of_the_updates(make_scored):
+    rng = np.random.default_rng(0)
+    buffer = filled_buffer(make_scored(), 5, capacity=8)
+    last, updates = dict.fromkeys(range(5)), 0
+    for _ in range(60):
+        kind = rng.integers(4)
+        if kind == 0:
+            for slot in buffer.extend(rows(0, int(rng.integers(1, 4)))).tolist():
+                last[slot] = None
+        elif kind == 1:
+            buffer.update_priority(torch.empty(0, dtype=torch.long), torch.empty(0))
+            buffer.sampler.load_state_dict(buffer.sampler.state_dict())
+        else:
+            slots = rng.integers(len(buffer), size=3)
+            buffer.update_priority(torch.from_numpy(slots), torch.tensor([1.0, 2.0, 1.5]))
+            updates += 1
+            last |= dict.fromkeys(slots.tolist(), updates)
+        ages = [updates - at for at in last.values() if at is not None]
+        expected = sum(ages) / len(ages) if ages else math.nan
+        assert buffer.sampler.priority_age() == pytest.approx(expected, nan_ok=True)
+        assert buffer.sampler.unscored_fraction() == pytest.approx(1 - len(ages) / len(last))
+
+
+def test_nothing_is_known_without_slots_or_updates(make_scored):
+    sampler = make_scored()
+    assert math.isnan(sampler.priority_age())
+    assert math.isnan(sampler.unscored_fraction())
+    buffer = filled_buffer(sampler)
+    assert math.isnan(sampler.priority_age())
+    assert sampler.unscored_fraction() == 1
+    buffer.update_priority(torch.arange(5), 1.5)
+    buffer.empty()
+    assert math.isnan(sampler.unscored_fraction())
+
+
+def test_a_rejected_update_does_not_count(make_scored):
+    buffer = filled_buffer(make_scored())
+    buffer.update_priority(torch.arange(5), 1.5)
+    with pytest.raises(ValueError, match="Index 3"):
+        buffer.update_priority(torch.tensor([3]), math.nan)
+    assert buffer.sampler.priority_age() == 0
+
+
+@pytest.mark.parametrize(
+    ("entry", "bad"),
+    [
+        ("num_updates", -1),
+        ("num_updates", 2.0),
+        ("last_update", torch.zeros(3, dtype=torch.int32)),
+        ("last_update", torch.zeros(10)),
+        ("last_update", torch.full((10,), 9, dtype=torch.int32)),
+    ],
+)
+def test_a_bad_state_is_rejected_and_changes_nothing(entry, bad):
+    sampler = filled_buffer(VMFSampler()).sampler
+    before = sampler.probabilities()
+    state = filled_buffer(VMFSampler(initial_factor=2.0)).sampler.state_dict() | {entry: bad}
+    with pytest.raises(ValueError, match=entry):
+        sampler.load_state_dict(state)
+    assert torch.equal(sampler.probabilities(), before)
+
+
+def test_the_effective_sample_size_of_simple_distributions():
+    assert effective_sample_size(torch.full((10,), 0.1)) == pytest.approx(10)
+    assert effective_sample_size(torch.tensor([0.0, 1.0, 0.0])) == 1
+    assert effective_sample_size(torch.tensor([])) == 0
+
+
+def test_the_paper_with_two_critics_is_mild_and_its_rank_mode_is_extreme():
+    """Half of the factors at 1 and half at e give (1 + e)² / (2 (1 + e²)) = 82 % of uniform."""
+    for mode, low, high in (("uncertainty", 0.8240, 0.8242), ("rank", 0, 0.02)):
+        sampler = VMFSampler(mode)
+        sampler.mark_update(torch.arange(10_000))
+        factors = torch.ones(10_000)
+        factors[::2] = math.e
+        if mode == "rank":
+            factors = torch.linspace(1, 2.7, 10_000)
+        sampler.update_priority(torch.arange(10_000), factors)
+        assert low <= sampler.effective_sample_size() / 10_000 <= high
+
+
+def test_the_effective_sample_size_is_that_of_the_probabilities():
+    for sampler in (RankPrioritizedSampler(), InverseTDSampler(), VMFSampler(power=-4)):
+        buffer = filled_buffer(sampler)
+        buffer.update_priority(torch.arange(10), distinct_priorities(10))
+        probabilities = sampler.probabilities().tolist()
+        expected = 1 / math.fsum(p * p for p in probabilities)
+        assert sampler.effective_sample_size() == pytest.approx(expected)
+
+
+def test_the_effective_sample_size_with_a_pool_is_not_known():
+    assert math.isnan(filled_buffer(VMFSampler(pool_size=4)).sampler.effective_sample_size())

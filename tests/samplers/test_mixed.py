@@ -1,0 +1,219 @@
+"""MixedSampler draws exact shares of two samplers and passes everything on to both."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torchrl.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    TensorDictReplayBuffer,
+    TensorStorage,
+)
+
+from helpers.recorded_buffer import assert_drawn_from
+from helpers.sampler_buffers import (
+    distinct_priorities,
+    filled_buffer,
+    grid,
+    grid_buffer,
+    rows,
+    seeded,
+)
+from torchrl_vmfer import (
+    ActorCriticReplayBuffer,
+    GradientNormSampler,
+    InverseTDSampler,
+    MixedSampler,
+    RankPrioritizedSampler,
+    RecentSampler,
+    VMFSampler,
+)
+
+
+def prioritized(capacity=10):
+    return PrioritizedSampler(capacity, alpha=0.7, beta=0.5)
+
+
+MIXTURES = {
+    "vmf_random": lambda: MixedSampler(VMFSampler(power=8), RandomSampler(), 0.3),
+    "random_vmf": lambda: MixedSampler(RandomSampler(), VMFSampler("rank"), 0.6),
+    "recent_vmf": lambda: MixedSampler(RecentSampler(0.8, 2, 5), VMFSampler(), 0.45),
+    "prioritized_recent": lambda: MixedSampler(prioritized(), RecentSampler(0.8, 2, 5), 0.5),
+    "rank_random": lambda: MixedSampler(RankPrioritizedSampler(), RandomSampler(), 0.7),
+}
+
+
+@pytest.fixture(params=MIXTURES)
+def make_mixture(request):
+    return MIXTURES[request.param]
+
+
+@pytest.mark.parametrize(
+    ("share", "batch_size"), [(0.5, 8), (0.3, 8), (0.3, 1), (0.999, 3), (0.0, 4), (1.0, 4)]
+)
+def test_counts_are_the_share_on_average_and_never_off_by_more_than_one(share, batch_size):
+    """The newest slot is the only one that the first sampler draws."""
+    sampler = MixedSampler(RecentSampler(1e-9, 1, 1), VMFSampler(power=-100), share)
+    buffer = filled_buffer(sampler, 2, capacity=2, batch_size=batch_size, generator=seeded(1))
+    buffer.update_priority(torch.arange(2), torch.tensor([1.0, 2.7]))  # P of slot 1: e^-99
+    batches = np.stack([buffer.sample()["index"].numpy() for _ in range(1000)])
+    counts = batches.sum(1)
+    assert (np.abs(counts - share * batch_size) < 1).all()
+    assert (np.sort(batches, 1)[:, ::-1] == batches).all(), "rows of the first sampler come first"
+    deviation = np.sqrt(0.25 / 1000)  # at most, since counts take two values
+    assert abs(counts.mean() - share * batch_size) < 4.9 * deviation
+
+
+def test_draws_follow_the_mean_probability(make_mixture):
+    sampler = make_mixture()
+    buffer = filled_buffer(sampler, generator=seeded(2), batch_size=4)
+    if sampler.signal:
+        buffer.update_priority(torch.arange(10), distinct_priorities(10))
+    draws = []
+    mean = np.zeros(10)
+    for _ in range(50):
+        probabilities = sampler.probabilities()
+        assert sampler.effective_sample_size() == pytest.approx(1 / (probabilities**2).sum())
+        mean += probabilities.numpy() / 50
+        draws.append(sampler.sample(buffer.storage, 1000)[0].numpy())
+    # Rounded counts are less spread than independent draws, which the test tolerates.
+    assert_drawn_from(np.concatenate(draws), mean)
+
+
+def test_probabilities_are_a_weighted_mean():
+    sampler = MixedSampler(VMFSampler(), RandomSampler(), 0.25)
+    buffer = filled_buffer(sampler, 2)
+    buffer.update_priority(torch.arange(2), torch.tensor([0.5, 1.5]))
+    np.testing.assert_allclose(sampler.probabilities(), [0.4375, 0.5625])
+
+
+@pytest.mark.parametrize("weighted", [RankPrioritizedSampler, prioritized])
+@pytest.mark.parametrize("batch_size", [1, 2, 9])
+def test_rows_without_importance_weights_have_the_weight_one(weighted, batch_size):
+    sampler = MixedSampler(RandomSampler(), weighted(), 0.5)
+    buffer = filled_buffer(sampler, batch_size=batch_size, generator=seeded(0))
+    buffer.update_priority(torch.arange(10), distinct_priorities(10))
+    for _ in range(20):
+        weight = buffer.sample()["priority_weight"]
+        assert weight.shape == (batch_size,)
+        assert (weight[: batch_size // 2] == 1).all()
+
+
+def test_no_weights_are_returned_if_no_sampler_has_any():
+    buffer = filled_buffer(MixedSampler(VMFSampler(), RandomSampler(), 0.5), batch_size=4)
+    assert "priority_weight" not in buffer.sample()
+
+
+def test_writes_and_priorities_reach_both_samplers():
+    first, second = VMFSampler(), VMFSampler("rank")
+    sampler = MixedSampler(first, second, 0.5)
+    buffer = filled_buffer(sampler, 8, capacity=10)
+    buffer.update_priority(torch.arange(8), distinct_priorities(8))
+    buffer.extend(rows(8, 4))
+    alone = [VMFSampler(), VMFSampler("rank")]
+    for part, reference in zip((first, second), alone, strict=True):
+        direct = filled_buffer(reference, 8, capacity=10)
+        direct.update_priority(torch.arange(8), distinct_priorities(8))
+        direct.extend(rows(8, 4))
+        assert torch.equal(part.probabilities(), reference.probabilities())
+    assert sampler.priority_age() == 0
+    assert sampler.unscored_fraction() == 0.4
+    buffer.empty()
+    assert sampler.probabilities().shape == (0,)
+    with pytest.raises(RuntimeError, match="Cannot sample from an empty storage"):
+        buffer.sample(4)
+
+
+def test_storages_of_two_dimensions():
+    buffer = grid_buffer(MixedSampler(RandomSampler(), VMFSampler(), 0.5), 4, 3, batch_size=20)
+    buffer.extend(grid(0, 4, 3))
+    batch = buffer.sample()
+    assert torch.equal(batch["index"] @ torch.tensor([3, 1]), batch["row"])
+
+
+def test_data_that_were_there_before_can_be_drawn():
+    sampler = MixedSampler(prioritized(), VMFSampler(), 0.5)
+    buffer = ActorCriticReplayBuffer(
+        storage=TensorStorage(rows(0, 6)), actor_sampler=sampler, batch_size=400
+    )
+    batch = buffer.sample_actor()
+    assert len(batch["row"][:200].unique()) == len(batch["row"][200:].unique()) == 6
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_resumed_mixture_continues_with_identical_draws(make_mixture, by_file, tmp_path):
+    def make():
+        return ActorCriticReplayBuffer(
+            storage=LazyTensorStorage(10),
+            actor_sampler=make_mixture(),
+            batch_size=7,
+            generator=seeded(5),
+        )
+
+    buffer, twin = make(), make()
+    buffer.extend(rows(0, 12))
+    if buffer.actor_sampler.signal:
+        buffer.update_actor_priority(torch.arange(10), distinct_priorities(10))
+    for _ in range(3):
+        buffer.sample_actor()
+    if by_file:
+        buffer.actor_sampler.dumps(tmp_path)
+        state = buffer.state_dict()
+        twin.load_state_dict(state)
+        twin.actor_sampler.reset()
+        twin.actor_sampler.loads(tmp_path)
+    else:
+        twin.load_state_dict(buffer.state_dict())
+    for _ in range(5):
+        expected, actual = buffer.sample_actor(), twin.sample_actor()
+        assert torch.equal(actual["index"], expected["index"])
+        for each in (buffer, twin):
+            each.extend(rows(12, 1))
+
+
+def test_an_incompatible_state_changes_neither_sampler():
+    sampler = filled_buffer(MixedSampler(VMFSampler(), RankPrioritizedSampler(0.7), 0.5)).sampler
+    other = filled_buffer(MixedSampler(VMFSampler(), RankPrioritizedSampler(0.6), 0.5))
+    other.update_priority(torch.arange(10), distinct_priorities(10))
+    before = sampler.probabilities()
+    with pytest.raises(ValueError, match=r"alpha=0\.6"):
+        sampler.load_state_dict(other.sampler.state_dict())
+    assert torch.equal(sampler.probabilities(), before)
+    with pytest.raises(ValueError, match=r"saved with share=0\.5"):
+        MixedSampler(VMFSampler(), RankPrioritizedSampler(0.6), 0.4).load_state_dict(
+            other.sampler.state_dict()
+        )
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_bad_share_is_rejected(share):
+    with pytest.raises(ValueError, match=r"share must lie in \[0, 1\], got"):
+        MixedSampler(VMFSampler(), RandomSampler(), share)
+
+
+def test_samplers_that_expect_different_signals_are_rejected():
+    with pytest.raises(ValueError, match="InverseTDSampler expects 'td_error' and Gradient"):
+        MixedSampler(InverseTDSampler(), GradientNormSampler(), 0.5)
+
+
+def test_what_is_no_sampler_is_rejected():
+    with pytest.raises(TypeError, match=r"second must be a Sampler, got <class"):
+        MixedSampler(VMFSampler(), RandomSampler, 0.5)
+    sampler = VMFSampler()
+    with pytest.raises(ValueError, match="the same one twice"):
+        MixedSampler(sampler, sampler, 0.5)
+
+
+def test_a_sampler_without_probabilities_is_named():
+    class Own(RandomSampler):
+        pass
+
+    sampler = MixedSampler(VMFSampler(), Own(), 0.5)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2)
+    buffer.extend(TensorDict({"row": torch.arange(4)}, [4]))
+    buffer.sample()
+    with pytest.raises(NotImplementedError, match="probabilities of Own are unknown"):
+        sampler.probabilities()
+    assert np.isnan(sampler.effective_sample_size())

@@ -1,0 +1,176 @@
+"""P ∝ priority^power against brute force, over any history of changes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.recorded_buffer import assert_drawn_from
+from torchrl_vmfer import VMFSampler
+from torchrl_vmfer.samplers.power_distribution import PowerDistribution
+
+# Up to one level of sums, two levels, and three; a draw of 200 slots uses all of them.
+SIZES = [1, 3, 4096, 4097, 65_536, 70_000]
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def reference(priorities, power):
+    weights = [float(priority) ** power for priority in priorities]
+    total = math.fsum(weights)
+    return [w / total for w in weights] if total else [1 / len(weights)] * len(weights)
+
+
+def draw_many(distribution, priorities, batches=1000, count=200, seed=0):
+    generator = seeded(seed)
+    draws = [distribution.draw(priorities, count, generator) for _ in range(batches)]
+    return np.concatenate(draws)
+
+
+@pytest.mark.parametrize("power", [-7.0, -1.0, 0.0, 0.4, 1.0, 7.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_probabilities_and_draws_equal_the_reference(size, power):
+    rng = np.random.default_rng(size)
+    priorities = rng.uniform(0.5, 3, size).astype(np.float32)
+    distribution = PowerDistribution(power)
+    expected = np.array(reference(priorities, power))
+    np.testing.assert_allclose(distribution.probabilities(priorities), expected, rtol=1e-12)
+    assert_drawn_from(draw_many(distribution, priorities), expected)
+
+
+operations = st.lists(
+    st.tuples(st.just("resize"), st.integers(1, 60), st.integers(0, 9))
+    | st.tuples(st.just("set"), st.integers(0, 59), st.integers(0, 9))
+    | st.tuples(st.just("draw"), st.integers(0, 30), st.integers(0, 99)),
+    max_size=40,
+)
+
+
+@settings(max_examples=60)
+@given(operations, st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([1, 2000]))
+def test_any_order_of_changes_and_draws(history, power, scale):
+    """With ``scale``, each step of the history changes many slots of a tree with three levels."""
+    distribution, priorities = PowerDistribution(power), np.ones(scale, np.float32)
+    for kind, at, value in history:
+        if kind == "resize":
+            length = at * scale
+            if length > len(priorities):
+                distribution.mark(np.arange(len(priorities), length))
+                new = np.full(length - len(priorities), value, np.float32)
+                priorities = np.append(priorities, new)
+            else:
+                distribution.mark_all()
+                priorities = priorities[:length].copy()
+        elif kind == "set":
+            slots = np.unique(np.arange(at, at + 5 * scale, 7) % len(priorities))
+            priorities[slots] = value
+            distribution.mark(slots)
+        else:
+            draws = distribution.draw(priorities, at, seeded(value))
+            rebuilt = PowerDistribution(power).draw(priorities, at, seeded(value))
+            np.testing.assert_array_equal(draws, rebuilt)
+            allowed = np.array(reference(priorities, power)) > 0
+            assert allowed[draws].all()
+    expected = reference(priorities, power)
+    np.testing.assert_allclose(distribution.probabilities(priorities), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [5, 5000, 70_000])
+@pytest.mark.parametrize("at", ["first", "last", "middle"])
+def test_a_single_positive_priority_is_always_drawn(size, at):
+    slot = {"first": 0, "last": size - 1, "middle": size // 2}[at]
+    priorities = np.zeros(size, np.float32)
+    priorities[slot] = 1e-30
+    assert (draw_many(PowerDistribution(2.0), priorities, 20) == slot).all()
+
+
+@pytest.mark.parametrize("size", [5, 70_000])
+def test_priorities_that_are_all_zero_are_drawn_uniformly(size):
+    priorities = np.zeros(size, np.float32)
+    distribution = PowerDistribution(1.0)
+    np.testing.assert_allclose(distribution.probabilities(priorities), 1 / size)
+    assert_drawn_from(draw_many(distribution, priorities), np.full(size, 1 / size))
+
+
+def test_weights_of_very_different_size_leave_no_rounding_errors_behind():
+    priorities = np.ones(70_000, np.float32)
+    distribution = PowerDistribution(7.0)
+    distribution.draw(priorities, 1, None)
+    for _ in range(20):
+        for value in (1e38, 1e-38, 1.0):
+            priorities[500:600] = value
+            distribution.mark(np.arange(500, 600))
+            distribution.draw(priorities, 1, None)
+    np.testing.assert_array_equal(distribution.probabilities(priorities), 1 / 70_000)
+    assert_drawn_from(draw_many(distribution, priorities), np.full(70_000, 1 / 70_000))
+
+
+def test_no_slots_are_drawn_for_a_count_of_zero():
+    for size in (3, 70_000):
+        assert PowerDistribution(1.0).draw(np.ones(size, np.float32), 0, None).shape == (0,)
+
+
+class TestVMFSampler:
+    def test_power_one_draws_the_same_as_the_default(self):
+        draws = []
+        for sampler in (VMFSampler(), VMFSampler(power=1)):
+            sampler.mark_update(torch.arange(50))
+            sampler.update_priority(torch.arange(50), torch.linspace(1, 2.7, 50))
+            sampler.generator = seeded(0)
+            draws.append(sampler.sample(Slots(50), 100)[0])
+        assert torch.equal(*draws)
+
+    def test_a_power_of_a_rank_is_rejected(self):
+        with pytest.raises(ValueError, match=r"power must be 1 with mode='rank', got 2"):
+            VMFSampler("rank", power=2)
+
+    @pytest.mark.parametrize("power", [100, -100])
+    @pytest.mark.parametrize("pool_size", [None, 4])
+    def test_a_factor_whose_power_overflows_is_rejected(self, power, pool_size):
+        sampler = VMFSampler(power=power, pool_size=pool_size)
+        sampler.mark_update(torch.arange(3))
+        sampler.update_priority(torch.arange(3), 0.01)
+        with pytest.raises(ValueError, match=r"Index 2 was given 0\.001.*, but its power"):
+            sampler.update_priority(torch.tensor([1, 2]), torch.tensor([2.0, 0.001]))
+        expected = torch.full((3,), 0.01)
+        assert torch.equal(sampler.state_dict()["priorities"], expected)
+        with pytest.raises(ValueError, match=r"initial_factor must be at least .* got 0\.001"):
+            VMFSampler(power=power, initial_factor=0.001)
+
+    def test_the_power_is_shown_saved_and_checked(self):
+        sampler = VMFSampler(power=8)
+        assert "power=8" in repr(sampler)
+        VMFSampler(power=8.0).load_state_dict(sampler.state_dict())
+        with pytest.raises(ValueError, match=r"saved with power=8\.0, but this sampler has power"):
+            VMFSampler(power=4).load_state_dict(sampler.state_dict())
+
+    @pytest.mark.parametrize("power", [-4.0, 0.5, 8.0])
+    def test_a_pool_of_one_batch_is_resampled_by_the_power(self, power):
+        """With a pool of one, P is uniform; with a huge one, P approaches that of the buffer."""
+        factors = torch.tensor([1.0, 1.3, 2.0])
+        weights = factors.double().numpy() ** power
+        for size, expected in ((1, np.full(3, 1 / 3)), (20_000, weights / weights.sum())):
+            sampler = VMFSampler(power=power, pool_size=size)
+            sampler.mark_update(torch.arange(3))
+            sampler.update_priority(torch.arange(3), factors)
+            sampler.generator = seeded(1)
+            count = 1 if size == 1 else 30
+            draws = [sampler.sample(Slots(3), count)[0].numpy() for _ in range(3000 // count)]
+            assert_drawn_from(np.concatenate(draws), expected)
+
+
+class Slots:
+    """The part of a storage that samplers use."""
+
+    ndim = 1
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
