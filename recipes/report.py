@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmfer_recipes.reporting.baselines import DEFAULT_BASELINE, Baseline
 from vmfer_recipes.training.command_line import read_folder_and_options
 from vmfer_recipes.training.errors import UserError, counted, first_line
 from vmfer_recipes.training.keys import Config, key
@@ -21,7 +22,7 @@ class ReportConfig(Config):
 
     out: str = key("report", "directory of the report")
     baseline: str = key(
-        "uniform",
+        DEFAULT_BASELINE,
         "what the others are compared with: a sampler, or pairs such as replay=per,sampler=fresh",
     )
     until: int | None = key(
@@ -40,7 +41,6 @@ def main() -> None:
     out = Path(options.out)
     # Imported here, because they need packages that training does not.
     try:
-        from vmfer_recipes.reporting.baselines import Baseline
         from vmfer_recipes.reporting.page import summary, write_report
         from vmfer_recipes.reporting.runs import read_runs
         from vmfer_recipes.reporting.study import make_study

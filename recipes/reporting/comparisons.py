@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -9,10 +10,10 @@ import numpy as np
 
 from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.inference import (
-    PairedEstimates,
     holm,
     paired_bootstrap,
     permutation_p,
+    sign_flip_p,
     smallest_detectable_difference,
     smallest_detectable_ratio,
 )
@@ -57,15 +58,17 @@ def compare_on_task(study: Study, task: Task) -> None:
         x, y = pair.cell.scores, pair.baseline.scores
         is_ratio = _all_positive(pair)
         find_smallest = smallest_detectable_ratio if is_ratio else smallest_detectable_difference
-        paired, count = _paired_by_seed(pair)
+        paired_scores = _paired_by_seed(pair)
+        differences = paired_scores[0] - paired_scores[1]
         study.comparisons.append(
             Comparison(
                 *pair,
                 probability=estimate(probability_of_improvement, x, y),
                 improvement=_improvement(x, y),
                 final_improvement=_improvement(pair.cell.final_scores, pair.baseline.final_scores),
-                paired=paired,
-                pairs=count,
+                paired=paired_bootstrap(*paired_scores) if len(differences) else None,
+                pairs=len(differences),
+                paired_p=sign_flip_p(differences) if len(differences) else math.nan,
                 is_ratio=is_ratio,
                 is_higher=bool(tested[i][0].mean() > tested[i][1].mean()),
                 p_value=p_values[i],
@@ -104,16 +107,17 @@ def _improvement(scores: np.ndarray, baseline: np.ndarray) -> Estimate | None:
     return estimate(mean_improvement, scores, baseline) if is_positive else None
 
 
-def _paired_by_seed(pair: _Pair) -> tuple[PairedEstimates | None, int]:
+def _paired_by_seed(pair: _Pair) -> tuple[np.ndarray, np.ndarray]:
+    """The scores of the seeds that both have."""
     scores, others = (
         {run.seed: score for run, score in zip(cell.runs, cell.scores, strict=True)}
         for cell in (pair.cell, pair.baseline)
     )
     common = sorted(scores.keys() & others.keys())
-    if not common:
-        return None, 0
-    x, y = (np.array([by_seed[seed] for seed in common]) for by_seed in (scores, others))
-    return paired_bootstrap(x, y), len(common)
+    return (
+        np.array([scores[seed] for seed in common]),
+        np.array([others[seed] for seed in common]),
+    )
 
 
 def average_over_tasks(study: Study) -> None:

@@ -135,7 +135,8 @@ def _smallest_effect(comparison: Comparison) -> str:
     pattern = tables.number_format([comparison.cell.score_name])
     effect = f"a difference of {pattern.format(comparison.detectable)}"
     if comparison.is_ratio:
-        effect = f"a ratio of {comparison.detectable:.2f}"
+        digits = 2 if comparison.detectable < 10 else 0
+        effect = f"a ratio of {comparison.detectable:,.{digits}f}"
     if comparison.too_few:
         return f"Even a t-test could have detected only {effect} or more."
     return f"These seeds could have detected {effect} or more."
@@ -182,8 +183,8 @@ _EXPLANATIONS = (
     f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
     "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
     "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
-    "The paired difference is a second look: where the same seed makes both runs easy or hard, its "
-    "interval is narrower.",
+    "The paired difference is a second look, which no verdict follows from: where the same seed "
+    "makes both runs easy or hard, its interval is narrower.",
     "The p-value is the fraction of all ways to divide the runs between the two methods that give "
     "as large a difference in the mean logarithm of the AUC in this direction, times two.",
     f"A method that is called above or below its baseline has a corrected p-value below {LEVEL}. "

@@ -65,10 +65,10 @@ class Cell:
 
     def summary(self, name: str) -> list[Estimate]:
         """Of ``return`` or ``success_rate``: mean and IQM of the area and of the final score."""
-        numbers = column_estimates(np.stack([self.area[name], self.final[name]], axis=1))
+        numbers = column_estimates(np.stack([self.final[name], self.area[name]], axis=1))
         return [
             Estimate(*(float(numbers[f"{statistic}{end}"][i]) for end in ("", "_low", "_high")))
-            for i in (0, 1)
+            for i in (1, 0)
             for statistic in ("mean", "iqm")
         ]
 
@@ -84,6 +84,7 @@ class Comparison:
         final_improvement: the same for the score at the end of training.
         paired: difference and ratio over the seeds that both have, if there are any.
         pairs: the number of these seeds.
+        paired_p: of the sign-flip test of their differences.
         is_ratio: whether all scores are positive, so that their logarithms are tested.
         is_higher: whether the method has the higher mean score, or mean logarithm.
         p_value: of the permutation test.
@@ -100,6 +101,7 @@ class Comparison:
     final_improvement: Estimate | None
     paired: PairedEstimates | None
     pairs: int
+    paired_p: float
     is_ratio: bool
     is_higher: bool
     p_value: float

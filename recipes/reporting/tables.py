@@ -85,6 +85,7 @@ def comparison_table(study: Study) -> Table:
                 "P(improvement)": comparison.probability,
                 "pairs": comparison.pairs,
                 "paired difference": None if paired is None else paired.difference,
+                "paired p": comparison.paired_p,
                 "judged by": "AUC of the " + cell.score_name.replace("_", " "),
                 "baseline": study.method_labels[comparison.baseline.method]
                 + (f" ({comparison.note})" if comparison.note else ""),
@@ -94,13 +95,14 @@ def comparison_table(study: Study) -> Table:
         "comparisons",
         "P(improvement): the probability that a seed of the method has a larger AUC than a seed of "
         f"the baseline (ties count half); {_INTERVAL}. Paired difference: the mean difference in "
-        "AUC between runs with the same seed; its interval resamples pairs, of which there are as "
-        "many as seeds that both have.",
+        "AUC between runs with the same seed; its interval resamples pairs. Pairs: the seeds that "
+        "both have. Paired p: of a two-sided sign-flip test of these differences, not corrected.",
         rows,
         {
             "AUC, % of baseline": "{:.1f}",
             "final, % of baseline": "{:.1f}",
             "P(improvement)": "{:.2f}",
+            "paired p": "{:.3f}",
             "paired difference": number_format(c.cell.score_name for c in study.comparisons),
         },
     )

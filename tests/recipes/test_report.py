@@ -409,6 +409,16 @@ def test_the_same_runs_give_the_same_bytes(runs, report, tmp_path):
         assert file.read_bytes() == (tmp_path / "again" / file.relative_to(report)).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["hopper", "inverted_pendulum"])
+def test_a_kept_report_is_what_its_runs_give(study, tmp_path):
+    kept = Path(__file__).parents[2] / "results" / study
+    write_report(make_study(*read_runs(kept / "runs")), tmp_path)
+    assert (tmp_path / "report.md").read_text() == (kept / "report.md").read_text()
+    for table in (kept / "tables").iterdir():
+        assert (tmp_path / "tables" / table.name).read_text() == table.read_text()
+
+
 def test_the_program_reports_its_output_and_errors(
     runs, tmp_path, monkeypatch, capsys, fewer_repetitions
 ):

@@ -218,6 +218,10 @@ def test_comparisons_against_numpy_and_scipy(write_run, study_of):
         difference = (ends[name] - ends["fresh"]) / 2  # the area below a line to its end
         assert comparison.paired.difference.value == pytest.approx(difference.mean())
         assert comparison.pairs == 6
+        flips = stats.permutation_test(
+            (difference,), np.mean, permutation_type="samples", n_resamples=np.inf
+        )
+        assert comparison.paired_p == pytest.approx(flips.pvalue)
         ratio = ends[name].mean() / ends["fresh"].mean()
         assert comparison.improvement.value == pytest.approx(100 * ratio)
         raw[name] = stats.permutation_test(
