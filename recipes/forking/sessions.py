@@ -28,7 +28,7 @@ class PartialSession(TrainingSession):
         self, backend: Backend, optimizer: Optimizer | None = None, count: int = 0
     ) -> None:
         self.backend = backend
-        self.metrics = Averages()
+        self.metrics = _NoMetrics()
         self._optimizer = optimizer
         self._count = count
 
@@ -40,3 +40,13 @@ class PartialSession(TrainingSession):
         """Takes one gradient step, unless the optimizer is another one."""
         if optimizer is self._optimizer:
             super().descend(optimizer, loss)
+
+
+class _NoMetrics(Averages):
+    """Takes no metrics: each counts as reported already, so that none is measured."""
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def add(self, **metrics: Tensor) -> None:
+        """Ignores the metrics."""

@@ -17,13 +17,15 @@ from vmfer_recipes.forking.start import load_source, make_agent, starting_state
 from vmfer_recipes.training.collection import TransitionCollector
 from vmfer_recipes.training.lock import lock
 
-# Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it.
+# Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it. The
+# buffer is full: steps 51 to 80 overwrote its first 30 slots.
 SOURCE = (
     "env.name=ShortCheetah-v0",
     "sampler=fresh",
     "total_frames=120",
     "init_random_frames=60",
     "checkpoint_interval=20",
+    "replay.buffer_size=50",
     "keep_checkpoints_at=[80,100]",
 )
 NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
@@ -116,7 +118,7 @@ def test_arms_of_a_draw_have_common_random_numbers_and_draws_do_not(source, tmp_
     assert not torch.equal(fresh[20, 0, :17], other[20, 0, :17])
 
 
-@pytest.mark.parametrize("mode", ["live", "frozen"])
+@pytest.mark.parametrize("mode", ["live", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_the_same_command_gives_the_same_forks(source, tmp_path, forks, mode, assert_equal):
     arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", "steps=10", "updates=5", "draws=1")
     one = forks(source, tmp_path / "one", *arguments)
@@ -132,15 +134,12 @@ def test_the_same_command_gives_the_same_forks(source, tmp_path, forks, mode, as
     assert_equal(*map(dict, policies))
 
 
-def test_all_arms_start_from_the_return_of_the_checkpoint(source, tmp_path, forks, table):
-    found = forks(source, tmp_path, "arms=[fresh,uniform]", "mode=frozen", "updates=1", "draws=1")
-    trained = {row["step"]: row["return_mean"] for row in table(source / "eval.csv")}
-    assert {row["return_before"] for row in found} == {found[0]["return_before"]}
-    # The run was evaluated at step 100, with the same initial states.
-    later = forks(
-        source, tmp_path / "later", "at=100", "arms=[fresh,uniform]", "mode=frozen", "draws=1"
-    )
-    assert later[0]["return_before"] == trained["100"]
+def test_the_return_before_is_that_of_the_run(source, tmp_path, forks, table):
+    """The run was evaluated at step 100, with the same initial states."""
+    arguments = ("at=100", "arms=[fresh,uniform]", "mode=frozen", "updates=1", "draws=1")
+    (evaluation,) = (row for row in table(source / "eval.csv") if row["step"] == "100")
+    found = forks(source, tmp_path, *arguments)
+    assert [row["return_before"] for row in found] == [evaluation["return_mean"]] * 2
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
@@ -164,21 +163,12 @@ def test_frozen_forks_change_only_the_actor(
         assert_equal(agent.collector.state_dict()["frames"], saved["collector"]["frames"])
 
 
-def test_frozen_forks_keep_the_signals_of_the_checkpoint(source, tmp_path, forks, made_agents):
-    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "draws=1")
-    forks(source, tmp_path / "one", *arguments, "updates=1")
-    forks(source, tmp_path / "two", *arguments, "updates=30")
-    one, two = (made_agents[place].buffer.actor_sampler.probabilities() for place in (2, 5))
-    assert torch.equal(one, two)
-    assert one.max() > one.min()
-
-
 @pytest.fixture
 def started(tmp_path):
     """``started(run, arm)``: the agent of an arm in the state in which a fork starts."""
 
     def start(run, arm):
-        options = ForkConfig(run=[str(run)], at=[80], arms=["fresh", arm], out=str(tmp_path))
+        options = ForkConfig(run=[str(run)], at=[80], arms=["fresh", arm], out=str(tmp_path / "x"))
         chosen = make_plan(options).moments[0].forks[1]
         agent = make_agent(chosen.cfg, make_backend(True))
         state = starting_state(load_source(chosen.source), agent, chosen)
@@ -186,6 +176,18 @@ def started(tmp_path):
         return agent
 
     return start
+
+
+def test_frozen_forks_keep_the_signals_of_the_checkpoint(
+    source, tmp_path, forks, made_agents, started
+):
+    forks(source, tmp_path, "arms=[fresh,vmf_rank]", "mode=frozen", "updates=30", "draws=1")
+    then, now = (
+        agent.buffer.actor_sampler.probabilities()
+        for agent in (started(source, "vmf_rank"), made_agents[2])
+    )
+    assert torch.equal(then, now)
+    assert now.max() > now.min()
 
 
 SIGNALS = {
@@ -218,19 +220,19 @@ def test_stochastic_policies_are_scored_with_the_same_actions_in_all_draws(sac_s
     assert one.max() > one.min()
 
 
-def test_arms_know_which_transitions_are_new(train, tmp_path, started):
-    """The buffer holds steps 31 to 80; those of steps 51 to 80 overwrote the first 30 slots."""
-    run = train("td3", tmp_path / "run", *SOURCE, "total_frames=81", "replay.buffer_size=50")
-    agent = started(run, "recent sampler.decay=0.01 sampler.min_size=40")
+def test_arms_know_which_transitions_are_new(source, started):
+    agent = started(source, "recent sampler.decay=0.01 sampler.min_size=40")
     newest = agent.buffer.actor_sampler.probabilities() > 0
     assert newest.nonzero().flatten().tolist() == [*range(30), *range(40, 50)]
 
 
-@pytest.mark.parametrize("crash_at", [pytest.param(5, marks=pytest.mark.slow), 27, 45])
+@pytest.mark.parametrize(
+    "crash_at", [27, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 45))]
+)
 def test_interrupted_forks_give_the_same_table(
     source, tmp_path, forks, at_step, crash_at, uninterrupted
 ):
-    """Forks have 30 steps and a checkpoint after 20: the first has none, the others have one."""
+    """Forks have 30 steps and a checkpoint after 20. The third crash is in the second fork."""
     arguments = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
 
     class KilledError(BaseException):
@@ -282,19 +284,19 @@ def test_forks_that_another_process_runs_are_left_to_it(source, tmp_path, forks,
     assert len(forks(source, tmp_path, *arguments)) == 4
 
 
-def test_runs_that_differ_in_their_seed_are_forked_together(source, train, tmp_path, forks, capsys):
+def test_runs_that_differ_in_their_seed_are_forked_together(source, tmp_path, forks, capsys):
     for seed in (0, 1):
-        folder = tmp_path / f"seed{seed}"
-        if seed == 0:
-            shutil.copytree(source, folder)
-        else:
-            train("td3", folder, *SOURCE, *NO_NOISE, "seed=1", "total_frames=81")
-    out = tmp_path / "out"
-    found = forks(
-        tmp_path / "seed*", out, "arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=2"
-    )
-    assert [row["seed"] for row in found] == ["0"] * 4 + ["1"] * 4
-    assert "bootstrap over seed > draw" in capsys.readouterr().out
+        shutil.copytree(source, tmp_path / f"seed{seed}")
+    file = tmp_path / "seed1" / "config.yaml"
+    file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
+    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
+    found = forks(tmp_path / "seed*", tmp_path / "out", *arguments)
+    assert [row["seed"] for row in found] == ["0", "0", "1", "1"]
+    assert "bootstrap over seed (95 % percentiles)" in capsys.readouterr().out
+    file.write_text(file.read_text().replace("tau: 0.005", "tau: 0.01"))
+    with pytest.raises(SystemExit):
+        forks(tmp_path / "seed*", tmp_path / "out", *arguments)
+    assert "differ in more than the seed (tau=0.005 and 0.01)" in capsys.readouterr().err
 
 
 MISTAKES = {
@@ -341,7 +343,7 @@ def failure(capsys, execute, *arguments):
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_runs_that_cannot_be_forked_are_named(source, train, tmp_path, execute, capsys):
+def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys):
     def copy(name, old, new):
         shutil.copytree(source, tmp_path / name)
         file = tmp_path / name / "config.yaml"

@@ -1,0 +1,99 @@
+"""The comparison of forks: paired differences, what intervals and p-values cover, and doses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vmfer_recipes.forking.arms import Arm, make_arms
+from vmfer_recipes.forking.pictures import dose_figure, forest_figure
+from vmfer_recipes.forking.results import Result, compare
+from vmfer_recipes.training.options import to_config
+
+FRESH, RANK, POWER = (Arm(name, None, {}) for name in ("fresh", "rank", "power"))
+
+
+def results(differences, arm="rank"):
+    """Results of an arm whose differences to ``fresh`` are given, by seed, checkpoint and draw."""
+    found = []
+    for seed, steps in enumerate(differences):
+        for step, draws in enumerate(steps):
+            for draw, difference in enumerate(draws):
+                common = 100 * seed + 10 * step + draw  # what arms share cancels out
+                place = ("run", seed, step)
+                found.append(Result(*place, "fresh", draw, 0.0, float(common)))
+                found.append(Result(*place, arm, draw, 0.0, float(common + difference)))
+    return found
+
+
+def test_every_seed_has_the_same_weight_in_the_difference():
+    (found,) = compare(results([[[1, 3], [4]], [[9]]]), [FRESH, RANK])
+    assert found.difference.value == np.mean([np.mean([2, 4]), 9])
+    assert (found.pairs, found.wins) == (4, 1.0)
+    assert found.covers == ("seed", "checkpoint", "draw")
+    assert found.difference.low <= 6 <= found.difference.high
+
+
+def test_with_one_seed_the_interval_covers_what_is_below():
+    (found,) = compare(results([[[1, 3], [4, 4]]]), [FRESH, RANK])
+    assert found.covers == ("checkpoint", "draw")
+    (found,) = compare(results([[[1, 3, 5]]]), [FRESH, RANK])
+    assert (found.covers, found.top_count) == (("draw",), 3)
+    assert (found.difference.low, found.difference.high) == pytest.approx((1, 5), abs=0.5)
+    (found,) = compare(results([[[1]]]), [FRESH, RANK])
+    assert found.covers == ()
+    assert np.isnan(found.difference.low)
+
+
+@pytest.mark.parametrize(
+    ("differences", "units", "count", "p"),
+    [
+        ([[[2, 4]]] * 6, "seed", 6, 2 / 2**6),
+        ([[[2, 4]] * 2] * 3, "checkpoint", 6, 2 / 2**6),
+        ([[[2, 4, 1, 2]] * 2], "draw", 8, 2 / 2**8),
+        ([[[2, 4]]], "draw", 2, 2 / 2**2),
+    ],
+)
+def test_the_test_flips_the_highest_level_with_enough_units(differences, units, count, p):
+    (found,) = compare(results(differences), [FRESH, RANK])
+    assert (found.units, found.unit_count) == (units, count)
+    assert found.p == found.corrected_p == p
+
+
+def test_p_values_are_corrected_over_the_arms():
+    together = [*results([[[1] * 6]]), *results([[[1, -1, 1, -1, 1, -1]]], "power")]
+    rank, power = compare(together, [FRESH, RANK, POWER])
+    assert (rank.p, rank.corrected_p) == (2 / 2**6, 4 / 2**6)
+    assert power.p == power.corrected_p == 1
+    assert power.wins == 0.5
+
+
+def test_pairs_with_an_unfinished_fork_are_left_out():
+    found = results([[[1, 5]]])
+    del found[2]  # the second draw of the reference
+    (comparison,) = compare(found, [FRESH, RANK, POWER])
+    assert (comparison.arm, comparison.difference.value, comparison.pairs) == ("rank", 1.0, 1)
+    assert compare(found[1:2], [FRESH, RANK]) == []
+
+
+def test_the_dose_of_an_arm_is_its_power_if_nothing_else_differs(configuration, tmp_path):
+    cfg = to_config(configuration("td3", tmp_path, "sampler=fresh"))
+    doses = {
+        "fresh": 0.0,
+        "vmf_uncertainty": 1.0,
+        "vmf_power sampler.power=8": 8.0,
+        "anti_vmf": -4.0,
+        "gradient_norm": None,
+        "vmf_power sampler.share=0.5": None,
+        "fresh actor_objective=mean": None,
+    }
+    assert {arm.name: arm.dose(cfg) for arm in make_arms(list(doses), cfg)} == doses
+
+
+def test_pictures_show_every_arm():
+    found = [*results([[[1, 2]]]), *results([[[-3, -4]]], "power")]
+    comparisons = compare(found, [FRESH, RANK, POWER])
+    (axes,) = forest_figure(comparisons, "fresh").axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rank", "power"]
+    (axes,) = dose_figure(comparisons, "fresh", {"fresh": 0, "power": 8.0}).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "8"]
