@@ -107,8 +107,8 @@ class Moment:
         for fork in self.forks:
             try:
                 ForkDirectory(fork.cfg).check()
-            except UserError as error:
-                raise UserError(str(error).replace("run_dir", "out=")) from error
+            except UserError as error:  # names the key of a recipe
+                raise UserError(str(error).replace("another run_dir", "another out=")) from error
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ def run_forks(plan: Plan) -> list[UserError]:
     Returns:
         the errors of forks that failed, such as one whose networks diverged.
     """
-    failures = []
-    total, number, elsewhere = len(plan.forks), 0, 0
+    failures, elsewhere = [], []
+    total, number = len(plan.forks), 0
     for moment in plan.moments:
         waiting = [fork for fork in moment.forks if not fork.is_finished]
         number += len(moment.forks) - len(waiting)
@@ -39,13 +39,14 @@ def run_forks(plan: Plan) -> list[UserError]:
             try:
                 _run(fork, plan, checkpoint)
             except LockedError:
-                elsewhere += 1
+                elsewhere.append(fork)
             except UserError as error:
                 print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
                 failures.append(error)
-    if elsewhere:
+    running = sum(not fork.is_finished for fork in elsewhere)
+    if running:
         print(
-            f"Another process runs {counted(elsewhere, 'fork')}, left out here: run the same "
+            f"Another process runs {counted(running, 'fork')}, left out here: run the same "
             "command when it has ended.",
             file=sys.stderr,
         )
