@@ -45,7 +45,7 @@ def run_forks(plan: Plan) -> list[UserError]:
                 failures.append(error)
     if elsewhere:
         print(
-            f"Another process runs {counted(elsewhere, 'fork')}, left out here: run the same "
+            f"Another process runs {counted(elsewhere, 'fork')}, skipped here: run the same "
             "command when it has ended.",
             file=sys.stderr,
         )
