@@ -16,7 +16,7 @@ from vmfer_recipes.training.launch import program, quiet_torchrl
 
 @program
 def main() -> None:
-    """Runs the forks that are not finished, then writes their table, pictures and report."""
+    """Runs the forks that are not finished, then writes their table, figures and report."""
     options = read_options("python recipes/fork.py", sys.argv[1:], ForkConfig)
     plan = make_plan(options)
     # Imported here, so that --help and mistakes are answered at once.
@@ -26,7 +26,7 @@ def main() -> None:
         from vmfer_recipes.forking.running import run_forks
     except ImportError as error:
         raise UserError(
-            f"Forks need a package that cannot be imported ({first_line(error)}): "
+            f"Forks require a package that cannot be imported ({first_line(error)}): "
             "pip install '.[recipes,report]'."
         ) from error
 
@@ -40,7 +40,7 @@ def main() -> None:
     if failures:
         raise UserError(
             f"{counted(len(failures), 'fork')} failed, the first one with: {failures[0]} The "
-            "others have ended; the same command tries again."
+            "others have ended; run the same command to try again."
         )
 
 

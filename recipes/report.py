@@ -25,9 +25,7 @@ class ReportConfig(Config):
         DEFAULT_BASELINE,
         "what the others are compared with: a sampler, or pairs such as replay=per,sampler=fresh",
     )
-    until: int | None = key(
-        None, "last step that counts; null: the end of the training of each run", low=1
-    )
+    until: int | None = key(None, "last step that counts; null: the end of each run", low=1)
 
 
 @program

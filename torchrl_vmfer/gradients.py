@@ -47,12 +47,12 @@ def checked_critic(used: str) -> UsedCritic:
 
 
 def resolved_critic(used: UsedCritic, loss: LossModule, gradients: Tensor, values: Tensor) -> Used:
-    """Replaces ``"min"`` by the critic with the lowest value, and a mean of some by its gradient.
+    """Replaces ``"min"`` by the critic with the lowest value, and the mean of some by its gradient.
 
     Args:
         used: the critic e.
         loss: the loss. If it has a ``target_count``, only so many critics, counted from the first,
-            are compared. They are also the ones whose mean an actor follows that follows a mean.
+            are compared. If the actor follows a mean, it is the mean of these critics.
         gradients: the gradients of the critics, ``[N, *batch, action]``.
         values: the values of the critics, ``[N, *batch]``.
     """

@@ -13,7 +13,7 @@ from torchrl.modules import TanhDelta, TanhNormal
 __all__ = ["Directions", "Squashing", "checked_directions", "make_squashing"]
 
 Directions: TypeAlias = Literal["action", "pre_tanh"]
-"""The variable whose gradients give the directions: the action, or the action before the tanh."""
+"""The variable whose gradients give the directions: the action, or the pre-tanh action."""
 
 # TorchRL's TanhNormal keeps |tanh(u)| at a few multiples of eps below 1. Closer to a bound, the
 # derivative is a rounding error.

@@ -42,8 +42,8 @@ class VMFUncertainty(TensorDictModuleBase):
         loss_module: a TorchRL loss with an ``actor_network`` and an ensemble of critics named
             ``qvalue_network`` (TD3, TD3+BC, SAC, CrossQ, CQL, REDQ, TQC, ...), whose actor
             follows the gradient ∂Q/∂a. The module keeps a reference to the loss, always
-            uses its current parameters, and has no parameters itself. It measures the
-            ``directions`` of a loss of this package.
+            uses its current parameters, and has no parameters itself. If the loss has the
+            argument ``directions``, it applies here as well.
 
     Keyword Args:
         used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one

@@ -22,7 +22,7 @@ from vmfer_recipes.training.own_parts import own_choice
 
 __all__ = ["Arm", "make_arms"]
 
-# How the actor is updated. Other keys define what a checkpoint holds, or another problem.
+# Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
     *("actor_objective", "directions", "entropy_gradient"),
     *("actor_noise", "actor_noise_clip"),
@@ -70,7 +70,7 @@ class Arm:
         """The power of the factor in the probabilities of the actor's batch, if it has one.
 
         A uniform batch has the power 0, and the paper's method the power 1. An arm that also
-        differs in something else has none.
+        differs in another key has none.
 
         Args:
             cfg: the configuration of a run.

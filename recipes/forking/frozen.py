@@ -1,4 +1,4 @@
-"""Frozen forks: only the actor is updated, with critics, targets and transitions as they are."""
+"""Frozen forks: only the actor is updated; critics, targets and transitions do not change."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _FrozenReplay:
         return self._buffer.sample()
 
     def update_priority(self, *signal: Any) -> None:
-        """Keeps the priorities of the critics."""
+        """Ignores new priorities of the critics' sampler."""
 
     def update_actor_priority(self, *signal: Any) -> None:
-        """Keeps the signals of the actor."""
+        """Ignores new signals for the actor's sampler."""

@@ -34,7 +34,7 @@ def continue_training(fork: Fork, checkpoint: dict[str, Any]) -> None:
 
 
 class _ForkCheckpoints(Checkpoints):
-    """The checkpoints of a fork: before its own first one, there is that of the source.
+    """The checkpoints of a fork. Until it has one of its own, it starts from its source.
 
     Attributes:
         first: makes the state in which the fork starts.
@@ -49,7 +49,7 @@ class _ForkCheckpoints(Checkpoints):
 
 
 class _ForkSession(Session):
-    """A session that ends with an evaluation and the policy, without pictures and a summary."""
+    """A session that ends with an evaluation and the policy, without a figure or a summary."""
 
     def _finish(self, policy: TensorDictModuleBase, progress: Progress) -> None:
         progress.close()

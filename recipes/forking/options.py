@@ -14,9 +14,9 @@ class ForkConfig(Config):
     """Continues several methods from the same checkpoints and compares their returns."""
 
     run: list[str] = key(
-        MISSING, "run directories that differ in their seed, or a pattern such as '.../seed*'"
+        MISSING, "run directories that differ only in their seed, or a pattern such as '.../seed*'"
     )
-    at: list[int] = key([], "steps of the checkpoints; []: all of checkpoint/kept", low=1)
+    at: list[int] = key([], "steps of the checkpoints; []: all in checkpoint/kept", low=1)
     arms: list[str] = key(
         ["fresh", "vmf_uncertainty", "vmf_rank"],
         "methods: choices of sampler=, with or without overrides: 'vmf_rank directions=pre_tanh'",
@@ -29,7 +29,9 @@ class ForkConfig(Config):
     )
     steps: int = key(10_000, "environment steps of a fork with mode=live", low=1)
     updates: int = key(500, "updates of the actor with mode=frozen", low=1)
-    draws: int = key(5, "repetitions of each arm, with other random numbers", low=1, high=10_000)
+    draws: int = key(
+        5, "repetitions of each arm, with different random numbers", low=1, high=10_000
+    )
     num_eval_episodes: int | None = key(
         None, "episodes of an evaluation, before and after; null: as in the first run", low=1
     )

@@ -1,4 +1,4 @@
-"""The pictures of forks: a forest plot, and the difference by the power of the factor."""
+"""The figures of forks: a forest plot, and the difference by the power of the factor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEVEL = 0.05
 
 
 def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
-    """The difference of each arm to the reference, with its interval.
+    """The difference of each arm from the reference, with its interval.
 
     Args:
         comparisons: the arms, from top to bottom.
@@ -55,7 +55,7 @@ def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
         )
     axes.set_yticks(range(len(comparisons)), [each.arm for each in comparisons])
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
-    axes.set_xlabel(f"difference in return to {reference} (filled: p < {_LEVEL} after Holm)")
+    axes.set_xlabel(f"difference in return from {reference} (filled: p < {_LEVEL} after Holm)")
     _finish(axes, "x")
     return figure
 
@@ -63,12 +63,12 @@ def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
 def dose_figure(
     comparisons: Sequence[Comparison], reference: str, doses: dict[str, float]
 ) -> Figure:
-    """The difference to the reference by the power of the factor, with intervals.
+    """The difference from the reference by the power of the factor, with intervals.
 
     Args:
         comparisons: the arms.
         reference: the name of the reference.
-        doses: the powers of the arms that have one, by name; of the reference as well.
+        doses: the powers of the arms that have one, by name, including the reference.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -89,7 +89,7 @@ def dose_figure(
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
-    axes.set_ylabel(f"difference in return to {reference}")
+    axes.set_ylabel(f"difference in return from {reference}")
     if reference in doses:
         axes.legend(frameon=False)
     _finish(axes, "both")

@@ -22,11 +22,11 @@ from vmfer_recipes.training.run_directory import RunDirectory
 
 __all__ = ["Fork", "ForkDirectory", "Moment", "Plan", "make_plan"]
 
-_LEAST_INTERVAL = 1000  # steps between the checkpoints of a fork
+_LEAST_INTERVAL = 1000  # the fewest steps between checkpoints of a fork
 
 
 class ForkDirectory(RunDirectory):
-    """The directory of a fork. Reports of runs do not take it for one of theirs."""
+    """The directory of a fork. Without a ``config.yaml``, reports do not count it as a run."""
 
     config_file = "fork.yaml"
 
@@ -54,7 +54,7 @@ class Fork:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its result is there."""
+        """Whether the fork has a result."""
         return (self.path / "finished").exists()
 
     @property
@@ -92,8 +92,8 @@ class Moment:
             return dict(json.loads(self.record.read_text()))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{self.record} cannot be read ({first_line(error)}): delete it, and the forks are "
-                "checked again."
+                f"{self.record} cannot be read ({first_line(error)}): delete it, and the same "
+                "command writes it again."
             ) from error
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class Plan:
     Attributes:
         options: the command.
         out: the folder of all output.
-        arms: the methods; the first is the one that others are compared with.
+        arms: the methods; the first is the reference.
         moments: the checkpoints with their forks.
     """
 
@@ -146,7 +146,7 @@ class Plan:
         }
 
     def check(self) -> None:
-        """Raises an error if the folder holds forks of other settings."""
+        """Raises an error if the folder holds forks with other settings."""
         file = self.out / "settings.yaml"
         if file.exists():
             try:
@@ -163,7 +163,7 @@ class Plan:
             ]
             if differing:
                 raise UserError(
-                    f"{self.out} holds forks of other settings ({'; '.join(differing)}): choose "
+                    f"{self.out} holds forks with other settings ({'; '.join(differing)}): choose "
                     "another out= or use the same values."
                 )
         for moment in self.moments:

@@ -1,4 +1,4 @@
-"""The report of forks: a table of paired differences, what it covers, and pictures."""
+"""The report of forks: a table of paired differences, what it covers, and figures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by more
 
 
 def write_report(plan: Plan, results: Sequence[Result]) -> list[str]:
-    """Writes ``forks.csv``, ``forks.md`` and the pictures. Returns the lines to print.
+    """Writes ``forks.csv``, ``forks.md`` and the figures. Returns the lines to print.
 
     Args:
         plan: all forks of the command.
@@ -110,7 +110,7 @@ def _table(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
         "p": "{:.3f}",
         "p (Holm)": "{:.3f}",
     }
-    caption = "Paired differences in return after the fork, against the reference."
+    caption = "Returns after the fork, and their paired differences from the reference."
     return Table("forks", caption, rows, formats)
 
 
@@ -125,20 +125,21 @@ def _notes(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
     seeds = len({r.seed for r in results})
     moments = len({(r.seed, r.at) for r in results})
     notes = [
-        f"{counted(len(results), 'fork')} of {len(plan.forks)} are finished: "
+        f"{len(results):,} of {counted(len(plan.forks), 'fork')} are finished: "
         f"{counted(seeds, 'seed')}, {counted(moments, 'checkpoint')} in total, up to "
         f"{counted(plan.options.draws, 'draw')} of each."
     ]
     if not comparisons:
-        return [*notes, "No arm has a fork in common with the reference yet."]
+        return [*notes, "No arm can be paired with the reference yet."]
     covers = max((each.covers for each in comparisons), key=len)
     if not covers:
         notes.append("There are no intervals: each arm has a single pair.")
     else:
-        words, few = " > ".join(covers), min(each.top_count for each in comparisons)
+        words = ", then ".join(f"{level}s" for level in covers)
+        few = min(each.top_count for each in comparisons)
         note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
         if few < _FEW_UNITS:
-            note += f" Those over {counted(few, covers[0])} are too narrow to rely on."
+            note += f" Intervals over {counted(few, covers[0])} are too narrow to rely on."
         notes.append(note)
     if seeds == 1:
         notes.append(
@@ -151,11 +152,11 @@ def _notes(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
         note += f"least {ENOUGH_UNITS} units; Holm's correction over {len(comparisons)} arms."
         if count < ENOUGH_UNITS:
             note = (
-                f"p-values: sign-flip test over {counted(count, name)}, too few for a small one: "
-                f"it cannot fall below {min(1.0, least):.3g}."
+                f"p-values: sign-flip test over {counted(count, name)}, which is too few: "
+                f"p cannot fall below {min(1.0, least):.3g}."
             )
         elif name != "seed" and seeds > 1:
-            note += f" It speaks about these {seeds} seeds only."
+            note += f" It covers only these {seeds} seeds."
         notes.append(note)
     return notes
 
@@ -187,14 +188,14 @@ def _pictures(plan: Plan, comparisons: Sequence[Comparison]) -> list[Picture]:
     try:
         from vmfer_recipes.forking.pictures import dose_figure, forest_figure
     except ImportError:
-        print("No pictures were drawn: they require matplotlib (`pip install matplotlib`).")
+        print("No figures were drawn: they require matplotlib (`pip install matplotlib`).")
         return []
     reference = plan.arms[0].name
     pictures = [
         Picture(
             "forks",
             forest_figure(comparisons, reference),
-            f"Difference in return to {reference}, with 95 % intervals.",
+            f"Difference in return from {reference}, with 95 % intervals.",
         )
     ]
     cfg = plan.moments[0].source.cfg
@@ -205,7 +206,7 @@ def _pictures(plan: Plan, comparisons: Sequence[Comparison]) -> list[Picture]:
             Picture(
                 "dose",
                 dose_figure(comparisons, reference, known),
-                f"Difference in return to {reference}, by the power of the factor.",
+                f"Difference in return from {reference}, by the power of the factor.",
             )
         )
     return pictures

@@ -79,10 +79,10 @@ class Comparison:
     Attributes:
         arm: the name of the arm.
         after: the mean return after the fork.
-        difference: the mean difference to the reference, with its 95 % interval.
+        difference: the mean difference from the reference, with its 95 % interval.
         covers: the levels with several units, over which the interval is computed.
         top_count: the number of units of the highest of these.
-        wins: the fraction of pairs in which the arm is better; a tie is half.
+        wins: the fraction of pairs in which the arm is better; a tie counts half.
         pairs: the number of pairs.
         p: the p-value of a sign-flip test.
         corrected_p: the same, with Holm's correction over the arms.

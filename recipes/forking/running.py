@@ -46,7 +46,7 @@ def run_forks(plan: Plan) -> list[UserError]:
     running = sum(not fork.is_finished for fork in elsewhere)
     if running:
         print(
-            f"Another process runs {counted(running, 'fork')}, left out here: run the same "
+            f"Another process runs {counted(running, 'fork')}, skipped here: run the same "
             "command when it has ended.",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""What the sampler of an arm learns about the transitions that a checkpoint holds."""
+"""Gives the sampler of an arm the transitions of a checkpoint and their signals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK = 2048
 def report_transitions(buffer: ActorCriticReplayBuffer) -> None:
     """Reports all stored transitions to the actor's sampler, the oldest first.
 
-    A sampler that was not there when they were written then knows as much as one that was.
+    A new sampler then knows the same slots, in the same order, as one that saw all writes.
     """
     count = len(buffer)
     if count:
@@ -63,7 +63,7 @@ def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> None:
 
 @contextmanager
 def _without_smoothing(sampler: Sampler) -> Iterator[None]:
-    """A context in which a running average is its newest value: older ones are of new slots."""
+    """Turns off the smoothing of priorities: before the first score, they are only defaults."""
     smoothing = {
         part: part.smoothing
         for part in getattr(sampler, "parts", [sampler])
@@ -79,7 +79,7 @@ def _without_smoothing(sampler: Sampler) -> Iterator[None]:
 
 
 class _Chunk:
-    """A buffer whose only batch are the given slots. It stores the signals of the actor only.
+    """A view of a buffer whose only batch is the given slots. It stores only signals for the actor.
 
     Args:
         buffer: the whole buffer.
@@ -96,7 +96,7 @@ class _Chunk:
         return batch.set("index", self._slots)
 
     def update_priority(self, *signal: Any) -> None:
-        """Keeps the priorities of the critics."""
+        """Ignores new priorities of the critics' sampler."""
 
     def update_actor_priority(self, *signal: Any) -> None:
         """Stores the signals of the slots."""

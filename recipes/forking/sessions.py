@@ -43,7 +43,7 @@ class PartialSession(TrainingSession):
 
 
 class _NoMetrics(Averages):
-    """Takes no metrics: each counts as reported already, so that none is measured."""
+    """Ignores metrics. Each counts as already reported, so that none is measured."""
 
     def __contains__(self, name: str) -> bool:
         return True

@@ -15,7 +15,7 @@ from vmfer_recipes.training.saved_config import load_config
 
 __all__ = ["Source", "find_sources", "setting_of"]
 
-# Keys that say which seed, and how a run is watched and executed, not what it learns.
+# The seed, and keys for how a run is logged and executed, not for what it learns.
 _INCIDENTAL = (
     *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
     *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
@@ -95,7 +95,7 @@ def _directories(runs: list[str]) -> list[Path]:
         is_pattern = glob.has_magic(run) and not Path(run).exists()
         matching = sorted(glob.glob(run)) if is_pattern else [run]
         if not matching:
-            raise UserError(f"run={run} matches no directory.")
+            raise UserError(f"run={run} matches no directory: check the pattern.")
         directories += [Path(match) for match in matching]
     return directories
 
@@ -120,7 +120,7 @@ def _check_same_setting(
     if differing:
         raise UserError(
             f"{first_dir} and {run_dir} differ in more than the seed ({'; '.join(differing)}): "
-            "fork them one after the other."
+            "fork them separately."
         )
 
 
@@ -133,10 +133,11 @@ def _checkpoints(run_dir: Path, at: list[int]) -> list[tuple[int, Path]]:
     if missing or not (at or kept):
         wanted = f"no checkpoint of step {missing[0]}" if missing else "no kept checkpoints"
         steps = ", ".join(map(str, sorted(available)))
-        cure = f"use at=[{steps}], or " if available else ""
+        found = f" (available: {steps})" if steps else ""
+        cure = f"use at=[{steps}], or " if steps else ""
         raise UserError(
-            f"{run_dir} has {wanted}; there are {f'those of {steps}' if steps else 'none'}: "
-            f"{cure}train with keep_checkpoints_at=[...] to keep more."
+            f"{run_dir} has {wanted}{found}: {cure}train with keep_checkpoints_at=[...] to keep "
+            "more."
         )
     return [(step, available[step]) for step in sorted(set(at) or kept)]
 

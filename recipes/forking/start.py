@@ -36,7 +36,7 @@ __all__ = [
     "starting_state",
 ]
 
-# The parts of a checkpoint that a run cannot do without. Later versions may add others.
+# The required parts of a checkpoint. Later versions may add others.
 _NEEDED = (
     *("perception", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
     *("replay", "collector"),
@@ -58,9 +58,9 @@ def load_source(source: Source) -> dict[str, Any]:
 
 
 class ActorDraws:
-    """Draws the actor's batches with a random generator of their own.
+    """Draws the actor's batches with a separate random generator.
 
-    Samplers need different numbers of random numbers for a batch. If actor and critics shared a
+    Samplers consume different numbers of random numbers per batch. If actor and critics shared a
     generator, the critics' batches of two arms would differ after the first actor update.
 
     Args:
@@ -95,10 +95,10 @@ class ActorDraws:
 
 @dataclass
 class ForkedAgent(Agent):
-    """An agent whose actor draws with random numbers of its own."""
+    """An agent whose actor's batches are drawn with a separate random generator."""
 
     def components(self) -> dict[str, Any]:
-        """As of every agent, with the random generator of the actor's draws."""
+        """Those of every agent, and the random generator of the actor's draws."""
         components = super().components()
         if isinstance(self.sample_actor, ActorDraws):
             components["actor_draws"] = self.sample_actor
@@ -146,7 +146,7 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     parts["actor_draws"] = {"generator": torch.Generator().manual_seed(actor_draws).get_state()}
     load_parts(components, parts, fork.source)
     report_transitions(agent.buffer)
-    # Stochastic policies draw actions for the scores: the same in all draws.
+    # Stochastic policies sample actions to compute the scores: the same ones in all draws.
     torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))
     score_buffer(agent, recipe_of(fork.cfg), make_backend(fork.cfg.fast))
     parts["replay"]["actor_sampler"] = agent.buffer.state_dict()["actor_sampler"]
@@ -168,7 +168,7 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
 
 
 def _parts(parts: dict[str, Any], components: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The parts of a checkpoint; those that later versions added are new."""
+    """The parts of a checkpoint, with initial states for parts that later versions added."""
     for name, part in components.items():
         if name not in parts:
             if name in _NEEDED:
@@ -188,6 +188,6 @@ def load_parts(components: dict[str, Any], parts: dict[str, Any], source: Source
 
 def _unfit(source: Source, reason: str) -> UserError:
     return UserError(
-        f"The checkpoint {source.file} is not one of {source.cfg.algorithm} with the configuration "
-        f"in {source.run_dir}/config.yaml ({reason}): choose another run."
+        f"The checkpoint {source.file} does not match {source.cfg.algorithm} with the "
+        f"configuration in {source.run_dir}/config.yaml ({reason}): choose another run."
     )

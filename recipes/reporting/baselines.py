@@ -1,4 +1,4 @@
-"""Which setting the others are compared with."""
+"""The baseline: the settings with which other methods are compared."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Baseline:
         return method.differing(other, self._free)
 
     def check(self, cells: Iterable[tuple[Task, Method]]) -> None:
-        """Raises an error unless the settings name one method for each that is compared."""
+        """Raises an error unless the settings select one baseline for each method."""
         cells = list(cells)
         known = {key for _, method in cells for key, _ in method.settings} | {*_SHORT}
         for key in self.wanted:
@@ -115,7 +115,7 @@ class Baseline:
         """The baseline of a method.
 
         Returns:
-            the baseline, or ``None``; and in what it differs from the method, or why there is none.
+            the baseline, or ``None``; and how it differs from the method, or why there is none.
         """
         matching = [
             candidate

@@ -51,7 +51,7 @@ def compare_on_task(study: Study, task: Task) -> None:
     tested = [_tested(pair) for pair in pairs]
     p_values = [permutation_p(*scores) for scores in tested]
     corrected = holm(p_values)
-    # The correction increases with every p-value, so the best ones give the best corrected ones.
+    # A corrected p-value increases with every p-value, so the lowest ones give its lowest value.
     best = holm([best_possible_p(pair.seeds) for pair in pairs])
     level = LEVEL / max(1, len(pairs))  # the threshold of Holm's first step
     for i, pair in enumerate(pairs):
@@ -96,7 +96,7 @@ def _all_positive(pair: _Pair) -> bool:
 
 
 def _tested(pair: _Pair) -> tuple[np.ndarray, np.ndarray]:
-    """The logarithms of the scores, because effects on returns are rather factors than terms."""
+    """The logarithms of the scores, because effects on returns tend to be multiplicative."""
     scores = pair.cell.scores, pair.baseline.scores
     return (np.log(scores[0]), np.log(scores[1])) if _all_positive(pair) else scores
 
@@ -181,7 +181,7 @@ def _mean_probability(*cells: np.ndarray) -> float:
 
 def _paper_number(method: Method, columns: dict[str, dict[str, float]]) -> float | None:
     settings = dict(method.settings)
-    # The table is of two critics and one update per step; ablations are not in it.
+    # The paper's table has two critics and one update per step; ablations are not in it.
     if settings.get("num_critics", "2") != "2" or settings.get("utd_ratio", "1") != "1":
         return None
     return columns.get(method.family, {}).get(method.sampler)

@@ -1,6 +1,6 @@
 """Tests and intervals for the small samples of a study, as pure functions on NumPy arrays.
 
-Every function with random numbers has a generator of its own with a fixed seed, so that the same
+Every function that uses random numbers has its own generator with a fixed seed, so that the same
 scores give the same numbers.
 """
 
@@ -54,8 +54,8 @@ def hierarchical_bootstrap(
         seed: of the random numbers.
 
     Returns:
-        the estimate. It has no interval if there is a single seed, because nothing is known
-        about other seeds then.
+        the estimate. It has no interval if there is a single seed, which says nothing about
+        other seeds.
 
     Example:
         >>> seeds = [[np.array([1.0, 3.0])], [np.array([4.0]), np.array([6.0, 6.0, 6.0])]]
@@ -110,7 +110,7 @@ def _with_percentiles(value: float, resampled: np.ndarray) -> Estimate:
 
 
 class PairedEstimates(NamedTuple):
-    """The comparison of paired scores: mean difference, and ratio of means if it has a meaning."""
+    """The comparison of paired scores: mean difference, and ratio of means if it is defined."""
 
     difference: Estimate
     ratio: Estimate | None

@@ -47,7 +47,7 @@ def _blocks(study: Study) -> list[Block]:
     finding, *numbers = summary(study)
     blocks += [Paragraph(finding, strong=True), Listing(numbers)]
     blocks.append(Listing(_warnings(study), warning=True))
-    # The average over a single task has nothing to say that its own row does not.
+    # The average over a single task says no more than the row of the task.
     if any(len(average.comparisons) > 1 or average.paper for average in study.averages):
         blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
     if study.comparisons:
@@ -88,7 +88,7 @@ def _compared(study: Study) -> str:
     names = dict.fromkeys(study.method_labels[method] for method in methods)
     return (
         f"Compared: {'; '.join(names) or '–'}, against the baseline {study.baseline}, on {tasks}. "
-        f"{counted(runs, 'run')} in the numbers, {len(study.left_out)} left out."
+        f"{counted(runs, 'run')} included, {len(study.left_out)} left out."
     )
 
 
@@ -131,7 +131,7 @@ def _finding(results: list[Average | Comparison]) -> str:
 
 def _smallest_effect(comparison: Comparison) -> str:
     if math.isnan(comparison.detectable):
-        return "The smallest detectable effect is unknown: neither has two seeds."
+        return "The smallest detectable effect is unknown: neither method has two seeds."
     pattern = tables.number_format([comparison.cell.score_name])
     effect = f"a difference of {pattern.format(comparison.detectable)}"
     if comparison.is_ratio:
@@ -174,19 +174,19 @@ def _file_name(text: str) -> str:
 
 _EXPLANATIONS = (
     "A seed is one run. Its score is the area under its learning curve (AUC) by the trapezoidal "
-    "rule, divided by the number of steps: the mean success rate over the training if the task "
+    "rule, divided by the number of steps: the mean success rate over the run if the task "
     "reports one, and the mean return otherwise. until= sets the last step that counts.",
-    "The final score is the mean of the evaluations in the last tenth of the training. It is "
-    "noisier than the AUC and enters no test.",
+    "The final score is the mean of the evaluations in the last tenth of the run. It is "
+    "noisier than the AUC and is not tested.",
     "IQM is the mean without the lowest and the highest quarter of the seeds; with fewer than four "
     "seeds, it is the mean.",
     f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
     "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
     "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
-    "The paired difference is a second look, which no verdict follows from: where the same seed "
+    "The paired difference is a secondary check that does not affect the verdict. If the same seed "
     "makes both runs easy or hard, its interval is narrower.",
-    "The p-value is the fraction of all ways to divide the runs between the two methods that give "
-    "as large a difference in the mean logarithm of the AUC in this direction, times two.",
+    "The p-value is twice the fraction of all ways to divide the runs between the two methods that "
+    "give at least as large a difference in the mean logarithm of the AUC, in the same direction.",
     f"A method that is called above or below its baseline has a corrected p-value below {LEVEL}. "
     "Among all comparisons of a task, the probability of one or more false verdicts is at most "
     f"{100 * LEVEL:.0f} %. The verdict of an average over tasks follows from the interval of "
@@ -196,7 +196,7 @@ _EXPLANATIONS = (
     "undecided comparison says nothing about smaller effects.",
     "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
     "the steps of the run with the fewest evaluations.",
-    "A method is compared with the run of the same algorithm that has the settings of the baseline "
-    "and the same hyperparameters otherwise. Except for REDQ and TQC, the number of critics may "
-    "differ, because critics beyond the second do not influence the baseline.",
+    "A method is compared with the runs of the same algorithm that have the settings of the "
+    "baseline and otherwise the same hyperparameters. Except for REDQ and TQC, the number of "
+    "critics may differ, because critics beyond the second do not influence the baseline.",
 )

@@ -51,7 +51,7 @@ _METRICS = {"return": "evaluation return", "success_rate": "success rate"}
 
 
 def _styles(study: Study) -> dict[Method, tuple[str, int]]:
-    """Color by sampler, and a number that tells apart methods of one color by their names."""
+    """Color by sampler, and a number that distinguishes methods of the same color."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     styles = {}
     for method in sorted({method for _, method in study.cells}, key=study.order):

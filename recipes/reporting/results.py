@@ -31,7 +31,7 @@ class Cell:
         complete: whether they are finished. If none is, there is a curve but no final number.
         curves: by ``return`` and ``success_rate``, estimates at the steps of ``step``.
         final: by the same names, one number per seed: the mean over the end of training.
-        area: the same for the mean over the whole training.
+        area: the same for the mean over the whole run.
     """
 
     task: Task
@@ -157,7 +157,7 @@ class Average:
 
     @property
     def verdict(self) -> str:
-        """That of the task, or of several what the interval of the probability says."""
+        """That of a single task; for several tasks, what the interval of the probability says."""
         if len(self.comparisons) == 1:
             return self.comparisons[0].verdict
         if self.too_few:

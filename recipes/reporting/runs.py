@@ -89,8 +89,8 @@ def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[L
 
     Args:
         folder: where to look.
-        until: read the runs as if they had ended at this step, which they must have reached. A
-            longer training does not change the steps before, so runs of any length are comparable.
+        until: read the runs as if they had ended at this step, which they must have reached.
+            Longer training does not change earlier steps, so runs of any length are comparable.
     """
     found: dict[tuple[Any, ...], Run] = {}
     left_out = []

@@ -6,17 +6,17 @@ import numpy as np
 
 __all__ = ["FINAL_SHARE", "area", "final"]
 
-# The last tenth of the training, because a single evaluation of ten episodes is noisy.
+# The last tenth of the run, because a single evaluation of ten episodes is noisy.
 FINAL_SHARE = 0.1
 
 
 def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
-    """The mean of the evaluations in the last tenth of the training."""
+    """The mean of the evaluations in the last tenth of the run."""
     return float(values[steps >= (1 - FINAL_SHARE) * total_frames].mean())
 
 
 def area(steps: np.ndarray, values: np.ndarray) -> float:
-    """The area under the curve per step by the trapezoidal rule: the mean over the training."""
+    """The area under the curve per step by the trapezoidal rule: the mean over the run."""
     span = steps[-1] - steps[0]
     if span == 0:
         return float(values[0])

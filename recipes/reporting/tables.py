@@ -61,8 +61,8 @@ def score_table(study: Study, name: str) -> Table:
     words = name.replace("_", " ")
     return Table(
         f"scores_{name}",
-        f"AUC: mean {words} over the whole training (area under the learning curve divided by its "
-        f"length). Final {words}: mean over the last {FINAL_SHARE:.0%} of the training. Over "
+        f"AUC: mean {words} over the whole run (area under the learning curve divided by its "
+        f"length). Final {words}: mean over the last {FINAL_SHARE:.0%} of the run. Over "
         f"seeds: mean and interquartile mean (IQM), {_INTERVAL}.",
         rows,
         dict.fromkeys(_NUMBERS, number_format([name])),
@@ -96,7 +96,7 @@ def comparison_table(study: Study) -> Table:
         "P(improvement): the probability that a seed of the method has a larger AUC than a seed of "
         f"the baseline (ties count half); {_INTERVAL}. Paired difference: the mean difference in "
         "AUC between runs with the same seed; its interval resamples pairs. Pairs: the seeds that "
-        "both have. Paired p: of a two-sided sign-flip test of these differences, not corrected.",
+        "both have. Paired p: two-sided sign-flip test of these differences, not corrected.",
         rows,
         {
             "AUC, % of baseline": "{:.1f}",
@@ -109,7 +109,7 @@ def comparison_table(study: Study) -> Table:
 
 
 def significance_table(study: Study) -> Table:
-    """Every method compared with its baseline, task by task: how sure that is."""
+    """Every method compared with its baseline, task by task: the significance of the effect."""
     rows: list[dict[str, Value]] = []
     for comparison in study.comparisons:
         rows.append(
@@ -125,8 +125,8 @@ def significance_table(study: Study) -> Table:
         )
     return Table(
         "tests",
-        "p: of a two-sided permutation test of the mean log AUC (of the mean AUC if a score is "
-        "zero or less). Corrected p: by Holm's method for all comparisons of the task; the verdict "
+        "p: two-sided permutation test of the mean log AUC (of the mean AUC if a score is zero or "
+        "less). Corrected p: Holm's correction for all comparisons of the task; the verdict "
         f"follows from it, at the level {LEVEL}. Lowest possible p: the corrected p if in all "
         "comparisons every seed beat every seed of the baseline. Detectable: the smallest effect, "
         "in either direction, that a t-test would detect with a probability of 80 % at Holm's "

@@ -33,7 +33,7 @@ def make_actor_sampling(
     Args:
         buffer: the replay buffer.
         perception: the preprocessing of the batch, which the caller applies.
-        actor: the policy, to which ``sampler=on_policy`` compares stored actions.
+        actor: the policy, with which ``sampler=on_policy`` compares stored actions.
         uncertainty: measures the factors of ``sampler=vmf_direct`` and ``sampler=vmf_weighted``.
         cfg: the configuration of the run.
         entries: the entries that the batch has after the preprocessing.
@@ -69,7 +69,7 @@ def _weighted(
 
 
 def weighted_mean(values: Tensor, batch: TensorDictBase) -> Tensor:
-    """The mean of one value for each transition of a batch, by the weights of the batch, if any."""
+    """The mean over the transitions of a batch, weighted by the weights of the batch, if any."""
     weight = batch.get(_WEIGHT, None)
     return values.mean() if weight is None else (values * weight).sum() / weight.sum()
 

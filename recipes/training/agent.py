@@ -113,7 +113,7 @@ class Agent:
             store_priorities(self.buffer.update_actor_priority, batch, td_error, self.signal)
 
     def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
-        """Passes what an actor loss has measured to the actor's sampler, if it uses it."""
+        """Passes factors or gradient norms to the actor's sampler, if it uses them."""
         if self.signal in ("factor", "gradient_norm"):
             values = info[f"vmf_{self.signal}"]
             store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
@@ -121,9 +121,9 @@ class Agent:
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
     ) -> None:
-        """Adds statistics of factor and resultant length, once per row of ``train.csv``.
+        """Adds statistics of factor and resultant length, and diagnostics, once per row.
 
-        Also adds the diagnostics of the actor's batch and gradient.
+        The rows are those of ``train.csv``. See :class:`Diagnostics`.
         """
         if "factor_mean" not in metrics:
             metrics.add(**agreement(info, self.uncertainty, batch))
@@ -141,7 +141,7 @@ class AgentMaker:
         env: the environment.
         networks: the specification of the actor's network.
         critic_networks: the specification of the critics' networks.
-        signal: what the actor's sampler stores; the loss must measure it, or ``None``.
+        signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
         is_fast: whether the loss uses the fast path.
     """
 

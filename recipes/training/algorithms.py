@@ -33,7 +33,7 @@ class TD3Config(TrainingConfig):
     )
     actor_objective: str = key(
         "first",
-        "what the actor maximizes: the first critic, or the mean of those of the TD target",
+        "what the actor maximizes: the first critic, or the mean of the critics in the TD target",
         choices=("first", "mean"),
     )
     exploration_noise: float = key(

@@ -27,7 +27,7 @@ _SMALL_FRACTION = 0.1
 # Columns of train.csv in the two panels of diagnostics: their labels, colors and markers.
 _SAMPLING = {
     "effective_fraction": ("effective sample size / stored transitions", BLUE, "."),
-    "unscored_fraction": ("transitions without a priority", ORANGE, "x"),
+    "unscored_fraction": ("unscored transitions", ORANGE, "x"),
 }
 _GRADIENT = {
     "gradient_snr": ("signal-to-noise ratio of the actor's gradient", SKY, "."),
@@ -213,7 +213,7 @@ def _draw_diagnostics(axis: Axes, training: Columns, names: dict[str, Any]) -> N
         axis.set_yscale("symlog", linthresh=1)  # only the ratio has no bounds
         axis.set_ylabel("actor's gradient")
         return
-    axis.set_ylabel("share of buffer")
+    axis.set_ylabel("fraction of buffer")
     smallest = np.nanmin(training.get("effective_fraction", np.ones(1)), initial=1.0)
     if smallest < _SMALL_FRACTION:
         axis.set_yscale("log")

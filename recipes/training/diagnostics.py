@@ -19,7 +19,7 @@ from vmfer_recipes.training.perception import Perception
 __all__ = ["Diagnostics", "cosine", "signal_to_noise"]
 
 _SATURATED = 0.99  # of actions scaled to [-1, 1]
-# The current networks choose among candidates, so that no distribution is stored.
+# The current networks choose among candidates: there are no stored probabilities.
 _WITHOUT_DISTRIBUTION = ("direct", "on_policy")
 
 
@@ -28,7 +28,7 @@ def signal_to_noise(first: Tensor, second: Tensor) -> Tensor:
 
     ḡ is their mean, the gradient of the batch, and G its expectation. The halves are independent,
     so that g₁ᵀg₂ is an unbiased estimate of ‖G‖², and ‖g₁ - g₂‖²/4 one of the variance of ḡ. The
-    ratio is negative if noise turns the halves against each other.
+    ratio is negative if the angle between the two gradients exceeds 90°.
 
     Args:
         first: the gradient of one half, as a vector.
@@ -54,7 +54,7 @@ def cosine(first: Tensor, second: Tensor) -> Tensor:
 class Diagnostics:
     """Measures the actor's batch and gradient once per row of ``train.csv``.
 
-    Random numbers, gradients, networks and samplers are the same afterwards as before.
+    Measuring does not change random numbers, gradients, networks or samplers.
 
     Args:
         loss: the loss.
@@ -103,7 +103,7 @@ class Diagnostics:
     def _without_effects(self) -> Iterator[None]:
         loss, generator = self._loss, None if self._buffer is None else self._buffer.generator
         state = torch.empty(0) if generator is None else generator.get_state()
-        # A network of the user's own may have running statistics, which each pass updates.
+        # Custom networks may have running statistics, which each pass updates.
         statistics = [
             tensor
             for params in (loss.actor_network_params, loss.qvalue_network_params)
@@ -170,7 +170,7 @@ class Diagnostics:
             probabilities = probabilities_of(sampler, buffer.storage)
             found["effective_sample_size"] = effective_sample_size(probabilities)
         except NotImplementedError:
-            pass  # of a sampler with a pool, or of the user's own
+            pass  # a sampler with a pool, or a custom one
         if isinstance(sampler, (ScoredSampler, MixedSampler)):
             found["factor_age"] = sampler.priority_age()
             found["unscored_fraction"] = sampler.unscored_fraction()

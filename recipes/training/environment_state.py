@@ -80,7 +80,7 @@ def reseed_environment(env: Environment, seed: int) -> None:
 
     Args:
         env: the environment.
-        seed: the seed; generators of one environment get different numbers.
+        seed: the seed, from which each generator gets a seed of its own.
     """
     seeds = np.random.SeedSequence(seed)
     for layer in _layers(env):

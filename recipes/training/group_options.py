@@ -103,12 +103,12 @@ class VMFSamplerConfig(_ModeConfig):
     kind: str = key("vmf", "VMFSampler draws by stored factors", choices=("vmf",))
     power: float = key(
         1.0,
-        "P ∝ factor^power; 1 is the paper, 0 uniform, a negative power prefers disagreement",
+        "P ∝ factor^power; 1: the paper's method, 0: uniform, negative: prefers disagreement",
         low=-_LARGEST_POWER,
         high=_LARGEST_POWER,
     )
     share: float = key(
-        1.0, "fraction of the batch drawn by factors; the rest is uniform", low=1e-9, high=1
+        1.0, "share of the batch drawn by factors; the rest is uniform", low=1e-9, high=1
     )
     initial_factor: float = key(1.0, "factor of a new transition", low=1e-9, high=math.e)
     smoothing: float = key(
@@ -179,7 +179,7 @@ class RecentSamplerConfig(SamplerConfig):
         low=1e-9,
         high=1,
     )
-    min_size: int = key(5000, "number of newest transitions that are always included", low=1)
+    min_size: int = key(5000, "smallest number of transitions to draw from", low=1)
     cycle: int = key(1000, "batches of the actor per cycle", low=1)
 
 
@@ -238,7 +238,7 @@ class PrioritizedReplayConfig(ReplayConfig):
 @schema("lap", group="replay")
 @dataclass
 class LAPReplayConfig(ReplayConfig):
-    """Loss-adjusted prioritized replay: TD errors above 1, with the Huber loss."""
+    """Loss-adjusted prioritized replay: prefers TD errors above 1, with the Huber loss."""
 
     kind: str = key(
         "lap", "priorities max(|TD error|, 1)^alpha, with the Huber loss", choices=("lap",)

@@ -55,7 +55,7 @@ class TrainingConfig(Config):
     batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
     directions: str = key(
         "action",
-        "where the factors compare the critics: gradients for the action, or before its squashing",
+        "factors compare gradients with respect to the action, or to the pre-tanh action",
         choices=("action", "pre_tanh"),
     )
     gamma: float = key(0.99, "discount factor", low=0, high=1)
@@ -154,7 +154,7 @@ class TrainingConfig(Config):
             )
         if sampler.kind == "vmf" and sampler.mode == "rank" and sampler.power != 1:
             raise UserError(
-                f"sampler.power={sampler.power:g} is for P ∝ factor^power, got "
+                f"sampler.power={sampler.power:g} requires sampler.mode=uncertainty, got "
                 "sampler.mode=rank: leave out one of them."
             )
 

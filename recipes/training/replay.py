@@ -137,8 +137,8 @@ def _own_sampler(cfg: Config, group: str) -> Sampler:
 def actor_signal(cfg: Config) -> str | None:
     """What the sampler of a ``sampler=`` stores: "factor", "td_error", "gradient_norm" or ``None``.
 
-    It is the attribute ``signal`` of the sampler. One without it that takes priorities gets
-    factors.
+    It is the attribute ``signal`` of the sampler. Without this attribute, a sampler that uses
+    priorities receives factors.
     """
     signal = signal_of(_actor_sampler(cfg))
     if signal is not None and signal not in _SIGNALS:
@@ -152,7 +152,7 @@ def actor_signal(cfg: Config) -> str | None:
 def stores_td_errors(cfg: Config) -> bool:
     """Whether a ``replay=`` uses TD errors; one of the user's own if it takes priorities."""
     if cfg.kind == "own":
-        # TorchRL's base class only warns of priorities.
+        # The method of TorchRL's base class only warns.
         kind = import_class(cfg.path, Sampler, "replay")
         return kind.update_priority is not Sampler.update_priority
     return cfg.kind in ("per", "per_rank", "lap")

@@ -57,7 +57,7 @@ def load_config(run_dir: Path) -> TrainingConfig:
 
 
 def _restored(kind: type[Config], saved: dict[str, Any]) -> Any:
-    """A configuration as its dataclass, with those of the groups that its kinds select."""
+    """A configuration as a dataclass, with the dataclasses that the kinds of its groups select."""
     hints = get_type_hints(kind)
     values = dict(saved)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def _restored(kind: type[Config], saved: dict[str, Any]) -> Any:
 
 
 def _class_of(group: str, base: type[Config], saved: dict[str, Any]) -> type[Config]:
-    """The dataclass of a saved group, which its kind tells."""
+    """The dataclass of a saved group, as selected by its kind."""
     schemas = schemas_of(group)
     if not schemas:
         return base

@@ -186,7 +186,7 @@ def test_diagnostics_have_two_panels(draw, write_diagnostics):
     sampling, gradient = figure.axes[-2:]
     assert _lines(sampling) == {
         "effective sample size / stored transitions": [0.8, 0.75, 0.5],
-        "transitions without a priority": [0.5, 0.2],
+        "unscored transitions": [0.5, 0.2],
     }
     assert sampling.get_yscale() == "linear"
     assert list(_lines(gradient).values()) == [[30, 2, -0.5], [0.9, 0.7, 0.1], [0, 0.25, 0.5]]
@@ -213,7 +213,7 @@ def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
     run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
     assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page
     figure = draw(run_dir)
-    labels = ["evaluation return", "agreement", "share of buffer", "actor's gradient"]
+    labels = ["evaluation return", "agreement", "fraction of buffer", "actor's gradient"]
     assert [axes.get_ylabel() for axes in figure.axes] == labels
     with (run_dir / "random.csv").open() as file:
         (row,) = csv.DictReader(file)
@@ -224,5 +224,5 @@ def test_a_run_of_higher_dimensional_actions_has_bands(draw, train, tmp_path):
     run_dir = train(
         "sac", tmp_path / "run", "env.name=ShortCheetah-v0", "total_frames=130", "log_interval=20"
     )
-    labels = ["agreement R", "factor p", "share of buffer", "actor's gradient"]
+    labels = ["agreement R", "factor p", "fraction of buffer", "actor's gradient"]
     assert [axes.get_ylabel() for axes in draw(run_dir).axes[1:]] == labels

@@ -292,7 +292,7 @@ def test_runs_that_differ_in_their_seed_are_forked_together(source, tmp_path, fo
     arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
     found = forks(tmp_path / "seed*", tmp_path / "out", *arguments)
     assert [row["seed"] for row in found] == ["0", "0", "1", "1"]
-    assert "bootstrap over seed (95 % percentiles)" in capsys.readouterr().out
+    assert "bootstrap over seeds (95 % percentiles)" in capsys.readouterr().out
     file.write_text(file.read_text().replace("tau: 0.005", "tau: 0.01"))
     with pytest.raises(SystemExit):
         forks(tmp_path / "seed*", tmp_path / "out", *arguments)
@@ -300,7 +300,7 @@ def test_runs_that_differ_in_their_seed_are_forked_together(source, tmp_path, fo
 
 
 MISTAKES = {
-    ("at=85",): "no checkpoint of step 85; there are those of 80, 100, 120: use at=[80, 100, 120]",
+    ("at=85",): "no checkpoint of step 85 (available: 80, 100, 120): use at=[80, 100, 120]",
     ("arms=[fresh,vmf_renk]",): "There is no arm vmf_renk. Did you mean: vmf_rank",
     ("arms=[fresh,nonsense]",): "Choices: anti_vmf, fresh, ",
     ("arms=[fresh]",): "two arms or more",
@@ -363,7 +363,7 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
     assert "does not fit this version of td3 (there is no key" in failure(capsys, execute, other)
     shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
     shutil.copy(source / "config.yaml", tmp_path / "own")
-    assert "has no kept checkpoints; there are those of 120" in failure(capsys, execute, own)
+    assert "has no kept checkpoints (available: 120)" in failure(capsys, execute, own)
     assert "matches no directory" in failure(capsys, execute, f"run={tmp_path}/none*")
 
 
@@ -374,7 +374,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(
     shutil.copytree(source, run)
     shutil.copytree(sac_source / "checkpoint", run / "checkpoint", dirs_exist_ok=True)
     line = failure(capsys, execute, f"run={run}", "at=80", f"out={tmp_path}/out")
-    assert "is not one of td3 with the configuration" in line
+    assert "does not match td3 with the configuration" in line
     damaged = run / "checkpoint/kept/step_000000000100.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/out")

@@ -14,7 +14,7 @@ FRESH, RANK, POWER = (Arm(name, None, {}) for name in ("fresh", "rank", "power")
 
 
 def results(differences, arm="rank"):
-    """Results of an arm whose differences to ``fresh`` are given, by seed, checkpoint and draw."""
+    """Results of an arm with given differences from ``fresh``, by seed, checkpoint and draw."""
     found = []
     for seed, steps in enumerate(differences):
         for step, draws in enumerate(steps):

@@ -208,7 +208,11 @@ BAD = [
     ("td3", "sampler=vmf_power sampler.power=1e6", "sampler.power must be a number from"),
     ("td3", "sampler=vmf_power sampler.power=nan", "sampler.power must be a number from"),
     ("sac", "sampler=anti_vmf sampler.power=-inf", "sampler.power must be a number from"),
-    ("td3", "sampler=vmf_rank sampler.power=2", "sampler.power=2 is for P ∝ factor^power"),
+    (
+        "td3",
+        "sampler=vmf_rank sampler.power=2",
+        "sampler.power=2 requires sampler.mode=uncertainty",
+    ),
     ("td3", "sampler=gradient_norm sampler.power=8", "sampler.power must be a number from 0 to 7"),
     ("td3", "-m sampler=vmf_power sampler.power=4,1e6", "sampler.power must be a number from"),
     ("td3", "sampler=vmf_power sampler.share=0", "sampler.share must be a number from"),

@@ -147,7 +147,7 @@ def test_any_key_may_name_the_baseline(write_run, study_of):
     assert {*baselines_of_all.values()} == {"TD3 · fresh, actor_objective=first"}
 
 
-def test_a_named_key_is_shown_also_if_only_the_samplers_share_it_out(write_run, study_of):
+def test_a_named_key_is_shown_even_if_it_differs_only_between_samplers(write_run, study_of):
     write_run("fresh", actor_objective="first")
     write_run("vmf_rank", actor_objective="mean")
     assert _pairs(study_of("actor_objective=first,sampler=fresh")) == {

@@ -59,11 +59,11 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
             lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
         directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
             respect to the pre-tanh action u of a = m + h tanh(u), that is, of h (1 - tanh²(u)) g_i.
-            Saturated actions have no pull then. The bounds are those of the policy's
+            Saturated components then do not contribute. The bounds are those of the policy's
             ``TanhNormal``, or else of ``action_spec``. It does not change the loss.
         gradient_norm: if ``True``, the metadata also contain ``"vmf_gradient_norm"``, the norm
             ``[*batch]`` of the gradient g_e that moves the actor, with respect to the action, or
-            to the pre-tanh action with ``directions="pre_tanh"``. Also without ``measure``.
+            to the pre-tanh action with ``directions="pre_tanh"``. It does not require ``measure``.
         entropy_gradient: if ``True``, g_i is α ∂log π/∂a - ∂Q_i/∂a in directions and norms, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.

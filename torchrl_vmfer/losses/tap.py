@@ -40,7 +40,7 @@ class GradientTap(TappedLoss):
             value, or ``"mean"`` for the mean of all. By default, the one whose gradient moves the
             actor of the loss. It does not change the loss.
         directions: ``"action"``, or ``"pre_tanh"`` for the directions of the gradients with respect
-            to the action before it is squashed to its bounds.
+            to the pre-tanh action.
         gradient_norm: whether ``actor_loss`` also returns the norm of the gradient that moves the
             actor.
         **kwargs: as in TorchRL's loss.

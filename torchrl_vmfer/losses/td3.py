@@ -55,11 +55,11 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
             lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
         directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
             respect to the pre-tanh action u of a = m + h tanh(u), that is, of h (1 - tanh²(u)) g_i.
-            Saturated actions have no pull then. The bounds are those of the loss. It does not
-            change the loss.
+            Saturated components then do not contribute. The bounds are those of the loss. It does
+            not change the loss.
         gradient_norm: if ``True``, the metadata also contain ``"vmf_gradient_norm"``, the norm
             ``[*batch]`` of the gradient g_e that moves the actor, with respect to the action, or
-            to the pre-tanh action with ``directions="pre_tanh"``. Also without ``measure``.
+            to the pre-tanh action with ``directions="pre_tanh"``. It does not require ``measure``.
         objective: what the actor maximizes: ``"first"`` for the first critic, as in TD3, or
             ``"mean"`` for the mean of the critics that form the TD target, with ``used="mean"`` as
             the default: x_e is the direction of the gradient of that mean.

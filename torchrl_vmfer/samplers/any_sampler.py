@@ -67,7 +67,7 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
 def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
     """Initializes a sampler with data that were written to a storage before it was attached.
 
-    Only TorchRL's ``PrioritizedSampler`` needs it.
+    Only TorchRL's ``PrioritizedSampler`` needs this.
 
     Args:
         sampler: any sampler.

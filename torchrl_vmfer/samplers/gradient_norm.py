@@ -15,17 +15,17 @@ class GradientNormSampler(MagnitudeSampler):
     """A sampler for the actor that prefers transitions with large action gradients.
 
     P(j) ∝ norm_j^power, where norm_j is the last norm that was stored for slot j with
-    ``update_priority(index, norm)``: that of the gradient with respect to the action of the value
-    that the actor climbs. Sampling in proportion to gradient norms minimizes the variance of an
+    ``update_priority(index, norm)``: the norm of the action gradient of the value that the actor
+    maximizes. Sampling in proportion to gradient norms minimizes the variance of an
     importance-weighted gradient estimate; the norm at the output of the network is a cheap proxy
     (Katharopoulos and Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance
     Sampling", ICML 2018, https://arxiv.org/abs/1803.00942). This sampler returns no importance
     weights: as in vMFER, the actor's distribution is changed on purpose.
 
-    A norm of 0 has P = 0. If all norms are 0, P is uniform. A new transition gets the largest norm
-    so far. Until the first positive norm, all slots without a norm are equal; they then get the
-    largest norm of that update. A sampler that is never given a norm draws uniformly. It warns
-    once, after 100 batches.
+    A slot with norm 0 has P = 0. If all norms are 0, P is uniform. A new transition gets the
+    largest norm so far. Until the first positive norm, all slots without a norm are equal; they
+    then get the largest norm of that update. A sampler that is never given a norm draws uniformly.
+    It warns once, after 100 batches.
 
     Args:
         power: the exponent of the norm, from 0 (uniform) to 7.

@@ -14,8 +14,8 @@ class InverseTDSampler(TDErrorSampler):
     slot j with ``update_priority(index, td_error.abs())``. This is how the actor of LA3P draws its
     prioritized transitions: a policy gradient is unreliable where the critic's error is large
     (Saglam et al., "Actor Prioritized Experience Replay", JAIR 2023,
-    https://arxiv.org/abs/2209.00532). In LA3P, half of the batch is uniform:
-    :class:`~torchrl_vmfer.MixedSampler`.
+    https://arxiv.org/abs/2209.00532). In LA3P, half of the batch is uniform; for such a
+    batch, use :class:`~torchrl_vmfer.MixedSampler`.
 
     A new transition gets the largest TD error so far, and at least ``floor``: it is not preferred
     until the critics have been trained on it. A sampler that is never given a TD error draws

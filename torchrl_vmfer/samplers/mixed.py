@@ -117,7 +117,7 @@ class MixedSampler(FileSampler):
         return _joined((first, second)), info
 
     def _rounded(self, expected: float) -> int:
-        """An integer next to a number, whose mean is the number."""
+        """Rounds a number up or down at random, so that the mean is the number."""
         fraction, count = math.modf(expected)
         if fraction == 0:
             return int(count)
@@ -150,7 +150,7 @@ class MixedSampler(FileSampler):
             storage: as in :meth:`probabilities`.
 
         Returns:
-            NaN if the probabilities of a sampler are not known.
+            the effective number, or NaN if the probabilities of a sampler are not known.
         """
         try:
             return effective_sample_size(self.probabilities(storage))
@@ -158,11 +158,11 @@ class MixedSampler(FileSampler):
             return math.nan
 
     def priority_age(self) -> float:
-        """The mean age of the priorities, of the first sampler that records it; NaN without any."""
+        """The mean age of the priorities in the first sampler that records it; NaN if none does."""
         return self._of_scored_part("priority_age")
 
     def unscored_fraction(self) -> float:
-        """The fraction of live slots without a priority, of the first sampler that records it."""
+        """The fraction of unscored slots in the first sampler that records it; NaN if none does."""
         return self._of_scored_part("unscored_fraction")
 
     def _of_scored_part(self, name: str) -> float:
@@ -193,14 +193,14 @@ class MixedSampler(FileSampler):
     def update_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
-        """Updates the priorities of the samplers that use any."""
+        """Updates the priorities of the samplers that use them."""
         for part in self.parts:
             if signal_of(part) is not None:
                 part.update_priority(index, priority, storage=storage)
 
     @property
     def default_priority(self) -> float:
-        """The priority of a newly written slot, of the first sampler that uses priorities."""
+        """The priority of a newly written slot in the first sampler that uses priorities."""
         used = [part for part in self.parts if signal_of(part) is not None]
         return float(used[0].default_priority) if used else 1.0
 

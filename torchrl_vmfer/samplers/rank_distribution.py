@@ -45,7 +45,7 @@ class RankDistribution:
     def draw_with_ties(
         self, priorities: np.ndarray, count: int, generator: torch.Generator | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws slots with replacement, and returns the ranks that each shares with its equals.
+        """Draws slots with replacement, and returns the ranks that equal priorities share.
 
         Args:
             priorities: the current priorities of all slots.

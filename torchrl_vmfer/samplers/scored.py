@@ -29,6 +29,9 @@ _SIGNALS = {
 class ScoredSampler(PrioritySampler):
     """A sampler that records when the priority of each slot was last updated.
 
+    A slot is unscored, and has the default priority, until its priority is updated for the first
+    time after a write.
+
     A sampler that never receives its signal draws uniformly. It warns once, after 100 batches.
 
     Subclasses set ``signal`` and implement ``_scored``.
@@ -51,14 +54,14 @@ class ScoredSampler(PrioritySampler):
         """The mean age of the priorities, in updates.
 
         The age of a priority is the number of ``update_priority`` calls since the one that set it.
-        Slots that never got a priority do not count. NaN if no slot ever got one.
+        Unscored slots do not count. NaN if all slots are unscored.
         """
         last = self._last_update.array
         last = last[last != _NEVER]
         return self._num_updates - float(last.mean(dtype=np.float64)) if len(last) else math.nan
 
     def unscored_fraction(self) -> float:
-        """The fraction of live slots that never got a priority. NaN if there are no slots."""
+        """The fraction of live slots whose priority was never updated; NaN without slots."""
         return len(self._unscored_slots()) / self.num_slots if self.num_slots else math.nan
 
     def _unscored_slots(self) -> np.ndarray:
@@ -126,7 +129,7 @@ class ScoredSampler(PrioritySampler):
             and (not len(last) or (last.min() >= _NEVER and last.max() <= count))
         ):
             raise ValueError(
-                "last_update of the state is not one of its updates, or -1, for each priority."
+                "last_update of the state must hold, for each priority, one of its updates or -1."
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class VMFSampler(ScoredSampler):
     Draws are independent, with replacement, and follow the current factors exactly:
 
     - ``mode="uncertainty"``: P(j) = p_j / Σ p (Eq. 8). Since p_j ≤ e, the cost of drawing by
-      rejection and of updates is independent of the buffer size. With ``power``, the dose,
+      rejection and of updates is independent of the buffer size. With ``power``,
       P(j) ∝ p_j^power.
     - ``mode="rank"``: P(j) ∝ 1/rank(j), where the highest factor has rank 1 (Eq. 9). Equal
       factors share the probability of their ranks evenly.
@@ -134,7 +134,7 @@ class VMFSampler(ScoredSampler):
             return None
         if self._mode == "rank":
             return RankDistribution()
-        # Rejection accepts one of e^power proposals or more.
+        # On average, rejection accepts at least one in e^power proposals.
         return None if 0 <= self._power <= 1 else PowerDistribution(self._power)
 
     @property
@@ -204,7 +204,8 @@ class VMFSampler(ScoredSampler):
             storage: as in :meth:`probabilities`.
 
         Returns:
-            NaN with ``pool_size``, because the probabilities have no closed form.
+            the effective number, or NaN with ``pool_size``, because the probabilities have no
+            closed form.
         """
         return math.nan if self._pool is not None else super().effective_sample_size(storage)
 

@@ -40,7 +40,7 @@ class WriteOrder:
         return self._written.array
 
     def write(self, slots: np.ndarray) -> None:
-        """Records writes, the oldest first. Slots in between that were not reported are older."""
+        """Records writes, the oldest first. Slots below them that were not reported are older."""
         if len(slots) == 0:
             return
         self.resize(max(len(self), int(slots[0])))
