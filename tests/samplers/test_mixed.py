@@ -217,3 +217,16 @@ def test_a_sampler_without_probabilities_is_named():
     with pytest.raises(NotImplementedError, match="probabilities of Own are unknown"):
         sampler.probabilities()
     assert np.isnan(sampler.effective_sample_size())
+
+
+def test_the_probabilities_of_an_own_sampler_need_no_storage():
+    class Own(RandomSampler):
+        def probabilities(self):
+            return torch.tensor([0.0, 0.0, 0.5, 0.5])
+
+    sampler = MixedSampler(RandomSampler(), Own(), 0.5)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler, batch_size=2)
+    buffer.extend(TensorDict({"row": torch.arange(4)}, [4]))
+    for storage in (None, buffer.storage):
+        expected = [0.125, 0.125, 0.375, 0.375]
+        assert sampler.probabilities(storage).tolist() == expected

@@ -12,6 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import load_prioritized_state, prioritized_state
 from torchrl_vmfer.plain_state import plain
+from torchrl_vmfer.samplers.base import BaseSampler
 
 __all__ = [
     "load_sampler_state",
@@ -43,7 +44,8 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
 
     Args:
         sampler: a sampler of this package, or TorchRL's ``RandomSampler`` or
-            ``PrioritizedSampler``. Other samplers must have a method ``probabilities()``.
+            ``PrioritizedSampler``. Other samplers must have a method ``probabilities()``, which is
+            called without arguments.
         storage: its storage, or the number of slots in use.
 
     Examples:
@@ -61,7 +63,9 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
             f"The probabilities of {type(sampler).__name__} are unknown: it has no method "
             "probabilities()."
         )
-    return sampler.probabilities() if isinstance(storage, int) else sampler.probabilities(storage)
+    if isinstance(storage, int) or not isinstance(sampler, BaseSampler):
+        return sampler.probabilities()
+    return sampler.probabilities(storage)
 
 
 def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:

@@ -1,7 +1,8 @@
-"""Base class of the samplers: TorchRL's sampler contract for any storage."""
+"""Base classes of the samplers: TorchRL's sampler contract for any storage."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl_vmfer._torchrl import SeamSampler
 from torchrl_vmfer.plain_state import load_file, save_file
 
-__all__ = ["FileSampler", "SlotSampler", "check_settings", "effective_sample_size"]
+__all__ = ["BaseSampler", "SlotSampler", "effective_sample_size"]
 
 
 def effective_sample_size(probabilities: Tensor) -> float:
@@ -35,20 +36,36 @@ def effective_sample_size(probabilities: Tensor) -> float:
     return 1 / float(probabilities.double().square().sum())
 
 
-def check_settings(state: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Raises an error if a state was saved by a sampler with other settings."""
-    for name, own in settings.items():
-        if state[name] != own:
-            raise ValueError(
-                f"The state was saved with {name}={state[name]!r}, but this sampler has "
-                f"{name}={own!r}: construct it with the {name} of the state."
-            )
+class BaseSampler(SeamSampler):
+    """A sampler with known probabilities, whose state is saved in one file.
 
-
-class FileSampler(SeamSampler):
-    """A sampler that saves its state as plain tensors, numbers and strings in one file."""
+    Subclasses implement ``sample``, ``reset``, ``load_state_dict`` and ``probabilities``.
+    """
 
     _file: ClassVar[str]  # the name of the file
+
+    def probabilities(self, storage: Storage | None = None) -> Tensor:
+        """The exact probability of every live slot, in double precision.
+
+        Args:
+            storage: the storage to synchronize with first. Needed only if it was changed without
+                notifying the sampler.
+        """
+        raise NotImplementedError
+
+    def effective_sample_size(self, storage: Storage | None = None) -> float:
+        """The effective number of slots that batches are drawn from, 1 / Σ P².
+
+        Args:
+            storage: as in :meth:`probabilities`.
+
+        Returns:
+            NaN if the probabilities are not known.
+        """
+        try:
+            return effective_sample_size(self.probabilities(storage))
+        except NotImplementedError:
+            return math.nan
 
     def _settings(self) -> dict[str, Any]:
         """The arguments that a loaded state must have in common with the sampler."""
@@ -70,7 +87,13 @@ class FileSampler(SeamSampler):
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
-        check_settings(state_dict, self._settings())
+        for setting, own in self._settings().items():
+            given = state_dict[setting]
+            if given != own:
+                raise ValueError(
+                    f"The state was saved with {setting}={given!r}, but this sampler has "
+                    f"{setting}={own!r}: construct it with the {setting} of the state."
+                )
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
@@ -85,7 +108,7 @@ class FileSampler(SeamSampler):
             self.reset()
 
 
-class SlotSampler(FileSampler):
+class SlotSampler(BaseSampler):
     """A TorchRL sampler that draws slot numbers from a distribution over the live slots.
 
     TorchRL reports written slots through ``mark_update``. It does not report writes of another
@@ -144,11 +167,3 @@ class SlotSampler(FileSampler):
         if storage is not None:
             self._follow(storage)
         return torch.from_numpy(self._probabilities())
-
-    def effective_sample_size(self, storage: Storage | None = None) -> float:
-        """The effective number of slots that batches are drawn from, 1 / Σ P².
-
-        Args:
-            storage: as in :meth:`probabilities`.
-        """
-        return effective_sample_size(self.probabilities(storage))

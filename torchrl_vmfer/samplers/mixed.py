@@ -18,7 +18,7 @@ from torchrl_vmfer.samplers.any_sampler import (
     sampler_state,
     signal_of,
 )
-from torchrl_vmfer.samplers.base import FileSampler, effective_sample_size
+from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.slots import flat_slots, uniform
 
 __all__ = ["MixedSampler"]
@@ -26,7 +26,7 @@ __all__ = ["MixedSampler"]
 _WEIGHT = "priority_weight"
 
 
-class MixedSampler(FileSampler):
+class MixedSampler(BaseSampler):
     """A sampler that draws a share of each batch from one sampler and the rest from another.
 
     ``share * batch_size`` rows come from ``first`` on average: if this is not an integer, it is
@@ -142,20 +142,6 @@ class MixedSampler(FileSampler):
             for part in self.parts
         )
         return self._share * first + (1 - self._share) * second
-
-    def effective_sample_size(self, storage: Storage | None = None) -> float:
-        """The effective number of slots that batches are drawn from, 1 / Σ P².
-
-        Args:
-            storage: as in :meth:`probabilities`.
-
-        Returns:
-            the effective number, or NaN if the probabilities of a sampler are not known.
-        """
-        try:
-            return effective_sample_size(self.probabilities(storage))
-        except NotImplementedError:
-            return math.nan
 
     def priority_age(self) -> float:
         """The mean age of the priorities in the first sampler that records it; NaN if none does."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import numpy as np
-from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.directional import MAX_FACTOR
 from torchrl_vmfer.samplers.power_distribution import (
@@ -196,18 +194,6 @@ class VMFSampler(ScoredSampler):
             return super()._probabilities()
         weights = powers(self._priorities.array, self._power)
         return weights / weights.sum()
-
-    def effective_sample_size(self, storage: Storage | None = None) -> float:
-        """The effective number of slots that batches are drawn from, 1 / Σ P².
-
-        Args:
-            storage: as in :meth:`probabilities`.
-
-        Returns:
-            the effective number, or NaN with ``pool_size``, because the probabilities have no
-            closed form.
-        """
-        return math.nan if self._pool is not None else super().effective_sample_size(storage)
 
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
