@@ -77,7 +77,7 @@ def test_saved_episode_resumes_bitwise(name):
     assert starts[0] == starts[1]
 
 
-@pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_crashed_run_ends_like_an_uninterrupted_one(
     num_envs, train, at_step, checkpoint, assert_same_run, tmp_path
 ):

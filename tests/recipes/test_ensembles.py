@@ -35,7 +35,7 @@ QUICK = {("redq", "vmf_pool"), ("tqc", "vmf_direct"), ("crossq", "fresh"), ("cro
 RESUMED = [
     ("redq", "sampler=vmf_rank"),
     pytest.param(("tqc", "sampler=vmf_uncertainty", "replay=per"), marks=pytest.mark.slow),
-    ("crossq", "sampler=vmf_uncertainty"),
+    pytest.param(("crossq", "sampler=vmf_uncertainty"), marks=pytest.mark.slow),
 ]
 
 
@@ -71,7 +71,10 @@ def test_every_sampler_trains(algorithm, sampler, train, table, tmp_path):
     assert (run_dir / "finished").exists()
 
 
-@pytest.mark.parametrize("algorithm", RECIPES)
+@pytest.mark.parametrize(
+    "algorithm",
+    ["redq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tqc", "crossq"))],
+)
 def test_the_fast_path_trains_like_torchrls(algorithm, train, table, tmp_path):
     small = ("total_frames=90", "init_random_frames=60", "log_interval=5", "eval_interval=90")
     losses = []

@@ -289,8 +289,15 @@ class Lever(gym.Env):
 gym.register("Lever-v0", Lever, max_episode_steps=30)
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize(
+    ("algorithm", "fast"),
+    [
+        ("td3", "true"),
+        ("sac", "false"),
+        pytest.param("td3", "false", marks=pytest.mark.slow),
+        pytest.param("sac", "true", marks=pytest.mark.slow),
+    ],
+)
 def test_float64_actions_train_and_resume(
     algorithm, fast, train, at_step, assert_equal, checkpoint, table, tmp_path
 ):

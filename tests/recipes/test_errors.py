@@ -60,7 +60,7 @@ def error_line(command, tmp_path, monkeypatch, capsys):
         pytest.param("env.name=HalfChetah-v4", ["HalfChetah-v4", "HalfCheetah-v4"], id="env.name"),
         pytest.param("sampler=vmf_rnk", ["sampler=vmf_rnk", "vmf_rank"], id="sampler"),
         pytest.param(
-            "sampler=nonsense", ["nonsense", "fresh, uniform", "--help"], id="no-near-one"
+            "sampler=nonsense", ["nonsense", "anti_vmf, fresh", "--help"], id="no-near-one"
         ),
         pytest.param("replay=per_rnk", ["replay=per_rnk", "per_rank"], id="replay"),
         pytest.param("logger=csvv", ["logger=csvv", "csv"], id="logger"),

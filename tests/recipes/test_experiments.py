@@ -39,10 +39,13 @@ COMMAND = re.compile(
 SPEED = re.compile(r"TD3 ([\d.]+) and SAC ([\d.]+) steps/s")
 
 
-def _commands():
+def _commands(quick: frozenset[str] | None = None):
+    """Yields the commands of all experiments. Those that are not of ``quick`` ones are slow."""
     for file in EXPERIMENTS:
+        marks = () if quick is None or file.stem in quick else pytest.mark.slow
         for match in COMMAND.finditer(file.read_text()):
-            yield pytest.param(file, *match.groups(), id="-".join(match.groups()[:3]).strip())
+            name = "-".join(match.groups()[:3]).strip()
+            yield pytest.param(file, *match.groups(), id=name, marks=marks)
 
 
 def _fixed(options: str) -> list[str]:
@@ -78,7 +81,8 @@ def test_comments_state_the_correct_amount_of_work(
 
 
 @pytest.mark.parametrize(
-    ("file", "recipe", "name", "options", "runs", "steps", "factor", "hours"), list(_commands())
+    ("file", "recipe", "name", "options", "runs", "steps", "factor", "hours"),
+    list(_commands(quick=frozenset({"hopper_200k", "her_variants", "overhead"}))),
 )
 def test_every_run_of_a_sweep_has_its_own_directory(
     file, recipe, name, options, runs, steps, factor, hours

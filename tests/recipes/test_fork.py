@@ -142,7 +142,7 @@ def test_the_return_before_is_that_of_the_run(source, tmp_path, forks, table):
     assert [row["return_before"] for row in found] == [evaluation["return_mean"]] * 2
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_frozen_forks_change_only_the_actor(
     algorithm, request, tmp_path, forks, made_agents, assert_equal
 ):

@@ -31,7 +31,7 @@ def overrides(sampler):
     ("algorithm", "sampler"),
     [
         ("td3", "vmf_pool"),
-        ("sac", "vmf_direct"),
+        pytest.param("sac", "vmf_direct", marks=pytest.mark.slow),
         *(
             pytest.param("td3", sampler, marks=pytest.mark.slow)
             for sampler in SAMPLERS

@@ -69,7 +69,7 @@ def final_return(train, tmp_path):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_every_algorithm_with_every_sampler_learns_to_reach_the_middle(
     final_return, algorithm, sampler
 ):

@@ -211,7 +211,9 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.filterwarnings("ignore:last_cursor is None:UserWarning")
-@pytest.mark.parametrize("capacity", [1, 5, 12])
+@pytest.mark.parametrize(
+    "capacity", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 12))]
+)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_buffer_behaves_like_a_dictionary_of_priorities(name, capacity):
     run_state_machine_as_test(
