@@ -205,6 +205,8 @@ def gymnasium_env(env: EnvBase) -> Any:
 class SeamSampler(Sampler):
     """TorchRL's sampler with public names for its private hooks."""
 
+    reduction = "max"  # of several TD errors for one transition, which the buffer passes
+
     @property
     def generator(self) -> torch.Generator | None:
         """The random generator; ``None`` is PyTorch's global one. The buffer sets it."""

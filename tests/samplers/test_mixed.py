@@ -25,6 +25,7 @@ from torchrl_vmfer import (
     ActorCriticReplayBuffer,
     GradientNormSampler,
     InverseTDSampler,
+    LAPSampler,
     MixedSampler,
     RankPrioritizedSampler,
     RecentSampler,
@@ -126,6 +127,30 @@ def test_writes_and_priorities_reach_both_samplers():
         buffer.sample(4)
 
 
+@pytest.mark.parametrize("value", [3.0, 1e-4, float("nan")])
+def test_priorities_that_one_sampler_rejects_reach_none(value):
+    first, second = prioritized(), VMFSampler(power=100)
+    sampler = MixedSampler(first, second, 0.5)
+    buffer = filled_buffer(sampler)
+    before = sampler.probabilities()
+    with pytest.raises(ValueError, match=f"Index 1 was given {value}"):
+        buffer.update_priority(torch.arange(2), torch.tensor([2.0, value], dtype=torch.float64))
+    assert torch.equal(sampler.probabilities(), before)
+
+
+def test_buffers_pass_td_errors_to_a_mixture_of_the_critics():
+    sampler = MixedSampler(LAPSampler(1.0), RandomSampler(), 0.5)
+    buffer = ActorCriticReplayBuffer(
+        storage=TensorStorage(rows(0, 2)), critic_sampler=sampler, batch_size=2
+    )
+    buffer.sample()
+    td_error = torch.tensor([1.0, 3.0])
+    buffer.update_tensordict_priority(
+        TensorDict({"index": torch.arange(2), "td_error": td_error}, [2])
+    )
+    assert sampler.probabilities().tolist() == [0.375, 0.625]
+
+
 def test_storages_of_two_dimensions():
     buffer = grid_buffer(MixedSampler(RandomSampler(), VMFSampler(), 0.5), 4, 3, batch_size=20)
     buffer.extend(grid(0, 4, 3))
@@ -174,15 +199,15 @@ def test_a_resumed_mixture_continues_with_identical_draws(make_mixture, by_file,
 
 
 def test_an_incompatible_state_changes_neither_sampler():
-    sampler = filled_buffer(MixedSampler(VMFSampler(), RankPrioritizedSampler(0.7), 0.5)).sampler
-    other = filled_buffer(MixedSampler(VMFSampler(), RankPrioritizedSampler(0.6), 0.5))
+    sampler = filled_buffer(MixedSampler(LAPSampler(), RankPrioritizedSampler(0.7), 0.5)).sampler
+    other = filled_buffer(MixedSampler(LAPSampler(), RankPrioritizedSampler(0.6), 0.5))
     other.update_priority(torch.arange(10), distinct_priorities(10))
     before = sampler.probabilities()
     with pytest.raises(ValueError, match=r"alpha=0\.6"):
         sampler.load_state_dict(other.sampler.state_dict())
     assert torch.equal(sampler.probabilities(), before)
     with pytest.raises(ValueError, match=r"saved with share=0\.5"):
-        MixedSampler(VMFSampler(), RankPrioritizedSampler(0.6), 0.4).load_state_dict(
+        MixedSampler(LAPSampler(), RankPrioritizedSampler(0.6), 0.4).load_state_dict(
             other.sampler.state_dict()
         )
 

@@ -12,7 +12,9 @@ from torchrl_vmfer import (
     ActorCriticReplayBuffer,
     GradientNormSampler,
     InverseTDSampler,
+    LAPSampler,
     MixedSampler,
+    RankPrioritizedSampler,
     RecentSampler,
     VMFSampler,
 )
@@ -104,6 +106,14 @@ def test_a_missing_signal_is_named_once(make, message):
     assert len(caught) == 1
 
 
+def test_the_missing_signal_of_an_own_sampler_is_named():
+    class Own(GradientNormSampler):
+        signal = "surprise"
+
+    with pytest.warns(UserWarning, match="never given a surprise"):
+        draw_batches(filled_buffer(Own(), batch_size=4), 100)
+
+
 def test_signals():
     class Own(RandomSampler):
         def update_priority(self, index, priority, *, storage=None):
@@ -111,7 +121,7 @@ def test_signals():
 
     signals = {
         "factor": [VMFSampler(), Own(), MixedSampler(RandomSampler(), VMFSampler("rank"), 0.5)],
-        "td_error": [InverseTDSampler()],
+        "td_error": [InverseTDSampler(), LAPSampler(), RankPrioritizedSampler()],
         "gradient_norm": [GradientNormSampler()],
         None: [RecentSampler(), RandomSampler(), MixedSampler(RecentSampler(), RandomSampler(), 1)],
     }

@@ -16,6 +16,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
+    SeamSampler,
     empty_sampler,
     forward_to_ray_actor,
     note_written,
@@ -27,7 +28,7 @@ from torchrl_vmfer._torchrl import (
 from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
-from torchrl_vmfer.samplers import LAPSampler, RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.samplers import VMFSampler
 from torchrl_vmfer.samplers.any_sampler import report_existing, signal_of
 from torchrl_vmfer.samplers.slots import uniform
 
@@ -292,13 +293,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """Updates both samplers with the entries that ``forward`` of a loss wrote into a batch.
 
         Args:
-            data: the batch. The critics' sampler uses its entry ``priority_key``, the actor's
-                sampler its entry ``"vmf_factor"``, or ``"vmf_gradient_norm"`` if it samples by
-                gradient norms. Missing entries are skipped.
+            data: the batch. A sampler of the critics by TD errors uses its entry ``priority_key``,
+                the actor's sampler its entry ``"vmf_factor"``, or ``"vmf_gradient_norm"`` if it
+                samples by gradient norms. Missing entries are skipped.
         """
         batch = data if data.ndim else data.unsqueeze(0)
         # TorchRL supports only its own PrioritizedSampler and silently ignores others.
-        if not isinstance(self.critic_sampler, (LAPSampler, RankPrioritizedSampler)):
+        sampler = self.critic_sampler
+        if not (isinstance(sampler, SeamSampler) and signal_of(sampler) == "td_error"):
             super().update_tensordict_priority(data)
         elif self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)

@@ -79,6 +79,7 @@ class MixedSampler(BaseSampler):
         self.second = second
         self._share = float(share)
         self._signal = signals.pop() if signals else None
+        self._prioritized = [part for part in self.parts if signal_of(part) is not None]
         self._num_slots = 0
 
     @property
@@ -179,16 +180,24 @@ class MixedSampler(BaseSampler):
     def update_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
-        """Updates the priorities of the samplers that use them."""
-        for part in self.parts:
-            if signal_of(part) is not None:
-                part.update_priority(index, priority, storage=storage)
+        """Updates the priorities of the samplers that use them, or of none if one rejects them."""
+        if len(self._prioritized) > 1:
+            self.check_priority(index, priority, storage=storage)
+        for part in self._prioritized:
+            part.update_priority(index, priority, storage=storage)
+
+    def check_priority(
+        self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
+    ) -> None:
+        """Raises the errors of :meth:`update_priority`, where the samplers can check in advance."""
+        for part in self._prioritized:
+            if hasattr(part, "check_priority"):
+                part.check_priority(index, priority, storage=storage)
 
     @property
     def default_priority(self) -> float:
         """The priority of a newly written slot in the first sampler that uses priorities."""
-        used = [part for part in self.parts if signal_of(part) is not None]
-        return float(used[0].default_priority) if used else 1.0
+        return float(self._prioritized[0].default_priority) if self._prioritized else 1.0
 
     def reset(self) -> None:
         """Resets both samplers to the state for an empty storage."""

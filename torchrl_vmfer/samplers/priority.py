@@ -92,6 +92,20 @@ class PrioritySampler(SlotSampler):
             priority: one number for all, or one for each index.
             storage: passed by the replay buffer.
         """
+        slots, priorities = self._checked(index, priority, storage)
+        if slots.size:
+            self._update(slots, priorities)
+
+    def check_priority(
+        self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
+    ) -> None:
+        """Raises the errors of :meth:`update_priority`, which has the same arguments."""
+        self._checked(index, priority, storage)
+
+    def _checked(
+        self, index: Any, priority: float | Tensor, storage: Storage | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The stored slots among ``index``, and a valid priority for each of them."""
         if storage is not None:
             self._follow(storage)
         slots = flat_slots(index, storage)
@@ -110,7 +124,7 @@ class PrioritySampler(SlotSampler):
         if priorities.size != slots.size:
             priorities = np.full(slots.size, priorities[0])
         if slots.size == 0:
-            return
+            return slots, priorities
         # Viewed as unsigned, negative numbers are large: one check finds both kinds of bad slots.
         if np.maximum.reduce(slots.view(np.uint64)) >= len(self._priorities):
             outside = (slots < -1) | (slots >= len(self._priorities))
@@ -119,7 +133,7 @@ class PrioritySampler(SlotSampler):
                 raise IndexError(f"Index {slots[outside][0]} is outside the {in_use} slots in use.")
             slots, priorities = slots[slots >= 0], priorities[slots >= 0]
         self._validate(slots, priorities, epsilon)
-        self._update(slots, priorities.astype(np.float32, copy=False))
+        return slots, priorities.astype(np.float32, copy=False)
 
     def _validate(self, slots: np.ndarray, priorities: np.ndarray, epsilon: float) -> None:
         low, high = self._usual

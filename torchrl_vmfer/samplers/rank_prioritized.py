@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,8 +50,9 @@ class RankPrioritizedSampler(PrioritySampler):
         torch.Size([8])
     """
 
+    signal: ClassVar[str] = "td_error"
+    """What ``update_priority`` expects."""
     _usual = (0.0, _LARGEST)
-    reduction = "max"  # of several TD errors for one transition
 
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
         if not 0 <= alpha < math.inf:

@@ -38,7 +38,8 @@ class ScoredSampler(PrioritySampler):
     """
 
     signal: ClassVar[str]
-    """What ``update_priority`` expects: ``"factor"``, ``"td_error"`` or ``"gradient_norm"``."""
+    """What ``update_priority`` expects: ``"factor"``, ``"td_error"``, ``"gradient_norm"``, or, with
+    a training loop of your own, anything else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,12 +78,14 @@ class ScoredSampler(PrioritySampler):
         self._batches_without_signal += 1
         if self._batches_without_signal == _PATIENCE:
             self._batches_without_signal = None
-            name, update, batch, values = _SIGNALS[self.signal]
+            name, update, batch, values = _SIGNALS.get(
+                self.signal, (self.signal, "actor", "batch", self.signal)
+            )
             warnings.warn(
                 f"{_PATIENCE} batches were drawn from a {type(self).__name__} that was never given "
                 f"a {name}: they were uniform. After each {update} update, call "
-                f"buffer.update_actor_priority({batch}, {values}), or, for a buffer "
-                f'with one sampler, buffer.update_priority(batch["index"], {values}).',
+                f"buffer.update_actor_priority({batch}, {values}), or, for a sampler of the "
+                f'critics, buffer.update_priority(batch["index"], {values}).',
                 stacklevel=2,
             )
 

@@ -25,7 +25,6 @@ class TDErrorSampler(MagnitudeSampler):
     signal: ClassVar[str] = "td_error"
     _sign: ClassVar[int]
     _rule = "a TD error is a finite number of at least 0: pass |TD error|."
-    reduction = "max"  # of several TD errors for one transition
 
     def __init__(self, exponent: float = 0.4, floor: float = 1.0) -> None:
         check_exponent("exponent", exponent)
