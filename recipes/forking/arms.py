@@ -84,7 +84,7 @@ class Arm:
         compared = [name for name in plain if name not in ("name", "kind", "power")]
         if sampler.kind != "vmf" or any(getattr(sampler, name) != plain[name] for name in compared):
             return None
-        return float(getattr(sampler, "power", 1.0))
+        return float(sampler.power)
 
 
 def make_arms(names: list[str], cfg: TrainingConfig) -> list[Arm]:

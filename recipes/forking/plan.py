@@ -16,6 +16,7 @@ from vmfer_recipes.forking.sources import Source, find_sources, setting_of
 from vmfer_recipes.training.errors import UserError, first_line, unwritable
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.group_options import CSVLoggerConfig
+from vmfer_recipes.training.keys import differing
 from vmfer_recipes.training.names import folder_name, group_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.run_directory import RunDirectory
@@ -156,14 +157,13 @@ class Plan:
                 raise UserError(
                     f"{file} cannot be read ({first_line(error)}): choose another out=."
                 ) from error
-            differing = [
+            values = [
                 f"{key}={before.get(key)} there, {now.get(key)} here"
-                for key in sorted(before.keys() | now.keys())
-                if before.get(key) != now.get(key)
+                for key in differing(before, now)
             ]
-            if differing:
+            if values:
                 raise UserError(
-                    f"{self.out} holds forks with other settings ({'; '.join(differing)}): choose "
+                    f"{self.out} holds forks with other settings ({'; '.join(values)}): choose "
                     "another out= or use the same values."
                 )
         for moment in self.moments:
@@ -220,12 +220,15 @@ def _config(
     cfg = arm.apply(source.cfg)
     is_live = options.mode == "live"
     last = source.step + (options.steps if is_live else 0)
+    interval = cfg.checkpoint_interval
+    if is_live:
+        interval = min(interval, max(options.steps // 4, _LEAST_INTERVAL))
     cfg = dataclasses.replace(
         cfg,
         total_frames=last,
         eval_interval=last,  # once, at the end
         num_eval_episodes=episodes,
-        checkpoint_interval=min(cfg.checkpoint_interval, max(options.steps // 4, _LEAST_INTERVAL)),
+        checkpoint_interval=interval,
         keep_checkpoint=False,
         keep_checkpoints_at=[],
         logger=CSVLoggerConfig(),

@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import flat
-from vmfer_recipes.training.options import TrainingConfig
+from vmfer_recipes.training.keys import differing, flat
+from vmfer_recipes.training.options import INCIDENTAL, TrainingConfig
 from vmfer_recipes.training.saved_config import load_config
 
 __all__ = ["Source", "find_sources", "setting_of"]
-
-# The seed, and keys for how a run is logged and executed, not for what it learns.
-_INCIDENTAL = (
-    *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
-    *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
-    *("keep_checkpoint", "keep_checkpoints_at"),
-)
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ def find_sources(runs: list[str], at: list[int]) -> list[Source]:
 def setting_of(cfg: TrainingConfig) -> dict[str, Any]:
     """What all runs of a study have in common: the configuration without seed and housekeeping."""
     config = flat(cfg.as_dict())
-    return {key: value for key, value in config.items() if key.split(".")[0] not in _INCIDENTAL}
+    return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL}
 
 
 def _directories(runs: list[str]) -> list[Path]:
@@ -112,15 +105,11 @@ def _check_same_setting(
     first_dir: Path, first: TrainingConfig, run_dir: Path, cfg: TrainingConfig
 ) -> None:
     one, other = setting_of(first), setting_of(cfg)
-    differing = [
-        f"{key}={one.get(key)} and {other.get(key)}"
-        for key in sorted(one.keys() | other.keys())
-        if one.get(key) != other.get(key)
-    ]
-    if differing:
+    values = [f"{key}={one.get(key)} and {other.get(key)}" for key in differing(one, other)]
+    if values:
         raise UserError(
-            f"{first_dir} and {run_dir} differ in more than the seed ({'; '.join(differing)}): "
-            "fork them separately."
+            f"{first_dir} and {run_dir} differ in more than the seed ({'; '.join(values)}): fork "
+            "them one after the other."
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vmfer_recipes.reporting.runs import Run, frozen
+from vmfer_recipes.training.keys import differing
 
 __all__ = ["Method", "Task", "distinguishing_keys", "label_methods", "label_tasks"]
 
@@ -68,12 +69,8 @@ class Method:
             other: the other method.
             free: keys, or groups of keys such as ``sampler``, that do not count.
         """
-        here, there = dict(self.settings), dict(other.settings)
-        return [
-            key
-            for key in sorted(here.keys() | there.keys())
-            if key.split(".")[0] not in free and here.get(key) != there.get(key)
-        ]
+        keys = differing(dict(self.settings), dict(other.settings))
+        return [key for key in keys if key.split(".")[0] not in free]
 
 
 def distinguishing_keys(

@@ -15,29 +15,13 @@ from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.group_options import EnvConfig
 from vmfer_recipes.training.keys import MISSING, Key, describe, flat
+from vmfer_recipes.training.options import INCIDENTAL
 from vmfer_recipes.training.tables import read_columns
 
 __all__ = ["LeftOut", "NoTrainingRunError", "Run", "frozen", "read_config", "read_runs"]
 
-# Keys that say which seed, and how a run is watched and executed, not what it learns.
-_INCIDENTAL = {
-    "seed",
-    "eval_interval",
-    "num_eval_episodes",
-    "log_interval",
-    "checkpoint_interval",
-    "keep_checkpoint",
-    "keep_checkpoints_at",
-    "solved_at",
-    "threads",
-    "device",
-    "resume",
-    "run_dir",
-    "logger",
-    "total_frames",  # kept apart, like the following: they belong to the task
-    "env",
-    "dataset",
-}
+# Keys of the task, which is kept apart from the method.
+_TASK = ("env", "dataset")
 _PLAIN = EnvConfig("")  # runs of earlier versions lack keys that have their defaults
 _REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
 
@@ -188,7 +172,7 @@ def _read(run_dir: Path, path: str) -> Run:
         settings={
             name: value
             for name, value in (_later_keys(config) | config).items()
-            if name.split(".")[0] not in _INCIDENTAL
+            if name.split(".")[0] not in (*INCIDENTAL, *_TASK)
         },
         steps=steps,
         returns=returns,

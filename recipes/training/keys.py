@@ -21,6 +21,7 @@ __all__ = [
     "Config",
     "Key",
     "describe",
+    "differing",
     "flat",
     "group",
     "groups",
@@ -356,6 +357,17 @@ def _unresolved(cfg: DictConfig, name: str) -> Any:
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """The keys in which two dictionaries differ, in alphabetical order.
+
+    Example:
+        >>> differing({"seed": 0, "tau": 0.1}, {"seed": 1, "tau": 0.1, "gamma": 0.9})
+        ['gamma', 'seed']
+    """
+    keys = sorted(first.keys() | second.keys())
+    return [key for key in keys if first.get(key) != second.get(key)]
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:

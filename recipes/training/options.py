@@ -18,7 +18,14 @@ from vmfer_recipes.training.group_options import (
 from vmfer_recipes.training.keys import MISSING, Config, group, key, to_config
 from vmfer_recipes.training.loggers import check_logger
 
-__all__ = ["Config", "TrainingConfig", "to_config"]
+__all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
+
+# Keys that say which seed, and how a run is watched and executed, not what it learns.
+INCIDENTAL = (
+    *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
+    *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
+    *("keep_checkpoint", "keep_checkpoints_at"),
+)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError, first_line, unwritable
 from vmfer_recipes.training.files import replacing
-from vmfer_recipes.training.keys import flat
+from vmfer_recipes.training.keys import differing, flat
 from vmfer_recipes.training.lock import lock
 from vmfer_recipes.training.options import Config
 
@@ -51,14 +51,14 @@ class RunDirectory:
         now, skipped = flat(self._config), {*_INCIDENTAL}
         if isinstance(before.get("total_frames"), int):
             skipped.add("total_frames")
-        differing = [
+        values = [
             f"{key}={before.get(key)} there, {now.get(key)} here"
-            for key in sorted(before.keys() | now.keys())
-            if key.split(".")[0] not in skipped and before.get(key) != now.get(key)
+            for key in differing(before, now)
+            if key.split(".")[0] not in skipped
         ]
-        if differing:
+        if values:
             raise UserError(
-                f"{self.path} holds a run of another configuration ({'; '.join(differing)}): "
+                f"{self.path} holds a run of another configuration ({'; '.join(values)}): "
                 "choose another run_dir or use the same values."
             )
 
