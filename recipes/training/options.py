@@ -8,15 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.group_options import (
-    CollectorConfig,
-    EnvConfig,
-    LoggerConfig,
-    ReplayConfig,
-    SamplerConfig,
-)
+from vmfer_recipes.training.group_options import CollectorConfig, EnvConfig, LoggerConfig
 from vmfer_recipes.training.keys import MISSING, Config, group, key, to_config
 from vmfer_recipes.training.loggers import check_logger
+from vmfer_recipes.training.replay_options import ReplayConfig, SamplerConfig
 
 __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
 

@@ -14,8 +14,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.group_options import OwnLoggerConfig, OwnReplayConfig, OwnSamplerConfig
+from vmfer_recipes.training.group_options import OwnLoggerConfig
 from vmfer_recipes.training.keys import Config, describe, recipe_schemas
+from vmfer_recipes.training.replay_options import OwnReplayConfig, OwnSamplerConfig
 
 __all__ = ["own_choice", "register_choice", "register_recipe", "script_name"]
 

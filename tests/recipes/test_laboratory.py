@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
 
-from torchrl_vmfer import GradientNormSampler, InverseTDSampler
+from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import sac, td3
 from vmfer_recipes.training.actor_batches import action_distances, weighted_mean
 from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.choices import choices_of
 from vmfer_recipes.training.command_line import read_command_line
+from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.metrics import Averages
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import TrainingSession
@@ -251,3 +253,21 @@ def test_a_sweep_may_use_the_range_of_any_choice_that_has_the_key():
     arguments = ["-m", "sampler=vmf_power", "sampler.power=-4,16"]
     overrides = read_command_line(arguments, algorithms()["td3"]).overrides
     assert overrides == ["sampler=vmf_power", "sampler.power=-4,16"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "key", "largest"),
+    [("vmf_power", "power", 100), ("gradient_norm", "power", 7), ("inverse_td", "exponent", 7)],
+)
+def test_keys_have_the_ranges_of_the_samplers(sampler, key, largest, configuration, tmp_path):
+    kinds = {
+        "vmf_power": VMFSampler,
+        "gradient_norm": GradientNormSampler,
+        "inverse_td": InverseTDSampler,
+    }
+    for value, is_valid in ((largest, True), (largest + 0.5, False)):
+        composed = configuration("td3", tmp_path, f"sampler={sampler}", f"sampler.{key}={value}")
+        with nullcontext() if is_valid else pytest.raises(UserError, match=f"sampler.{key}"):
+            to_config(composed)
+        with nullcontext() if is_valid else pytest.raises(ValueError, match=key):
+            kinds[sampler](**{key: value})
