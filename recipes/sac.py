@@ -68,8 +68,8 @@ def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDic
     alpha_loss = weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
     session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
+    agent.log_agreement(session.metrics, batch, info)  # of the distribution it was drawn from
     agent.store_signal(batch, info)
-    agent.log_agreement(session.metrics, batch, info)
 
 
 def make_agent(

@@ -70,8 +70,8 @@ def update_actor(
     actor_loss, info = agent.loss.actor_loss(batch)
     session.descend(agent.actor_optimizer, actor_loss)
     session.metrics.add(actor_loss=actor_loss)
+    agent.log_agreement(session.metrics, batch, info)  # of the distribution it was drawn from
     agent.store_signal(batch, info)
-    agent.log_agreement(session.metrics, batch, info)
     return info
 
 

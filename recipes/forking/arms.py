@@ -95,7 +95,9 @@ def make_arms(names: list[str], cfg: TrainingConfig) -> list[Arm]:
         cfg: the configuration of a run.
     """
     arms = [_read(" ".join(name.split()), cfg) for name in names]
-    if len({arm.folder for arm in arms}) < len(arms):
+    applied = [arm.apply(cfg) for arm in arms]
+    same_folder = len({arm.folder for arm in arms}) < len(arms)
+    if same_folder or any(one in applied[:i] for i, one in enumerate(applied)):
         raise UserError(f"arms=[{', '.join(names)}] names an arm twice: give each once.")
     if len(arms) < 2:
         raise UserError(

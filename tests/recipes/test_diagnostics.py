@@ -237,3 +237,14 @@ def test_a_run_does_not_depend_on_them(
     assert other_rows[-1].keys() < rows[-1].keys()
     for row, other in zip(rows, other_rows, strict=True):
         assert {name: row[name] for name in other} == other
+
+
+def test_a_row_describes_the_distribution_that_the_batch_was_drawn_from(train, table, tmp_path):
+    run_dir = train("td3", tmp_path, "sampler=vmf_power", "sampler.power=8", "log_interval=10")
+    first, second, *_ = table(run_dir / "train.csv")
+    # No factor was stored before the first batch, so it was uniform.
+    assert float(first["effective_sample_size"]) == pytest.approx(
+        float(first["stored_transitions"])
+    )
+    assert float(first["unscored_fraction"]) == 1
+    assert float(second["effective_sample_size"]) < float(second["stored_transitions"])

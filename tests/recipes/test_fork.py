@@ -305,6 +305,7 @@ MISTAKES = {
     ("arms=[fresh,nonsense]",): "Choices: anti_vmf, fresh, ",
     ("arms=[fresh]",): "two arms or more",
     ("arms=[fresh,vmf_rank,fresh]",): "names an arm twice",
+    ("arms=[vmf_power,'vmf_power sampler.power=4.0']",): "names an arm twice",
     ("arms=[fresh,'vmf_rank seed=3']",): "changes seed, which all arms have in common",
     ("arms=[fresh,'vmf_rank env=Hopper-v4']",): "changes env",
     ("arms=[fresh,'vmf_rank hidden=[8]']",): "changes hidden",

@@ -217,7 +217,7 @@ def test_zero_and_large_priorities_are_valid():
         *((VMFSampler, {"mode": bad}) for bad in ("", "ranks", None, 1)),
         *((VMFSampler, {"initial_factor": bad}) for bad in (0, -1.0, 2.72, NAN, INF, -INF)),
         *((VMFSampler, {"smoothing": bad}) for bad in (-0.1, 1.0, 2, NAN, INF)),
-        *((VMFSampler, {"power": bad}) for bad in (-100.5, 101, NAN, INF)),
+        *((VMFSampler, {"power": bad}) for bad in (-100.5, 101, NAN, INF, "8", None)),
         *((InverseTDSampler, {"exponent": bad}) for bad in (-0.1, 7.5, NAN, INF)),
         *((InverseTDSampler, {"floor": bad}) for bad in (0, -1.0, NAN, INF)),
         *((GradientNormSampler, {"power": bad}) for bad in (-1.0, 8, NAN, INF)),

@@ -95,6 +95,8 @@ class VMFSampler(ScoredSampler):
         check_mode(mode)
         if pool_size is not None:
             check_pool_size("pool_size", pool_size)
+        if isinstance(power, bool) or not isinstance(power, (int, float)):
+            raise ValueError(f"power must be a number, got {power!r}.")
         if not -_LARGEST_POWER <= power <= _LARGEST_POWER:
             raise ValueError(
                 f"power must lie in [-{_LARGEST_POWER}, {_LARGEST_POWER}], so that p^power does "
