@@ -53,6 +53,7 @@ def finished(folder: Path) -> list[str]:
     return sorted(str(file.parent.relative_to(folder)) for file in folder.rglob("finished"))
 
 
+@pytest.mark.slow
 def test_custom_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
     module = EXAMPLES / "own_sampler" / "recent.py"
     shutil.copy(module, tmp_path)

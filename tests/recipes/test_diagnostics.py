@@ -216,7 +216,7 @@ def _plain(state):
     ("algorithm", "overrides"),
     [
         ("td3", ("sampler=vmf_rank", "actor_noise=0.1")),
-        ("sac", ("sampler=vmf_uncertainty", "replay=per_rank")),
+        pytest.param("sac", ("sampler=vmf_uncertainty", "replay=per_rank"), marks=pytest.mark.slow),
         pytest.param(
             "crossq", ("sampler=vmf_direct", "critic_hidden=[16,16]"), marks=pytest.mark.slow
         ),

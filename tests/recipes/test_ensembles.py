@@ -171,6 +171,7 @@ def test_settings_that_cannot_work_are_refused(
         to_config(configuration(algorithm, tmp_path, *overrides))
 
 
+@pytest.mark.slow
 def test_priorities_without_importance_weights_are_accepted(train, tmp_path):
     small = ("total_frames=70", "init_random_frames=60", "replay=per", "replay.beta=0")
     for algorithm in ("redq", "crossq"):

@@ -293,7 +293,7 @@ gym.register("Lever-v0", Lever, max_episode_steps=30)
     ("algorithm", "fast"),
     [
         ("td3", "true"),
-        ("sac", "false"),
+        pytest.param("sac", "false", marks=pytest.mark.slow),
         pytest.param("td3", "false", marks=pytest.mark.slow),
         pytest.param("sac", "true", marks=pytest.mark.slow),
     ],

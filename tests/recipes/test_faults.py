@@ -152,7 +152,11 @@ def saved_files(run_dir: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in (run_dir / "checkpoint").iterdir()}
 
 
-@pytest.mark.parametrize("room", [0, 20_000], ids=["at-once", "from-the-next-checkpoint-on"])
+@pytest.mark.parametrize(
+    "room",
+    [0, pytest.param(20_000, marks=pytest.mark.slow)],
+    ids=["at-once", "from-the-next-checkpoint-on"],
+)
 def test_full_disk_does_not_damage_saved_files(
     room, disk, straight_run, crashed_run, finish, assert_same_run, capfd
 ):

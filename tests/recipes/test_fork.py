@@ -258,6 +258,7 @@ def uninterrupted(source, tmp_path_factory):
     return (out / "forks.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_only_new_arms_draws_and_checkpoints_are_run(source, tmp_path, forks, made_agents, capsys):
     arguments = ("mode=frozen", "updates=2")
     first = forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1")

@@ -186,7 +186,7 @@ def recorded(request, train, tmp_path_factory):
     return runs, WARM_UP + {"td3": 2, "sac": 1}[request.param]
 
 
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+@pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_direct_collector_yields_the_transitions_of_torchrl(algorithm, train, checkpoint, tmp_path):
     """Covers warm-up, exploration, three ends of episodes, and the random generator afterwards."""
     saved = {}

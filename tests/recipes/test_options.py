@@ -263,6 +263,7 @@ def test_td3_actor_loss_is_a_plain_mean_under_prioritized_replay(watch, brute_fo
     torch.testing.assert_close(value, -values[0].mean(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
     single = command("td3", tmp_path / "seed${seed}", "total_frames=70", "eval_interval=1000")
     sweep = [*single[:2], "-m", "seed=0,1", *single[2:]]

@@ -100,6 +100,7 @@ def test_more_trials_continue_a_search(search, tmp_path):
     assert Path(other[0].run_dir).parent != Path(first[0].run_dir).parent
 
 
+@pytest.mark.slow
 def test_a_failed_trial_counts_and_the_search_continues(search, tmp_path, capsys):
     search(4, SPACE[0], "num_critics=2,7", "run_dir=found")
     states = {row["num_critics"]: row["state"] for row in _table(tmp_path / "found")}

@@ -107,7 +107,7 @@ def assert_intact(run_dir: Path, table) -> None:
             assert max(steps, default=0) <= newest(run_dir) + 20
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=pytest.mark.slow)])
 def test_repeatedly_killed_run_ends_like_an_uninterrupted_one(
     kills, start, train, table, assert_same_run, tmp_path
 ):

@@ -128,7 +128,10 @@ INTERRUPTED = (
     [
         ("td3", "sampler=vmf_rank"),
         pytest.param(("sac", "sampler=uniform", "fast=false"), marks=pytest.mark.slow),
-        ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
+        pytest.param(
+            ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids="-".join,
 )
@@ -166,7 +169,7 @@ def test_environments_start_in_different_states(train, checkpoint, tmp_path):
     assert len(starts.unique(dim=0)) == 6
 
 
-@pytest.mark.parametrize("fast", ["true", "false"])
+@pytest.mark.parametrize("fast", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_hindsight_does_not_mix_the_episodes_of_several_environments(
     fast, train, at_step, checkpoint, assert_equal, table, tmp_path
 ):
