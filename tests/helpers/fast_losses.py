@@ -86,7 +86,9 @@ def assert_agree(slow, fast, update):
     assert found.keys() == expected_gradients.keys()
     assert found
     for name, gradient in expected_gradients.items():
-        torch.testing.assert_close(found[name], gradient, **TOLERANCE, msg=name)
+        # The rounding of a sum over the batch depends on its terms, not on the result.
+        difference = (found[name] - gradient).abs().max()
+        assert difference <= 1e-5 * gradient.abs().max().clamp(min=1), name
 
 
 def pair(algorithm, **options):

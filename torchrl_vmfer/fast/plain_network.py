@@ -11,7 +11,6 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
-from torch.nn import functional
 from torchrl.modules import (
     MLP,
     Actor,
@@ -24,6 +23,8 @@ from torchrl.modules import (
 
 from torchrl_vmfer._torchrl import has_module_hooks
 from torchrl_vmfer.batch_renorm import BatchRenorm
+from torchrl_vmfer.fast.compiled_stack import make_stack
+from torchrl_vmfer.fast.linear_stack import LinearStack, linear
 
 __all__ = ["NotPlainError", "PlainNetwork"]
 
@@ -67,7 +68,7 @@ class Linear(NamedTuple):
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Applies the layer."""
-        return _linear(inputs, self.weight, self.bias)
+        return linear(inputs, self.weight, self.bias)
 
 
 class Normalization(NamedTuple):
@@ -149,19 +150,22 @@ class PlainNetwork:
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Any]]:
         """The parameters of the leading linear layers with ReLU, and the remaining steps."""
-        linear: list[Tensor] = []
+        linear_params: list[Tensor] = []
         for position, step in enumerate(self._steps):
             if isinstance(step, Linear) and step.bias is not None and position % 2 == 0:
-                linear += [step.weight, step.bias]
+                linear_params += [step.weight, step.bias]
             elif not (type(step) is nn.ReLU and position % 2 == 1):
                 break
         # The last item is a linear layer: a ReLU after it belongs to the remaining steps.
-        return linear, self._steps[max(0, len(linear) - 1) :]
+        return linear_params, self._steps[max(0, len(linear_params) - 1) :]
+
+    @cached_property
+    def _stack(self) -> LinearStack:
+        return make_stack(self._parts[0])
 
     def __call__(self, inputs: Tensor) -> Any:
         """Applies one stack to ``[B, features]``, or ``N`` stacks to ``[N, B, features]``."""
-        layers, following = self._parts
-        return _applied(following, _hidden_units(inputs, layers)[-1])
+        return _applied(self._parts[1], self._stack(inputs))
 
     def with_pull_back(self, inputs: Tensor) -> tuple[Any, Callable[..., Sequence[Tensor]]]:
         """The outputs, and a function from their gradients to those of :attr:`tensors`.
@@ -176,26 +180,19 @@ class PlainNetwork:
                 tensor.requires_grad_()
             outputs = network(inputs)
             return _detached(outputs), lambda *g: torch.autograd.grad(outputs, network.tensors, g)
-        *hidden, last = _hidden_units(inputs, layers)
+        stack = self._stack
+        last, units = stack.with_units(inputs)
         outputs, slope = _with_slope(following, last)
-        return outputs, lambda *g: _parameter_gradients(slope(*g), hidden, layers[::2])
+        return outputs, lambda *g: stack.parameter_gradients(slope(*g), units)
 
     def with_gradients(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
         """The outputs, and the gradient of their mean with respect to some columns of the inputs.
 
         Requires a detached network.
         """
-        layers, following = self._parts
-        if following:
+        if self._parts[1]:
             return self._with_gradients_by_autograd(inputs, columns)
-        *hidden, outputs = _hidden_units(inputs, layers)
-        weights = layers[::2]
-        # One gradient for the whole batch, until the hidden units make its rows differ.
-        of_outputs = torch.full_like(outputs[..., :1, :], 1 / outputs.shape[-1])
-        *_, gradient = _gradients(of_outputs, hidden, weights)
-        # Products with few columns are faster if each column is contiguous.
-        gradient = gradient @ weights[0][..., columns].mT.contiguous().mT
-        return outputs, gradient.expand(*outputs.shape[:-1], gradient.shape[-1])
+        return self._stack.with_gradients(inputs, columns)
 
     def _with_gradients_by_autograd(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
         # In inference mode, autograd requires copies of the tensors.
@@ -236,59 +233,6 @@ def _detached(outputs: Any) -> Any:
     if isinstance(outputs, Tensor):
         return outputs.detach()
     return tuple(output.detach() for output in outputs)
-
-
-def _parameter_gradients(
-    gradient: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]
-) -> list[Tensor]:
-    """The gradients of all weights and biases, given the gradient of the outputs."""
-    found: list[Tensor] = []
-    backwards = _gradients(gradient, hidden, weights)
-    for units, slope in zip(reversed(hidden), backwards, strict=True):
-        found += [slope.sum(-2), _weight_gradient(slope, units)]
-    return found[::-1]
-
-
-def _hidden_units(inputs: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs, the units of each hidden layer, and the outputs."""
-    units = [inputs]
-    for position in range(0, len(params), 2):
-        if position:
-            units[-1].relu_()
-        units.append(_linear(units[-1], params[position], params[position + 1]))
-    return units
-
-
-def _gradients(
-    gradient: Tensor, hidden: Sequence[Tensor], weights: Sequence[Tensor]
-) -> Iterator[Tensor]:
-    """The gradients with respect to the output of each layer, from last to first."""
-    yield gradient
-    for layer in range(len(hidden) - 1, 0, -1):
-        weight = weights[layer]
-        # With a single output, as in critics, an elementwise product suffices.
-        gradient = gradient * weight if weight.shape[-2] == 1 else gradient @ weight
-        units = hidden[layer]
-        if gradient.shape == units.shape:
-            torch.ops.aten.threshold_backward.grad_input(gradient, units, 0, grad_input=gradient)
-        else:
-            gradient = torch.ops.aten.threshold_backward(gradient.expand_as(units), units, 0)
-        yield gradient
-
-
-def _weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
-    # With few inputs, the transposed product is twice as fast.
-    if inputs.shape[-1] < 64:
-        return (inputs.mT @ gradient).mT.contiguous()
-    return gradient.mT @ inputs
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.ndim == 2:
-        return functional.linear(inputs, weight, bias)
-    if bias is None:
-        return torch.bmm(inputs, weight.mT)
-    return torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
 
 
 def _steps(

@@ -1,0 +1,233 @@
+"""The compiled functions: equal to products in double precision, and optional."""
+
+import copy
+import itertools
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchrl_vmfer.fast import kernels
+from torchrl_vmfer.fast.compiled_stack import CompiledStack, make_stack
+from torchrl_vmfer.fast.kernels import load_kernels
+from torchrl_vmfer.fast.linear_stack import LinearStack
+
+# Widths and batches around the sizes of the kernels' tiles: 6 rows, and panels of 16 transitions.
+STACKS = [
+    ((23, 256, 256, 1), 2, 256),
+    ((17, 256, 256, 6), None, 256),
+    ((5, 7, 33, 3), 3, 19),
+    ((4, 3), 2, 1),
+    ((1, 1, 1), 1, 1),
+    ((376, 64, 25), 5, 100),
+    ((6, 16, 12, 13, 2), None, 17),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def random_params(sizes, count):
+    generator = torch.Generator().manual_seed(0)
+    leading = () if count is None else (count,)
+    params = []
+    for inputs, outputs in itertools.pairwise(sizes):
+        params.append(torch.randn(*leading, outputs, inputs, generator=generator) / inputs**0.5)
+        params.append(torch.randn(*leading, outputs, generator=generator))
+    return params
+
+
+def reference(params, inputs):
+    """The outputs in double precision, by one matrix product per network and layer."""
+    params = [tensor.double().requires_grad_() for tensor in params]
+    inputs = inputs.double().requires_grad_()
+    units = inputs
+    for position in range(0, len(params), 2):
+        weight, bias = params[position : position + 2]
+        units = units.relu() if position else units
+        units = torch.einsum("...bi,...oi->...bo", units, weight) + bias.unsqueeze(-2)
+    return units, inputs, params
+
+
+def assert_close(found, expected):
+    expected = expected.detach()
+    error = (found.double() - expected).abs().max()
+    assert found.shape == expected.shape
+    assert error <= 1e-5 * expected.abs().max().clamp(min=1)
+
+
+@pytest.fixture(params=STACKS, ids=str)
+def case(request):
+    sizes, count, rows = request.param
+    params = random_params(sizes, count)
+    shape = (rows, sizes[0]) if count is None else (count, rows, sizes[0])
+    stack = make_stack(params)
+    assert type(stack) is CompiledStack
+    return stack, params, torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_outputs_equal_a_reference_in_double_precision(case):
+    stack, params, inputs = case
+    expected = reference(params, inputs)[0]
+    assert_close(stack(inputs), expected)
+    assert_close(stack.with_units(inputs)[0], expected)
+
+
+def test_gradients_of_parameters_equal_a_reference_in_double_precision(case):
+    stack, params, inputs = case
+    expected, _, doubled = reference(params, inputs)
+    slope = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    _, units = stack.with_units(inputs)
+    found = stack.parameter_gradients(slope, units)
+    for gradient, wanted in zip(
+        found, torch.autograd.grad(expected, doubled, slope.double()), strict=True
+    ):
+        assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("columns", [slice(None), slice(-1, None), slice(0, 1)])
+def test_gradients_of_some_inputs_equal_a_reference_in_double_precision(case, columns):
+    stack, params, inputs = case
+    expected, points, _ = reference(params, inputs)
+    outputs, found = stack.with_gradients(inputs, columns)
+    assert_close(outputs, expected)
+    wanted = torch.autograd.grad(expected.mean(-1).sum(), points)[0][..., columns]
+    assert_close(found, wanted)
+
+
+def test_expanded_and_copied_inputs_give_the_same_bits():
+    stack = make_stack(random_params((5, 20, 3), 4))
+    inputs = torch.randn(30, 5)
+    shared = stack(inputs.expand(4, 30, 5))
+    assert torch.equal(shared, stack(inputs.expand(4, 30, 5).contiguous()))
+    assert torch.equal(shared, stack(inputs.T.contiguous().T.expand(4, 30, 5)))
+
+
+def test_a_row_does_not_depend_on_the_other_rows_of_its_batch():
+    stack = make_stack(random_params((5, 20, 3), None))
+    inputs = torch.randn(37, 5)
+    assert torch.equal(stack(inputs)[:9], stack(inputs[:9]))
+    assert torch.equal(stack(inputs)[4], stack(inputs[4]))
+
+
+@pytest.mark.parametrize("change", ["threads", "double", "strides", "autograd"])
+def test_other_cases_use_the_products_of_torch(monkeypatch, change):
+    params, inputs = random_params((5, 20, 3), None), torch.randn(30, 5)
+    if change == "threads":
+        torch.set_num_threads(2)
+    elif change == "double":
+        params, inputs = [tensor.double() for tensor in params], inputs.double()
+    elif change == "strides":
+        params[0] = params[0].T.contiguous().T
+    elif change == "autograd":
+        inputs.requires_grad_()
+    stack = make_stack(params)
+    calls = []
+    monkeypatch.setattr(LinearStack, "__call__", lambda self, given: calls.append(given) or given)
+    stack(inputs)
+    assert len(calls) == 1
+
+
+def test_wrong_numbers_of_features_are_errors_of_torch():
+    stack = make_stack(random_params((5, 20, 3), 2))
+    with pytest.raises(RuntimeError):
+        stack(torch.randn(2, 30, 4))
+    with pytest.raises(RuntimeError):
+        stack(torch.randn(3, 30, 5))
+
+
+def test_a_copy_has_its_own_parameters():
+    params = random_params((5, 20, 3), None)
+    stack, inputs = make_stack(params), torch.randn(8, 5)
+    copied, expected = copy.deepcopy(stack), stack(inputs)
+    for tensor in params:
+        tensor.zero_()
+    assert torch.equal(copied(inputs), expected)
+    assert not stack(inputs).any()
+
+
+# --- Compiling.
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """Loads the functions again, with an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("VMFER_KERNELS", raising=False)
+    kernels.reload()
+    yield tmp_path
+    monkeypatch.undo()
+    kernels.reload()
+
+
+def fake_compiler(folder, script):
+    file = folder / "fakecc"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return str(file)
+
+
+def test_the_compiled_file_is_used_again(fresh, monkeypatch):
+    assert load_kernels() is not None
+    (library,) = (fresh / "cache" / "torchrl_vmfer").iterdir()
+    written = library.stat().st_mtime_ns
+    kernels.reload()
+    assert load_kernels() is not None
+    assert library.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "failed"),
+        (
+            'case "$*" in *--version*) echo 1;; *) echo "x.c:1: error: bad" >&2; exit 1;; esac',
+            "bad",
+        ),
+        ('case "$*" in *--version*) echo 1;; *) echo no > "${*##* }";; esac', "could not be used"),
+    ],
+)
+def test_a_compiler_that_fails_is_named_and_torch_is_used(fresh, monkeypatch, script, reason):
+    compiler = fake_compiler(fresh, script)
+    monkeypatch.setenv("CC", compiler)
+    assert load_kernels() is None
+    assert compiler in kernels.why_unavailable()
+    assert reason in kernels.why_unavailable()
+    assert type(make_stack(random_params((5, 20, 3), None))) is LinearStack
+
+
+def test_a_missing_compiler_is_named(fresh, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(fresh))
+    assert load_kernels() is None
+    assert kernels.why_unavailable() == "no C compiler was found"
+
+
+def test_the_switch_turns_them_off(fresh, monkeypatch):
+    monkeypatch.setenv("VMFER_KERNELS", "0")
+    assert load_kernels() is None
+    assert kernels.why_unavailable() == "VMFER_KERNELS=0"
+
+
+def test_a_cache_that_cannot_be_written_is_replaced(fresh, monkeypatch):
+    (fresh / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh / "file"))
+    assert load_kernels() is not None
+
+
+def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(fresh):
+    path = Path(kernels.__file__)
+    # The file alone: importing the package takes seconds.
+    code = f"import runpy; assert runpy.run_path({str(path)!r})['load_kernels']() is not None"
+    started = [subprocess.Popen([sys.executable, "-c", code], env=os.environ) for _ in range(4)]
+    assert [process.wait() for process in started] == [0, 0, 0, 0]
+    assert len(list((fresh / "cache" / "torchrl_vmfer").iterdir())) == 1

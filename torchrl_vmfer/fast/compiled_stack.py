@@ -1,0 +1,160 @@
+"""Linear layers with ReLU between them, computed by compiled functions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrl_vmfer.fast.kernels import Kernels, load_kernels
+from torchrl_vmfer.fast.linear_stack import LinearStack
+
+__all__ = ["CompiledStack", "make_stack"]
+
+
+class CompiledStack(LinearStack):
+    """A :class:`LinearStack` that calls the functions of ``kernels.c``.
+
+    It uses PyTorch's matrix products instead if PyTorch has several threads, if a tensor is not in
+    single precision on the CPU, or if autograd records the computation.
+
+    Args:
+        params: as in :class:`LinearStack`, for at least one layer.
+        kernels: the compiled functions.
+    """
+
+    def __init__(self, params: Sequence[Tensor], kernels: Kernels) -> None:
+        super().__init__(params)
+        self._kernels = kernels
+        self._is_plain = all(_is_plain(tensor) and tensor.is_contiguous() for tensor in params)
+        self._requires_grad = any(tensor.requires_grad for tensor in params)
+        weights, biases = params[::2], params[1::2]
+        self._is_ensemble = weights[0].ndim == 3
+        self._count = len(weights[0]) if self._is_ensemble else 1
+        self._depth = len(weights)
+        self._features, self._num_outputs = weights[0].shape[-1], weights[-1].shape[-2]
+        sizes = [self._features, *(weight.shape[-2] for weight in weights)]
+        self._sizes = (ctypes.c_long * len(sizes))(*sizes)
+        self._weights, self._biases = _pointers(weights), _pointers(biases)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return make_stack, (self._params,)  # pointers are valid for this object only
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The outputs for ``[*, B, features]``, or ``[N, B, features]`` for an ensemble."""
+        if not self._can_compute(inputs):
+            return super().__call__(inputs)
+        return self._outputs(inputs, None)
+
+    def with_units(self, inputs: Tensor) -> tuple[Tensor, Any]:
+        """The outputs, and what :meth:`parameter_gradients` requires."""
+        if not self._can_compute(inputs):
+            return super().with_units(inputs)
+        size = self._kernels.units_size(self._depth, self._sizes, self._num_rows(inputs))
+        units = torch.empty(self._count * size)
+        return self._outputs(inputs, units), units
+
+    def parameter_gradients(self, slope: Tensor, units: Any) -> list[Tensor]:
+        """The gradients of all weights and biases, given the gradient of the outputs."""
+        if not isinstance(units, Tensor):  # from PyTorch's matrix products
+            return super().parameter_gradients(slope, units)
+        found = [torch.empty_like(tensor, requires_grad=False) for tensor in self._params]
+        self._gradients(slope, units, _pointers(found[::2]), _pointers(found[1::2]))
+        return found
+
+    def with_gradients(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+        """The outputs, and the gradient of their mean with respect to some columns of inputs."""
+        if not self._can_compute(inputs):
+            return super().with_gradients(inputs, columns)
+        outputs, units = self.with_units(inputs)
+        first, end, _ = columns.indices(self._features)
+        found = torch.empty(*outputs.shape[:-1], end - first)
+        slope = torch.full_like(outputs, 1 / self._num_outputs)
+        self._gradients(slope, units, None, None, found, first, end - first)
+        return outputs, found
+
+    def _can_compute(self, inputs: Tensor) -> bool:
+        return (
+            self._is_plain
+            and _is_plain(inputs)
+            and inputs.shape[-1] == self._features
+            and (not self._is_ensemble or (inputs.ndim == 3 and len(inputs) == self._count))
+            and torch.get_num_threads() == 1
+            and not (torch.is_grad_enabled() and (self._requires_grad or inputs.requires_grad))
+        )
+
+    def _num_rows(self, inputs: Tensor) -> int:
+        """The number of rows that each network reads."""
+        return inputs.shape[-2] if self._is_ensemble else inputs.numel() // self._features
+
+    def _outputs(self, inputs: Tensor, units: Tensor | None) -> Tensor:
+        rows, stride = self._num_rows(inputs), 0
+        outputs = torch.empty(*inputs.shape[:-1], self._num_outputs)
+        if self._is_ensemble and inputs.stride(0) == 0:
+            inputs = inputs[0]  # all networks read the same inputs
+        else:
+            stride = rows * self._features
+        inputs = inputs.contiguous()
+        has_memory = self._kernels.outputs(
+            self._depth,
+            self._sizes,
+            self._count,
+            rows,
+            inputs.data_ptr(),
+            stride,
+            self._weights,
+            self._biases,
+            outputs.data_ptr(),
+            None if units is None else units.data_ptr(),
+        )
+        _check_memory(has_memory)
+        return outputs
+
+    def _gradients(
+        self,
+        slope: Tensor,
+        units: Tensor,
+        weights: Any,
+        biases: Any,
+        of_inputs: Tensor | None = None,
+        first: int = 0,
+        count: int = 0,
+    ) -> None:
+        slope = slope.contiguous()
+        has_memory = self._kernels.gradients(
+            self._depth,
+            self._sizes,
+            self._count,
+            slope.numel() // (self._count * self._num_outputs),
+            self._weights,
+            units.data_ptr(),
+            slope.data_ptr(),
+            weights,
+            biases,
+            None if of_inputs is None else of_inputs.data_ptr(),
+            first,
+            count,
+        )
+        _check_memory(has_memory)
+
+
+def make_stack(params: Sequence[Tensor]) -> LinearStack:
+    """Makes a stack that uses compiled functions where they are available."""
+    kernels = load_kernels()
+    return LinearStack(params) if kernels is None or not params else CompiledStack(params, kernels)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cpu
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _check_memory(has_memory: int) -> None:
+    if not has_memory:
+        raise MemoryError("There is not enough memory for the hidden units of a batch.")

@@ -1,0 +1,135 @@
+"""The functions of ``kernels.c``, compiled on first use.
+
+The compiled library is cached for each processor and compiler. Without a C compiler, the fast path
+uses PyTorch's matrix products.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+__all__ = ["Kernels", "load_kernels", "reload", "why_unavailable"]
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
+_NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
+_SWITCH = "VMFER_KERNELS"
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
+
+
+class Kernels:
+    """The functions of a compiled ``kernels.c``, which documents their arguments.
+
+    Args:
+        library: the compiled file.
+    """
+
+    def __init__(self, library: Path) -> None:
+        compiled = ctypes.CDLL(str(library))
+        self.units_size = compiled.units_size
+        self.units_size.restype = _NUMBER
+        self.units_size.argtypes = [_NUMBER, _POINTER, _NUMBER]
+        self.outputs = compiled.outputs
+        self.outputs.argtypes = [
+            *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER, _NUMBER),
+            *(_POINTER, _POINTER, _POINTER, _POINTER),
+        ]
+        self.gradients = compiled.gradients
+        self.gradients.argtypes = [
+            *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER, _POINTER),
+            *(_POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER),
+        ]
+
+
+def load_kernels() -> Kernels | None:
+    """Returns the compiled functions, or ``None`` where they cannot be compiled."""
+    return _load()[0]
+
+
+def why_unavailable() -> str:
+    """Why there are no compiled functions; empty if there are."""
+    return _load()[1]
+
+
+def reload() -> None:
+    """Forgets the compiled functions, so that the next use compiles or finds them again."""
+    _load.cache_clear()
+
+
+@functools.cache
+def _load() -> tuple[Kernels | None, str]:
+    if os.environ.get(_SWITCH) == "0":
+        return None, f"{_SWITCH}=0"
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None, "no C compiler was found"
+    try:
+        return Kernels(_compiled(compiler)), ""
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line]
+        return None, f"{compiler} failed ({lines[0].strip() if lines else error})"
+    except OSError as error:
+        return None, f"{compiler} or its output could not be used ({error})"
+
+
+def _compiled(compiler: str) -> Path:
+    """The compiled library, from the cache if it is there."""
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    identity = (_SOURCE.read_text(), version, *_OPTIONS, *_processor())
+    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
+    library = _cache_directory() / f"kernels-{digest}.so"
+    if not library.exists():
+        # Several processes may compile at the same time.
+        handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
+        os.close(handle)
+        try:
+            _compile(compiler, temporary)
+            os.replace(temporary, library)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    return library
+
+
+def _compile(compiler: str, output: str) -> None:
+    for position, native in enumerate(_NATIVE):
+        command = [compiler, *_OPTIONS, native, str(_SOURCE), "-o", output]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            return
+        except subprocess.CalledProcessError:
+            if position == len(_NATIVE) - 1:
+                raise
+
+
+def _processor() -> list[str]:
+    """What ``-march=native`` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = ("model name", "flags", "Features")
+    found = {line for line in lines if line.split("\t")[0].strip() in names}
+    return [platform.machine(), platform.processor(), *sorted(found)]
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    directory = Path(base) / "torchrl_vmfer"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(directory, os.W_OK):
+            return directory
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="torchrl_vmfer-"))
