@@ -1,10 +1,15 @@
-"""RankIndex against a full sort of the priorities, after every change."""
+"""Both indices of ranks against a full sort of the priorities, after every change."""
+
+import copy
+import pickle
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchrl_vmfer.fast.kernels import load_kernels
+from torchrl_vmfer.fast.rank_blocks import RankBlocks
 from torchrl_vmfer.samplers.rank_index import RankIndex
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -19,7 +24,28 @@ class EagerlyMergingIndex(RankIndex):
         self._merge_size = 3
 
 
-index_types = pytest.mark.parametrize("index_type", [RankIndex, EagerlyMergingIndex])
+class Blocks(RankBlocks):
+    """The index with compiled functions."""
+
+    def __init__(self):
+        super().__init__(load_kernels())
+
+
+class FewBlocks(Blocks):
+    """Runs out of blocks soon, so that small examples also test the rebuild."""
+
+    spare_blocks = 0
+
+
+index_types = pytest.mark.parametrize(
+    "index_type", [RankIndex, EagerlyMergingIndex, Blocks, FewBlocks]
+)
+
+
+def slots_at(index, ranks):
+    """The slots at some ranks: of equal priorities, the random number chooses one."""
+    first, end = index.ties_at(ranks)
+    return index.draw_at(ranks, (ranks - first + 0.5) / (end - first))[0]
 
 
 def assert_in_order(index, priorities):
@@ -27,8 +53,8 @@ def assert_in_order(index, priorities):
     ranks = np.arange(len(priorities))
     assert len(index) == len(priorities)
     order = np.lexsort((ranks, -priorities))
-    np.testing.assert_array_equal(index.slots_at(ranks), order)
     first, end = index.ties_at(ranks)
+    np.testing.assert_array_equal(slots_at(index, ranks), order)
     rising = np.sort(priorities)
     in_order = priorities[order]
     np.testing.assert_array_equal(
@@ -41,8 +67,7 @@ def changed(index, priorities, slots, values):
     """Updates the index and returns the priorities that it should now have."""
     slots = np.asarray(slots, np.int64)
     values = np.asarray(values, np.float32)
-    rising = np.argsort(slots)
-    index.update(slots[rising], values[rising])
+    index.update(np.append(slots, slots[:2]), np.append(values, values[:2]))
     priorities = np.concatenate(
         (priorities, np.zeros(max(0, slots.max(initial=-1) + 1 - len(priorities))))
     )
@@ -58,11 +83,12 @@ def random_priorities(rng, count, *, levels):
     return (rng.integers(levels, size=count) / levels).astype(np.float32)
 
 
+@index_types
 @pytest.mark.parametrize("levels", [None, 1, 3, 40])
 @pytest.mark.parametrize("size", [1, 2, 7, 700, 5000])
-def test_order_equals_a_full_sort_after_every_update(size, levels):
+def test_order_equals_a_full_sort_after_every_update(index_type, size, levels):
     rng = np.random.default_rng(size)
-    index = RankIndex()
+    index = index_type()
     priorities = random_priorities(rng, size, levels=levels)
     index.rebuild(priorities)
     assert_in_order(index, priorities)
@@ -136,7 +162,7 @@ def test_negative_zero_ties_with_zero(index_type):
     index = index_type()
     index.rebuild(priorities)
     assert_in_order(index, priorities)
-    assert index.slots_at(np.arange(5)).tolist() == [2, 0, 1, 3, 4]
+    assert slots_at(index, np.arange(5)).tolist() == [2, 0, 1, 3, 4]
     for slots, values in (([0, 2], [-0.0, -0.0]), ([1, 4], [0.0, SMALLEST]), ([4], [-0.0])):
         priorities = changed(index, priorities, slots, values)
         assert_in_order(index, priorities)
@@ -144,18 +170,20 @@ def test_negative_zero_ties_with_zero(index_type):
     assert index.ties_at(np.array([3]))[1].tolist() == [5]
 
 
-def test_adjacent_float32_priorities_are_distinguished():
+@index_types
+def test_adjacent_float32_priorities_are_distinguished(index_type):
     one = np.float32(1)
     priorities = np.array([one, np.nextafter(one, 2, dtype=np.float32), one, LARGEST], np.float32)
-    index = RankIndex()
+    index = index_type()
     index.rebuild(priorities)
-    assert index.slots_at(np.arange(4)).tolist() == [3, 1, 0, 2]
+    assert slots_at(index, np.arange(4)).tolist() == [3, 1, 0, 2]
     assert index.ties_at(np.arange(4))[0].tolist() == [0, 1, 2, 2]
 
 
-def test_ranks_may_be_queried_in_any_order_and_repeatedly():
+@index_types
+def test_ranks_may_be_queried_in_any_order_and_repeatedly(index_type):
     rng = np.random.default_rng(3)
-    index = RankIndex()
+    index = index_type()
     priorities = random_priorities(rng, 500, levels=30)
     index.rebuild(priorities)
     priorities = changed(
@@ -163,7 +191,7 @@ def test_ranks_may_be_queried_in_any_order_and_repeatedly():
     )
     ranks = rng.integers(500, size=2000)
     np.testing.assert_array_equal(
-        index.slots_at(ranks), np.lexsort((np.arange(500), -priorities))[ranks]
+        slots_at(index, ranks), np.lexsort((np.arange(500), -priorities))[ranks]
     )
 
 
@@ -186,9 +214,10 @@ def test_rebuild_discards_all_previous_priorities(index_type):
         assert_in_order(index, priorities)
 
 
-def test_rebuild_copies_its_argument():
+@index_types
+def test_rebuild_copies_its_argument(index_type):
     priorities = np.array([3, 2, 1], np.float32)
-    index = RankIndex()
+    index = index_type()
     index.rebuild(priorities)
     priorities[:] = 0
     index.update(np.array([1]), np.array([9], np.float32))
@@ -206,7 +235,7 @@ def test_results_do_not_depend_on_the_history_of_the_index(index_type):
         priorities = changed(updated, priorities, slots, random_priorities(rng, 50, levels=7))
     fresh.rebuild(priorities)
     ranks = np.arange(400)
-    np.testing.assert_array_equal(updated.slots_at(ranks), fresh.slots_at(ranks))
+    np.testing.assert_array_equal(slots_at(updated, ranks), slots_at(fresh, ranks))
     np.testing.assert_array_equal(updated.ties_at(ranks), fresh.ties_at(ranks))
 
 
@@ -244,3 +273,15 @@ def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
     for slots, values in steps:
         priorities = changed(index, priorities, slots, values)
         assert_in_order(index, priorities)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda index: pickle.loads(pickle.dumps(index))])
+@pytest.mark.parametrize("index_type", [RankIndex, Blocks])
+def test_a_copy_is_independent_of_the_original(index_type, copied):
+    priorities = random_priorities(np.random.default_rng(6), 2000, levels=40)
+    index = index_type()
+    index.rebuild(priorities)
+    other = copied(index)
+    changed(index, priorities, np.arange(500), np.full(500, 2.0))
+    assert_in_order(other, priorities)
+    assert_in_order(other, changed(other, priorities, [3, 2000], [0.5, 0.25]))

@@ -16,7 +16,7 @@ __all__ = ["CompiledStack", "make_stack"]
 
 
 class CompiledStack(LinearStack):
-    """A :class:`LinearStack` that calls the functions of ``kernels.c``.
+    """A :class:`LinearStack` that calls the functions of ``networks.c``.
 
     It uses PyTorch's matrix products instead if PyTorch has several threads, if a tensor is not in
     single precision on the CPU, or if autograd records the computation.

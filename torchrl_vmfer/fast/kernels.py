@@ -1,4 +1,4 @@
-"""The functions of ``kernels.c``, compiled on first use.
+"""The functions of the C files of this folder, compiled on first use.
 
 The compiled library is cached for each processor and compiler. Without a C compiler, the fast path
 uses PyTorch's matrix products.
@@ -14,20 +14,20 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Kernels", "load_kernels", "reload", "why_unavailable"]
 
-_SOURCE = Path(__file__).with_name("kernels.c")
+_SOURCES = [Path(__file__).with_name(name) for name in ("networks.c", "ranks.c")]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
 _SWITCH = "VMFER_KERNELS"
 
-_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_long
-
 
 class Kernels:
-    """The functions of a compiled ``kernels.c``, which documents their arguments.
+    """The compiled functions. The C files document their arguments.
 
     Args:
         library: the compiled file.
@@ -35,19 +35,20 @@ class Kernels:
 
     def __init__(self, library: Path) -> None:
         compiled = ctypes.CDLL(str(library))
-        self.units_size = compiled.units_size
-        self.units_size.restype = _NUMBER
-        self.units_size.argtypes = [_NUMBER, _POINTER, _NUMBER]
-        self.outputs = compiled.outputs
-        self.outputs.argtypes = [
-            *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER, _NUMBER),
-            *(_POINTER, _POINTER, _POINTER, _POINTER),
-        ]
-        self.gradients = compiled.gradients
-        self.gradients.argtypes = [
-            *(_NUMBER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER, _POINTER),
-            *(_POINTER, _POINTER, _POINTER, _NUMBER, _NUMBER),
-        ]
+        p, n = ctypes.c_void_p, ctypes.c_long
+        # networks.c
+        self.units_size = _declared(compiled.units_size, n, p, n)
+        self.outputs = _declared(compiled.outputs, n, p, n, n, p, n, p, p, p, p)
+        self.gradients = _declared(compiled.gradients, n, p, n, n, p, p, p, p, p, p, n, n)
+        # ranks.c
+        self.ranks_fill = _declared(compiled.ranks_fill, p, n, p)
+        self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)
+        self.ranks_draw = _declared(compiled.ranks_draw, p, n, p, p, p, p, p)
+
+
+def _declared(function: Any, *arguments: Any) -> Callable[..., int]:
+    function.argtypes, function.restype = arguments, ctypes.c_long
+    return function
 
 
 def load_kernels() -> Kernels | None:
@@ -86,7 +87,7 @@ def _compiled(compiler: str) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    identity = (_SOURCE.read_text(), version, *_OPTIONS, *_processor())
+    identity = (*(source.read_text() for source in _SOURCES), version, *_OPTIONS, *_processor())
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     library = _cache_directory() / f"kernels-{digest}.so"
     if not library.exists():
@@ -103,7 +104,7 @@ def _compiled(compiler: str) -> Path:
 
 def _compile(compiler: str, output: str) -> None:
     for position, native in enumerate(_NATIVE):
-        command = [compiler, *_OPTIONS, native, str(_SOURCE), "-o", output]
+        command = [compiler, *_OPTIONS, native, *map(str, _SOURCES), "-o", output]
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
             return

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from torchrl_vmfer.fast.rank_blocks import make_rank_index
 from torchrl_vmfer.samplers.changed_slots import ChangedSlots
-from torchrl_vmfer.samplers.rank_index import RankIndex
 
 __all__ = ["RankDistribution"]
 
@@ -23,7 +23,7 @@ class RankDistribution:
 
     def __init__(self, exponent: float = 1.0) -> None:
         self.exponent = exponent
-        self._index = RankIndex()
+        self._index = make_rank_index()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
         self._changed = ChangedSlots(smallest=8192)
@@ -107,9 +107,5 @@ class RankDistribution:
         if slots is None or len(priorities) < len(self._index):
             self._index.rebuild(priorities)
         elif len(slots):
-            slots = np.sort(slots)
-            is_last = np.empty(len(slots), bool)
-            is_last[:-1], is_last[-1] = slots[1:] != slots[:-1], True
-            slots = slots[is_last]
-            slots = slots[: slots.searchsorted(len(priorities))]
+            slots = slots[slots < len(priorities)]
             self._index.update(slots, priorities[slots])

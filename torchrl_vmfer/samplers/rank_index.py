@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["RankIndex"]
+__all__ = ["RankIndex", "bits_of", "codes_of"]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
@@ -52,24 +52,34 @@ class RankIndex:
 
     def rebuild(self, priorities: np.ndarray) -> None:
         """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
-        self._bits = _bits(priorities)
-        self._start_run(np.sort(_codes(self._bits, np.arange(len(priorities)))))
+        self.restore(bits_of(priorities))
+
+    def restore(self, bits: np.ndarray) -> None:
+        """Re-sorts the slots by the bits of their priorities; -1 is a slot without priority."""
+        self._bits = bits
+        (slots,) = (bits >= 0).nonzero()
+        self._start_run(np.sort(codes_of(bits[slots], slots)))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """Sets the priorities of some slots, including new slots after the last.
 
         Args:
-            slots: distinct slot numbers in ascending order.
+            slots: the slot numbers. A slot that occurs twice must have the same priority.
             priorities: their non-negative ``float32`` priorities.
         """
+        order = np.argsort(slots)
+        slots = slots[order]
+        is_last = np.empty(len(slots), bool)
+        is_last[:-1], is_last[-1:] = slots[1:] != slots[:-1], True
+        slots, priorities = slots[is_last], priorities[order[is_last]]
         self._reserve(int(slots[-1]) + 1 if len(slots) else 0)
-        new, old = _bits(priorities), self._bits[slots]
+        new, old = bits_of(priorities), self._bits[slots]
         changed = old != new
         slots, old, new = slots[changed], old[changed], new[changed]
         self._bits[slots] = new
         known = old >= 0
-        old_codes = np.sort(_codes(old[known], slots[known]))
-        new_codes = np.sort(_codes(new, slots))
+        old_codes = np.sort(codes_of(old[known], slots[known]))
+        new_codes = np.sort(codes_of(new, slots))
         at = self._run.searchsorted(np.concatenate([old_codes, new_codes]))
         self._withdraw(old_codes, at[: len(old_codes)])
         self._add_codes(new_codes, at[len(old_codes) :])
@@ -189,10 +199,11 @@ def _insert(
     return results
 
 
-def _bits(priorities: np.ndarray) -> np.ndarray:
-    """Bit patterns that sort like the priorities. Adding 0 turns -0 into 0."""
-    return (priorities + np.float32(0)).view(np.int32)
+def bits_of(priorities: np.ndarray) -> np.ndarray:
+    """The bits of non-negative ``float32`` priorities, which sort like them."""
+    return (priorities + np.float32(0)).view(np.int32)  # adding 0 turns -0 into 0
 
 
-def _codes(bits: np.ndarray, slots: np.ndarray) -> np.ndarray:
+def codes_of(bits: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Codes that sort by descending priority, then by slot."""
     return ((_TOP - bits) << _SLOT_BITS) | slots

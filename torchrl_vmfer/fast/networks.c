@@ -230,7 +230,7 @@ long units_size(long depth, const long *sizes, long rows) {
  * outputs: [networks][rows][sizes[depth]].
  * units: receives the inputs and hidden units as panels, for `gradients`, unless it is NULL.
  */
-int outputs(long depth, const long *sizes, long networks, long rows, const float *inputs,
+long outputs(long depth, const long *sizes, long networks, long rows, const float *inputs,
             long stride, float *const *weights, float *const *biases, float *outputs,
             float *units) {
     long panels = panels_of(rows), out = sizes[depth], width = LANES * widest(depth, sizes);
@@ -274,7 +274,7 @@ int outputs(long depth, const long *sizes, long networks, long rows, const float
  * weight_gradients, bias_gradients: as the weights and biases, or NULL.
  * input_gradients: [networks][rows][count], of `count` inputs from `first` on, or NULL.
  */
-int gradients(long depth, const long *sizes, long networks, long rows, float *const *weights,
+long gradients(long depth, const long *sizes, long networks, long rows, float *const *weights,
               const float *units, const float *slopes, float *const *weight_gradients,
               float *const *bias_gradients, float *input_gradients, long first, long count) {
     long panels = panels_of(rows), width = widest(depth, sizes), area = LANES * panels * width;

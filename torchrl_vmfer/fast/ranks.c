@@ -1,0 +1,152 @@
+/* Codes in ascending order, in blocks of at most WIDTH: finds the code of any rank.
+ *
+ * A code holds a priority in its upper 32 bits, higher priorities first, and a slot in the lower.
+ * NumPy owns all arrays; `blocks` counts the blocks in use.
+ *
+ * codes:  [capacity][WIDTH], the codes of each block
+ * block:  [capacity], the row of `codes` of the i-th block in order
+ * count:  [capacity], the number of its codes
+ * lowest: [capacity], no code of an earlier block is as large, none of its own is smaller
+ * before: [capacity + 1], the number of codes in all earlier blocks
+ */
+#include <stdint.h>
+#include <string.h>
+
+#define WIDTH 512
+#define SLOT_BITS 32
+#define SLOT_MASK 0xffffffffLL
+#define TOP 0x7fffffffLL
+
+typedef struct {
+    int64_t capacity, blocks;
+    int64_t *codes, *block, *count, *lowest, *before;
+    int32_t *bits; /* the bits of the priority of each slot; -1 if it has none */
+} Ranks;
+
+static int64_t code_of(int32_t bits, int64_t slot) { return (TOP - bits) << SLOT_BITS | slot; }
+
+/* The number of values that are at most `key`, for ascending values. */
+static int64_t at_most(const int64_t *values, int64_t size, int64_t key) {
+    const int64_t *base = values;
+    while (size > 1) {
+        int64_t half = size / 2;
+        base = base[half - 1] <= key ? base + half : base;
+        size -= half;
+    }
+    return base - values + (size == 1 && *base <= key);
+}
+
+static int64_t block_of(const Ranks *ranks, int64_t code) {
+    int64_t found = at_most(ranks->lowest, ranks->blocks, code);
+    return found ? found - 1 : 0;
+}
+
+static int64_t *codes_of(const Ranks *ranks, int64_t position) {
+    return ranks->codes + WIDTH * ranks->block[position];
+}
+
+static void withdraw(Ranks *ranks, int64_t code) {
+    int64_t position = block_of(ranks, code), *codes = codes_of(ranks, position);
+    int64_t at = at_most(codes, ranks->count[position], code) - 1;
+    int64_t behind = --ranks->count[position] - at;
+    memmove(codes + at, codes + at + 1, sizeof(*codes) * behind);
+}
+
+/* Moves the upper half of a full block to a new block after it. */
+static int split(Ranks *ranks, int64_t position) {
+    if (ranks->blocks == ranks->capacity) return 0;
+    int64_t behind = ranks->blocks - position - 1, half = WIDTH / 2;
+    int64_t *arrays[] = {ranks->block, ranks->count, ranks->lowest};
+    for (int i = 0; i < 3; i++)
+        memmove(arrays[i] + position + 2, arrays[i] + position + 1, sizeof(int64_t) * behind);
+    ranks->block[position + 1] = ranks->blocks++;
+    int64_t *codes = codes_of(ranks, position);
+    memcpy(codes_of(ranks, position + 1), codes + half, sizeof(int64_t) * half);
+    ranks->count[position] = ranks->count[position + 1] = half;
+    ranks->lowest[position + 1] = codes[half];
+    return 1;
+}
+
+static int insert(Ranks *ranks, int64_t code) {
+    int64_t position = block_of(ranks, code);
+    if (ranks->count[position] == WIDTH) {
+        if (!split(ranks, position)) return 0;
+        position += code >= ranks->lowest[position + 1];
+    }
+    int64_t *codes = codes_of(ranks, position), size = ranks->count[position]++;
+    int64_t at = at_most(codes, size, code);
+    memmove(codes + at + 1, codes + at, sizeof(*codes) * (size - at));
+    codes[at] = code;
+    return 1;
+}
+
+static void count_before(Ranks *ranks) {
+    ranks->before[0] = 0;
+    for (int64_t i = 0; i < ranks->blocks; i++)
+        ranks->before[i + 1] = ranks->before[i] + ranks->count[i];
+}
+
+/* Divides sorted codes into half-full blocks. */
+void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
+    int64_t half = WIDTH / 2;
+    ranks->blocks = size ? (size + half - 1) / half : 1;
+    ranks->count[0] = ranks->block[0] = ranks->lowest[0] = 0;
+    for (int64_t i = 0; i * half < size; i++) {
+        int64_t count = size - i * half < half ? size - i * half : half;
+        memcpy(ranks->codes + WIDTH * i, codes + i * half, sizeof(*codes) * count);
+        ranks->block[i] = i, ranks->count[i] = count, ranks->lowest[i] = codes[i * half];
+    }
+    count_before(ranks);
+}
+
+/* Sets the priorities of slots. Returns 0 if no block is left: all blocks must be filled again. */
+long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_t *bits) {
+    for (int64_t i = 0; i < size; i++) {
+        int32_t old = ranks->bits[slots[i]];
+        if (old == bits[i]) continue;
+        if (old >= 0) withdraw(ranks, code_of(old, slots[i]));
+        ranks->bits[slots[i]] = bits[i];
+        if (!insert(ranks, code_of(bits[i], slots[i]))) return 0;
+    }
+    count_before(ranks);
+    return 1;
+}
+
+/* The code of a rank. `position` receives its block. */
+static int64_t code_at(const Ranks *ranks, int64_t rank, int64_t *position) {
+    *position = at_most(ranks->before, ranks->blocks, rank) - 1;
+    return codes_of(ranks, *position)[rank - ranks->before[*position]];
+}
+
+/* The number of codes that are smaller than one. */
+static int64_t rank_of(const Ranks *ranks, int64_t code) {
+    int64_t position = block_of(ranks, code - 1);
+    return ranks->before[position] +
+           at_most(codes_of(ranks, position), ranks->count[position], code - 1);
+}
+
+static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t code) {
+    if (rank < 0 || rank >= ranks->before[ranks->blocks]) return 0;
+    int64_t first = ranks->before[position];
+    int is_inside = rank >= first && rank < first + ranks->count[position];
+    int64_t other =
+        is_inside ? codes_of(ranks, position)[rank - first] : code_at(ranks, rank, &position);
+    return other >> SLOT_BITS == code >> SLOT_BITS;
+}
+
+/* For each rank, a slot drawn uniformly among those with equal priority, and their ranks. */
+void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const double *random,
+                int64_t *slots, int64_t *first, int64_t *end) {
+    for (int64_t i = 0; i < size; i++) {
+        int64_t position, code = code_at(ranks, at[i], &position);
+        first[i] = at[i], end[i] = at[i] + 1;
+        if (is_tied(ranks, at[i] - 1, position, code) ||
+            is_tied(ranks, at[i] + 1, position, code)) {
+            first[i] = rank_of(ranks, code & ~SLOT_MASK);
+            end[i] = rank_of(ranks, code | SLOT_MASK);
+            int64_t chosen = first[i] + (int64_t)(random[i] * (end[i] - first[i]));
+            code = code_at(ranks, chosen, &position);
+        }
+        slots[i] = code & SLOT_MASK;
+    }
+}
