@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-import gymnasium as gym
-import numpy as np
 import torch
 from hydra import compose, initialize_config_module
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torchrl import torchrl_logger
+from workload import BATCH, CAPACITY, HIDDEN, LEARNING_RATE, TASK, peer_loop, real_transitions
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.fast import make_backend
@@ -30,32 +29,10 @@ from vmfer_recipes.training import networks
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.session import Averages, TrainingSession
 
-TASK = "HalfCheetah-v4"
-HIDDEN = [256, 256]
-BATCH = 256
-CAPACITY = 1_000_000
-LEARNING_RATE = {"td3": 1e-3, "sac": 3e-4}
+LOG_INTERVAL = 1000  # as in a run
 
 # Runs a number of steps; returns the seconds taken, by part of a step where it is known.
 Run = Callable[[int], dict[str, float]]
-
-
-def real_transitions(count: int) -> dict[str, np.ndarray]:
-    """Transitions of a random policy, repeated."""
-    env = gym.make(TASK)
-    env.action_space.seed(0)
-    observation, _ = env.reset(seed=0)
-    rows: dict[str, list] = {name: [] for name in ("observation", "action", "next", "reward")}
-    for _ in range(1000):
-        action = env.action_space.sample()
-        following, reward, *_ = env.step(action)
-        for name, value in zip(rows, (observation, action, following, reward), strict=True):
-            rows[name].append(np.float32(value))
-        observation = following
-    return {
-        name: np.resize(np.stack(values), (count, *np.shape(values[0])))
-        for name, values in rows.items()
-    }
 
 
 def transitions_tensordict(count: int) -> TensorDict:
@@ -81,29 +58,7 @@ def stable_baselines(algorithm: str, filled: int) -> Run:
     import stable_baselines3
 
     make = {"td3": stable_baselines3.TD3, "sac": stable_baselines3.SAC}[algorithm]
-    model = make(
-        "MlpPolicy",
-        gym.make(TASK),
-        learning_rate=LEARNING_RATE[algorithm],
-        buffer_size=CAPACITY,
-        batch_size=BATCH,
-        learning_starts=0,
-        train_freq=1,
-        gradient_steps=1,
-        policy_kwargs={"net_arch": HIDDEN},
-        device="cpu",
-        seed=0,
-    )
-    buffer, rows = model.replay_buffer, real_transitions(filled)
-    for name, values in {
-        "observations": rows["observation"],
-        "next_observations": rows["next"],
-        "actions": rows["action"],
-        "rewards": rows["reward"],
-    }.items():
-        getattr(buffer, name)[:filled, 0] = values
-    buffer.pos, buffer.full = filled % CAPACITY, filled == CAPACITY
-    return timed(lambda steps: model.learn(steps, reset_num_timesteps=False, log_interval=10**9))
+    return timed(peer_loop(make, algorithm, filled))
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -308,7 +263,8 @@ class BenchmarkSession(TrainingSession):
                 yield step
                 self.stopwatch.end_of("rest")
             done += count
-            self.metrics.pop()
+            if done % LOG_INTERVAL == 0:
+                self.metrics.pop()  # the next step measures the diagnostics of a row
             self._connection.send({"step": time.perf_counter() - start, **self.stopwatch.seconds})
 
 

@@ -1,11 +1,13 @@
-"""Training speed of the recipes, of Stable-Baselines3 and of a loop of TorchRL's own parts.
+"""Training speed of the recipes, of Stable-Baselines3, SBX and a loop of TorchRL's own parts.
 
-Every contender runs in its own process, on one thread, and takes some steps in turn while the
-others wait; ratios are taken within a round of turns, so that the noise of the machine affects all
-of them alike.
+Every contender runs in its own process, on one thread of the same core, and takes some steps in
+turn while the others wait; ratios are taken within a round of turns, so that the noise of the
+machine affects all of them alike. SBX (Stable-Baselines3 in JAX) has an environment of its own; it
+is left out where there is none.
 
     pip install -e '.[bench]'
-    python benchmarks/throughput.py       # 10⁵ and 10⁶ transitions filled, TD3 and SAC
+    python -m venv .venv-jax && .venv-jax/bin/pip install '.[bench-jax]'
+    python benchmarks/throughput.py       # 10⁴ and 10⁶ transitions filled, TD3 and SAC
     python benchmarks/throughput.py --filled 1e6 --algorithms td3 --rounds 30
 """
 
@@ -14,13 +16,19 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from workload import TASK
 
 CONTENDERS = {
     "Stable-Baselines3": ("sb3", ""),
+    "SBX": ("sbx", ""),
     "TorchRL's parts": ("torchrl", ""),
     "TorchRL's parts, a turn's steps at once": ("torchrl at once", ""),
     "TorchRL's parts, fused Adam, no denormals": ("torchrl tuned", ""),
@@ -29,7 +37,7 @@ CONTENDERS = {
     "ours, sampler=vmf_uncertainty": ("recipe", "vmf_uncertainty"),
     "ours, sampler=vmf_rank": ("recipe", "vmf_rank"),
 }
-PEERS = ("Stable-Baselines3", "TorchRL's parts", "ours, sampler=uniform")
+PEERS = ("Stable-Baselines3", "SBX", "TorchRL's parts", "ours, sampler=fresh")
 PARTS = ("collect", "sample", "critic", "actor", "priority", "rest")
 
 
@@ -38,18 +46,16 @@ class Contender:
     """A training loop in its own process."""
 
     process: Any
-    connection: Any
+    run: Callable[[int], dict[str, float]]
     rounds: list[dict[str, float]] = field(default_factory=list)
-
-    def run(self, steps: int) -> dict[str, float]:
-        self.connection.send(steps)
-        return self.connection.recv()
 
     def seconds(self) -> np.ndarray:
         return np.array([turn["step"] for turn in self.rounds])
 
 
-def start(make: str, algorithm: str, filled: int, sampler: str) -> Contender:
+def start(make: str, algorithm: str, filled: int, sampler: str, jax_python: Path) -> Contender:
+    if make == "sbx":
+        return start_sbx(algorithm, filled, jax_python)
     from contenders import serve
 
     context = multiprocessing.get_context("spawn")
@@ -58,20 +64,44 @@ def start(make: str, algorithm: str, filled: int, sampler: str) -> Contender:
         target=serve, args=(make, algorithm, filled, sampler, theirs), daemon=True
     )
     process.start()
-    return Contender(process, ours)
+
+    def run(steps: int) -> dict[str, float]:
+        ours.send(steps)
+        return ours.recv()
+
+    return Contender(process, run)
+
+
+def start_sbx(algorithm: str, filled: int, jax_python: Path) -> Contender:
+    script = Path(__file__).with_name("sbx_contender.py")
+    process = subprocess.Popen(
+        [jax_python, script, algorithm, str(filled)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+    def run(steps: int) -> dict[str, float]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(steps, file=process.stdin, flush=True)
+        return {"step": float(process.stdout.readline())}
+
+    return Contender(process, run)
 
 
 def compare(
-    names: list[str], algorithm: str, filled: int, rounds: int, steps: int
+    names: list[str], algorithm: str, filled: int, options: argparse.Namespace
 ) -> dict[str, Contender]:
     contenders = {}
     for name in names:
         make, sampler = CONTENDERS[name]
-        contenders[name] = start(make, algorithm, filled, sampler)
-    for turn in range(rounds + 1):
+        contenders[name] = start(make, algorithm, filled, sampler, options.jax_python)
+    for turn in range(options.rounds + 1):
         # Alternating directions: none always runs right after the same other one.
         for name in list(contenders)[:: 1 if turn % 2 else -1]:
-            seconds = contenders[name].run(steps)
+            seconds = contenders[name].run(options.steps)
             if turn:  # the first is for warming up
                 contenders[name].rounds.append(seconds)
     for contender in contenders.values():
@@ -111,18 +141,25 @@ def table(contenders: dict[str, Contender], steps: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="+", default=["td3", "sac"])
-    parser.add_argument("--filled", nargs="+", type=float, default=[1e5, 1e6])
+    parser.add_argument("--filled", nargs="+", type=float, default=[1e4, 1e6])
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--jax-python", type=Path, default=Path(".venv-jax/bin/python"))
+    parser.add_argument("--core", type=int, default=0, help="the core that all contenders share")
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"  # for the processes started below
+    names = list(options.contenders)
+    if "SBX" in names and not options.jax_python.exists():
+        print(f"SBX is left out: there is no {options.jax_python}.", file=sys.stderr)
+        names.remove("SBX")
+    # For the processes started below. XLA starts no more threads than it may use cores.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {options.core})
     for algorithm in options.algorithms:
         for filled in map(int, options.filled):
-            contenders = compare(
-                options.contenders, algorithm, filled, options.rounds, options.steps
-            )
-            print(f"\n{algorithm.upper()}, HalfCheetah-v4, {filled:,} transitions in the buffer\n")
+            contenders = compare(names, algorithm, filled, options)
+            print(f"\n{algorithm.upper()}, {TASK}, {filled:,} transitions in the buffer\n")
             print(table(contenders, options.steps), flush=True)
 
 

@@ -184,10 +184,12 @@ def check_ensemble(network: nn.Module, inputs: int, setting: str) -> None:
 class LocAndScale(nn.Module):
     """Splits a network's output into a mean and a standard deviation within SAC's usual bounds."""
 
+    bounds = (-20.0, 2.0)  # of the logarithm of the standard deviation
+
     def forward(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the mean and the standard deviation."""
         loc, log_scale = output.chunk(2, dim=-1)
-        return loc, log_scale.clamp(-20, 2).exp()
+        return loc, log_scale.clamp(*self.bounds).exp()
 
 
 def actor_network(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torchrl_vmfer._torchrl import has_module_hooks
 from torchrl_vmfer.batch_renorm import BatchRenorm
 from torchrl_vmfer.fast.compiled_stack import make_stack
 from torchrl_vmfer.fast.linear_stack import LinearStack, linear
+from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["NotPlainError", "PlainNetwork"]
 
@@ -145,7 +146,12 @@ class PlainNetwork:
 
     def shares_memory(self, other: PlainNetwork) -> bool:
         """Whether the parameters of another network start at the same memory addresses."""
-        return [t.data_ptr() for t in self.tensors] == [t.data_ptr() for t in other.tensors]
+        return [t.data_ptr() for t in self.tensors] == other._addresses
+
+    @cached_property
+    def _addresses(self) -> list[int]:
+        """The memory addresses of the detached tensors, which never change."""
+        return [tensor.data_ptr() for tensor in self.tensors]
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Any]]:
@@ -224,9 +230,20 @@ def _with_slope(steps: Sequence[nn.Module], inputs: Tensor) -> tuple[Any, Callab
         return first.stretch(squashed), lambda gradient: torch.ops.aten.tanh_backward(
             gradient * slope, squashed
         )
+    if len(steps) == 1 and type(first) is LocAndScale:
+        loc, scale = first(inputs)
+        return (loc, scale), partial(_slope_of_loc_and_scale, inputs, scale)
     # A copy, because steps may change it in place.
     outputs = _applied(steps, inputs.requires_grad_().clone())
     return _detached(outputs), lambda *g: torch.autograd.grad(outputs, inputs, g)[0]
+
+
+def _slope_of_loc_and_scale(
+    inputs: Tensor, scale: Tensor, of_loc: Tensor, of_scale: Tensor
+) -> Tensor:
+    log_scale = inputs.chunk(2, dim=-1)[1]
+    is_free = log_scale == log_scale.clamp(*LocAndScale.bounds)
+    return torch.cat([of_loc, of_scale * scale * is_free], -1)
 
 
 def _detached(outputs: Any) -> Any:

@@ -49,9 +49,11 @@ class RowStorage(LazyTensorStorage):
             super().set(cursor, data, set_cursor=set_cursor)
             return
         count_write(self, len(cursor))
-        slots = cursor.numpy()
+        slots: Any = int(cursor) if len(cursor) == 1 else cursor.numpy()
+        following = data.get("next")
         for key, column in self._columns():
-            column.numpy()[slots] = data.get(key).numpy()  # much faster than PyTorch for few rows
+            row = data.get(key) if isinstance(key, str) else following.get(key[1])
+            column.numpy()[slots] = row.numpy()  # much faster than PyTorch for few rows
 
     def get(self, index: Any) -> TensorDictBase:
         """Reads rows."""
