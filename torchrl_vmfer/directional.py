@@ -48,12 +48,10 @@ def directions(gradients: Tensor) -> Tensor:
     if not (isinstance(gradients, Tensor) and gradients.is_floating_point()):
         got = gradients.dtype if isinstance(gradients, Tensor) else type(gradients).__name__
         raise TypeError(f"Gradients must be a tensor of floating-point numbers, got {got}.")
-    # Dividing by the largest entry first prevents overflow and underflow of the squares.
-    scale = gradients.abs().amax(-1, keepdim=True)
-    usable = (scale > 0) & (scale < math.inf)  # false for NaN
-    scaled = torch.where(usable, gradients, 0) / torch.where(usable, scale, 1)
-    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    return scaled / torch.where(usable, norm, 1)
+    # Dividing by the largest entry first prevents overflow and underflow of the squares. If it is
+    # 0, infinite or NaN, all entries become NaN.
+    scaled = gradients / torch.linalg.vector_norm(gradients, math.inf, dim=-1, keepdim=True)
+    return (scaled / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)).nan_to_num(nan=0.0)
 
 
 def _mean(gradients: Tensor) -> Tensor:

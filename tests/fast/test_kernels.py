@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchrl_vmfer import directional
 from torchrl_vmfer.fast import kernels
+from torchrl_vmfer.fast.agreement import factor_and_length
 from torchrl_vmfer.fast.compiled_stack import CompiledStack, make_stack
 from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.linear_stack import LinearStack
@@ -231,3 +233,34 @@ def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(fresh
     started = [subprocess.Popen([sys.executable, "-c", code], env=os.environ) for _ in range(4)]
     assert [process.wait() for process in started] == [0, 0, 0, 0]
     assert len(list((fresh / "cache" / "torchrl_vmfer").iterdir())) == 1
+
+
+# --- Agreement.
+
+
+@pytest.mark.parametrize("used", ["first", "mean", "critic", "gradient"])
+@pytest.mark.parametrize("shape", [(2, 256, 6), (5, 17, 1), (10, 1, 3)], ids=str)
+def test_agreement_equals_that_of_double_precision(shape, used):
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(shape, generator=generator) * 10.0 ** torch.randint(
+        -30, 30, shape[:2], generator=generator
+    ).unsqueeze(-1)
+    gradients[0, 0] = 0
+    gradients[1, -1, 0] = torch.inf
+    gradients[1, shape[1] // 2, -1] = torch.nan
+    if used == "critic":
+        used = torch.randint(shape[0], shape[1:2], generator=generator)
+    elif used == "gradient":
+        used = gradients[1].clone()
+    in_double = used.double() if isinstance(used, torch.Tensor) and used.ndim > 1 else used
+    found = factor_and_length(gradients, used)
+    wanted = directional.factor_and_length(gradients.double(), in_double)
+    for values, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(values, expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_agreement_of_expanded_gradients():
+    gradients = torch.randn(3, 1, 4).expand(3, 9, 4)
+    torch.testing.assert_close(
+        factor_and_length(gradients, "first"), directional.factor_and_length(gradients, "first")
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrl_vmfer.fast.kernels import Kernels, load_kernels
+from torchrl_vmfer.fast.kernels import Kernels, load_kernels, pointers
 from torchrl_vmfer.fast.linear_stack import LinearStack
 
 __all__ = ["CompiledStack", "make_stack"]
@@ -38,7 +38,7 @@ class CompiledStack(LinearStack):
         self._features, self._num_outputs = weights[0].shape[-1], weights[-1].shape[-2]
         sizes = [self._features, *(weight.shape[-2] for weight in weights)]
         self._sizes = (ctypes.c_long * len(sizes))(*sizes)
-        self._weights, self._biases = _pointers(weights), _pointers(biases)
+        self._weights, self._biases = pointers(weights), pointers(biases)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return make_stack, (self._params,)  # pointers are valid for this object only
@@ -62,7 +62,7 @@ class CompiledStack(LinearStack):
         if not isinstance(units, Tensor):  # from PyTorch's matrix products
             return super().parameter_gradients(slope, units)
         found = [torch.empty_like(tensor, requires_grad=False) for tensor in self._params]
-        self._gradients(slope, units, _pointers(found[::2]), _pointers(found[1::2]))
+        self._gradients(slope, units, pointers(found[::2]), pointers(found[1::2]))
         return found
 
     def with_gradients(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
@@ -149,10 +149,6 @@ def make_stack(params: Sequence[Tensor]) -> LinearStack:
 
 def _is_plain(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.is_cpu
-
-
-def _pointers(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def _check_memory(has_memory: int) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS
 from torchrl.objectives.value import TD0Estimator
 
+from torchrl_vmfer.fast.agreement import factor_and_length
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 from torchrl_vmfer.gradients import directed, followed_critic
@@ -238,4 +239,4 @@ class FastUpdates:
         self, gradients: Tensor, values: Tensor, action: Tensor
     ) -> dict[str, Tensor]:
         """Metadata of the actor loss, from gradients ``[N, B, A]`` and values ``[N, B]``."""
-        return self._loss.agreement(gradients, values, action)
+        return self._loss.agreement(gradients, values, action, factor_and_length)

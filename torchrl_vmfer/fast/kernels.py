@@ -14,13 +14,18 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Kernels", "load_kernels", "reload", "why_unavailable"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("networks.c", "ranks.c")]
+__all__ = ["Kernels", "load_kernels", "pointers", "reload", "why_unavailable"]
+
+_SOURCES = [
+    Path(__file__).with_name(name) for name in ("networks.c", "agreement.c", "ranks.c", "rows.c")
+]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
 _SWITCH = "VMFER_KERNELS"
@@ -40,15 +45,24 @@ class Kernels:
         self.units_size = _declared(compiled.units_size, n, p, n)
         self.outputs = _declared(compiled.outputs, n, p, n, n, p, n, p, p, p, p)
         self.gradients = _declared(compiled.gradients, n, p, n, n, p, p, p, p, p, p, n, n)
+        # agreement.c
+        self.agreement = _declared(compiled.agreement, n, n, n, p, p, p, p, p)
         # ranks.c
         self.ranks_fill = _declared(compiled.ranks_fill, p, n, p)
         self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)
         self.ranks_draw = _declared(compiled.ranks_draw, p, n, p, p, p, p, p)
+        # rows.c
+        self.copy_rows = _declared(compiled.copy_rows, n, p, p, n, n, p, p)
 
 
 def _declared(function: Any, *arguments: Any) -> Callable[..., int]:
     function.argtypes, function.restype = arguments, ctypes.c_long
     return function
+
+
+def pointers(tensors: Sequence[Tensor]) -> Any:
+    """The addresses of tensors, as an argument of compiled functions."""
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def load_kernels() -> Kernels | None:
@@ -104,7 +118,7 @@ def _compiled(compiler: str) -> Path:
 
 def _compile(compiler: str, output: str) -> None:
     for position, native in enumerate(_NATIVE):
-        command = [compiler, *_OPTIONS, native, *map(str, _SOURCES), "-o", output]
+        command = [compiler, *_OPTIONS, native, *map(str, _SOURCES), "-lm", "-o", output]
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -16,8 +17,42 @@ from torchrl_vmfer._torchrl import (
     unchecked_tensordict,
     write_rows,
 )
+from torchrl_vmfer.fast.kernels import load_kernels, pointers
 
 __all__ = ["RowStorage", "RowWriter"]
+
+
+class RowReader:
+    """Reads rows of several columns, in one call of a compiled function where it is available.
+
+    Args:
+        columns: tensors on the CPU with the same number of rows.
+    """
+
+    def __init__(self, columns: list[Tensor]) -> None:
+        self._columns = columns
+        self._kernels = load_kernels()
+        if all(column.is_cpu and column.is_contiguous() for column in columns):
+            widths = [column[0].numel() * column.element_size() for column in columns]
+            self._widths = (ctypes.c_int64 * len(widths))(*widths)
+            self._from = pointers(columns)
+        else:
+            self._kernels = None
+
+    def read(self, index: Tensor) -> list[Tensor]:
+        """Reads rows. The index must be a vector of integers."""
+        if self._kernels is None or index.dtype is not torch.int64 or not index.is_contiguous():
+            return [column.index_select(0, index) for column in self._columns]
+        count, columns = len(index), self._columns
+        found = [column.new_empty(count, *column.shape[1:]) for column in columns]
+        exist = self._kernels.copy_rows(
+            *(len(columns), self._from, self._widths, len(columns[0])),
+            *(count, index.data_ptr(), pointers(found)),
+        )
+        if not exist:
+            size = len(columns[0])
+            raise IndexError(f"A row of {index.tolist()} is outside a storage of {size} rows.")
+        return found
 
 
 class RowStorage(LazyTensorStorage):
@@ -25,8 +60,8 @@ class RowStorage(LazyTensorStorage):
 
     For the data that the recipes store, it takes a third of the time. The rows must be
     one-dimensional and have identical entries, at the top level or under ``"next"``. The storage
-    does not record the last written
-    position, which slice samplers and TorchRL's storage checkpoints need.
+    does not record the last written position, which slice samplers and TorchRL's storage
+    checkpoints need.
     """
 
     _columns_of: Any = None
@@ -41,6 +76,7 @@ class RowStorage(LazyTensorStorage):
                         f"RowStorage supports entries at the top level and under 'next', not {key}."
                     )
             self._columns_of, self._column_list = rows, columns
+            self._reader = RowReader([column for _, column in columns])
         return self._column_list
 
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
@@ -49,7 +85,7 @@ class RowStorage(LazyTensorStorage):
             super().set(cursor, data, set_cursor=set_cursor)
             return
         count_write(self, len(cursor))
-        slots: Any = int(cursor) if len(cursor) == 1 else cursor.numpy()
+        slots = cursor.numpy()
         following = data.get("next")
         for key, column in self._columns():
             row = data.get(key) if isinstance(key, str) else following.get(key[1])
@@ -59,13 +95,15 @@ class RowStorage(LazyTensorStorage):
         """Reads rows."""
         if not isinstance(index, Tensor) or index.ndim != 1:
             return super().get(index)
+        columns = self._columns()
+        found = self._reader.read(index)
         rows: dict[str, Any] = {}
         following: dict[str, Tensor] = {}
-        for key, column in self._columns():
+        for (key, _), values in zip(columns, found, strict=True):
             if isinstance(key, str):
-                rows[key] = column.index_select(0, index)
+                rows[key] = values
             else:
-                following[key[1]] = column.index_select(0, index)
+                following[key[1]] = values
         size = torch.Size([len(index)])  # all columns have this size
         rows["next"] = unchecked_tensordict(following, size)
         return unchecked_tensordict(rows, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -169,7 +170,11 @@ class GradientTap(TappedLoss):
         )
 
     def agreement(
-        self, gradients: Tensor, values: Tensor, action: Tensor | TensorDictBase
+        self,
+        gradients: Tensor,
+        values: Tensor,
+        action: Tensor | TensorDictBase,
+        factor_and_length: Callable[..., tuple[Tensor, Tensor]] = factor_and_length,
     ) -> dict[str, Tensor]:
         """Returns metadata on how much the critics agree, and on what moves the actor.
 
@@ -177,6 +182,7 @@ class GradientTap(TappedLoss):
             gradients: the gradients of the critics with respect to the action.
             values: the values of the critics.
             action: the policy's action.
+            factor_and_length: computes the factors and resultant lengths.
         """
         metadata = {}
         if self.taps:

@@ -1,0 +1,38 @@
+/* How well the gradients of an ensemble of critics agree, for each transition of a batch. */
+#include <math.h>
+#include <stdint.h>
+
+/* The norm of a gradient; 0 if it has no direction because it is zero or not finite. */
+static double norm_of(const float *gradient, long width) {
+    double square = 0; /* squares of floats neither overflow nor vanish in double precision */
+    for (long i = 0; i < width; i++) square += (double)gradient[i] * gradient[i];
+    return square > 0 && square < INFINITY ? sqrt(square) : 0;
+}
+
+/* gradients: [critics][rows][width]
+ * used: [rows], the critic e of each transition; NULL for the first critic
+ * moving: [rows][width], the gradient g_e; NULL if it is that of a critic
+ * factor, length: [rows], receive exp(x̄ᵀx_e) and ‖x̄‖
+ */
+void agreement(long critics, long rows, long width, const float *gradients, const int64_t *used,
+               const float *moving, float *factor, float *length) {
+    for (long row = 0; row < rows; row++) {
+        const float *chosen = moving ? moving + width * row
+                                     : gradients + width * (rows * (used ? used[row] : 0) + row);
+        double norm = norm_of(chosen, width), product = 0, square = 0;
+        double inverse[critics];
+        for (long n = 0; n < critics; n++) {
+            double found = norm_of(gradients + width * (rows * n + row), width);
+            inverse[n] = found > 0 ? 1 / (found * critics) : 0;
+        }
+        for (long i = 0; i < width; i++) {
+            double mean = 0;
+            for (long n = 0; n < critics; n++)
+                if (inverse[n] > 0) mean += gradients[width * (rows * n + row) + i] * inverse[n];
+            square += mean * mean;
+            if (norm > 0) product += mean * chosen[i] / norm;
+        }
+        factor[row] = (float)exp(product < 1 ? product : 1);
+        length[row] = (float)(square < 1 ? sqrt(square) : 1);
+    }
+}
