@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from torchrl_vmfer import directional
 from torchrl_vmfer.fast import kernels
@@ -17,6 +18,7 @@ from torchrl_vmfer.fast.agreement import factor_and_length
 from torchrl_vmfer.fast.compiled_stack import CompiledStack, make_stack
 from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.linear_stack import LinearStack
+from torchrl_vmfer.fast.storage import RowStorage
 
 # Widths and batches around the sizes of the kernels' tiles: 6 rows, and panels of 16 transitions.
 STACKS = [
@@ -157,6 +159,16 @@ def test_a_copy_has_its_own_parameters():
     assert not stack(inputs).any()
 
 
+def test_parameters_that_moved_to_shared_memory_are_found():
+    params, inputs = random_params((5, 20, 3), None), torch.randn(8, 5)
+    stack = make_stack(params)
+    stack(inputs)
+    for tensor in params:
+        tensor.share_memory_()
+        tensor.zero_()
+    assert not stack(inputs).any()
+
+
 # --- Compiling.
 
 
@@ -264,3 +276,45 @@ def test_agreement_of_expanded_gradients():
     torch.testing.assert_close(
         factor_and_length(gradients, "first"), directional.factor_and_length(gradients, "first")
     )
+
+
+# --- Rows.
+
+
+@pytest.fixture
+def storage():
+    rows = {
+        "observation": torch.randn(50, 3),
+        "flag": torch.arange(50) % 2 == 0,
+        "next": {"reward": torch.randn(50, 1, dtype=torch.float64)},
+    }
+    storage = RowStorage(50)
+    storage.set(torch.arange(50), TensorDict(rows, [50]))
+    return storage, rows
+
+
+@pytest.mark.parametrize("count", [0, 1, 13, 400])
+def test_rows_are_copied(storage, count):
+    storage, rows = storage
+    index = torch.randint(50, (count,))
+    found = storage.get(index)
+    assert found.batch_size == (count,)
+    for key in ("observation", "flag"):
+        assert torch.equal(found[key], rows[key][index])
+    assert torch.equal(found["next", "reward"], rows["next"]["reward"][index])
+
+
+@pytest.mark.parametrize("bad", [-1, 50])
+def test_rows_outside_the_storage_are_errors(storage, bad):
+    with pytest.raises(IndexError, match="outside"):
+        storage[0].get(torch.tensor([3, bad]))
+
+
+def test_rows_that_moved_to_shared_memory_are_found(storage):
+    storage, _ = storage
+    storage.get(torch.tensor([3]))
+    stored = storage.get(slice(None))
+    for entry in stored.values(True, True):
+        entry.share_memory_()
+    stored["observation"][3] = 7.0
+    assert storage.get(torch.tensor([3]))["observation"].eq(7).all()

@@ -31,17 +31,17 @@ class CompiledStack(LinearStack):
         self._kernels = kernels
         self._is_plain = all(_is_plain(tensor) and tensor.is_contiguous() for tensor in params)
         self._requires_grad = any(tensor.requires_grad for tensor in params)
-        weights, biases = params[::2], params[1::2]
+        self._weights, self._biases = params[::2], params[1::2]
+        weights = self._weights
         self._is_ensemble = weights[0].ndim == 3
         self._count = len(weights[0]) if self._is_ensemble else 1
         self._depth = len(weights)
         self._features, self._num_outputs = weights[0].shape[-1], weights[-1].shape[-2]
         sizes = [self._features, *(weight.shape[-2] for weight in weights)]
         self._sizes = (ctypes.c_long * len(sizes))(*sizes)
-        self._weights, self._biases = pointers(weights), pointers(biases)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return make_stack, (self._params,)  # pointers are valid for this object only
+        return make_stack, (self._params,)  # compiled functions cannot be copied
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The outputs for ``[*, B, features]``, or ``[N, B, features]`` for an ensemble."""
@@ -105,8 +105,8 @@ class CompiledStack(LinearStack):
             rows,
             inputs.data_ptr(),
             stride,
-            self._weights,
-            self._biases,
+            pointers(self._weights),  # now: the memory of a tensor may have been replaced
+            pointers(self._biases),
             outputs.data_ptr(),
             None if units is None else units.data_ptr(),
         )
@@ -129,7 +129,7 @@ class CompiledStack(LinearStack):
             self._sizes,
             self._count,
             slope.numel() // (self._count * self._num_outputs),
-            self._weights,
+            pointers(self._weights),
             units.data_ptr(),
             slope.data_ptr(),
             weights,

@@ -22,39 +22,6 @@ from torchrl_vmfer.fast.kernels import load_kernels, pointers
 __all__ = ["RowStorage", "RowWriter"]
 
 
-class RowReader:
-    """Reads rows of several columns, in one call of a compiled function where it is available.
-
-    Args:
-        columns: tensors on the CPU with the same number of rows.
-    """
-
-    def __init__(self, columns: list[Tensor]) -> None:
-        self._columns = columns
-        self._kernels = load_kernels()
-        if all(column.is_cpu and column.is_contiguous() for column in columns):
-            widths = [column[0].numel() * column.element_size() for column in columns]
-            self._widths = (ctypes.c_int64 * len(widths))(*widths)
-            self._from = pointers(columns)
-        else:
-            self._kernels = None
-
-    def read(self, index: Tensor) -> list[Tensor]:
-        """Reads rows. The index must be a vector of integers."""
-        if self._kernels is None or index.dtype is not torch.int64 or not index.is_contiguous():
-            return [column.index_select(0, index) for column in self._columns]
-        count, columns = len(index), self._columns
-        found = [column.new_empty(count, *column.shape[1:]) for column in columns]
-        exist = self._kernels.copy_rows(
-            *(len(columns), self._from, self._widths, len(columns[0])),
-            *(count, index.data_ptr(), pointers(found)),
-        )
-        if not exist:
-            size = len(columns[0])
-            raise IndexError(f"A row of {index.tolist()} is outside a storage of {size} rows.")
-        return found
-
-
 class RowStorage(LazyTensorStorage):
     """TorchRL's :class:`~torchrl.data.LazyTensorStorage`, read and written column by column.
 
@@ -76,7 +43,6 @@ class RowStorage(LazyTensorStorage):
                         f"RowStorage supports entries at the top level and under 'next', not {key}."
                     )
             self._columns_of, self._column_list = rows, columns
-            self._reader = RowReader([column for _, column in columns])
         return self._column_list
 
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
@@ -96,7 +62,7 @@ class RowStorage(LazyTensorStorage):
         if not isinstance(index, Tensor) or index.ndim != 1:
             return super().get(index)
         columns = self._columns()
-        found = self._reader.read(index)
+        found = _read([column for _, column in columns], index)
         rows: dict[str, Any] = {}
         following: dict[str, Tensor] = {}
         for (key, _), values in zip(columns, found, strict=True):
@@ -107,6 +73,27 @@ class RowStorage(LazyTensorStorage):
         size = torch.Size([len(index)])  # all columns have this size
         rows["next"] = unchecked_tensordict(following, size)
         return unchecked_tensordict(rows, size)
+
+
+def _read(columns: list[Tensor], index: Tensor) -> list[Tensor]:
+    """Reads rows of all columns, in one call of a compiled function where it is available."""
+    kernels = load_kernels()
+    if (
+        kernels is None
+        or not (index.dtype is torch.int64 and index.is_cpu and index.is_contiguous())
+        or not all(column.is_cpu and column.is_contiguous() for column in columns)
+    ):
+        return [column.index_select(0, index) for column in columns]
+    count, size = len(index), len(columns[0])
+    found = [column.new_empty(count, *column.shape[1:]) for column in columns]
+    widths = [column.stride(0) * column.element_size() for column in columns]
+    exist = kernels.copy_rows(
+        *(len(columns), pointers(columns), (ctypes.c_int64 * len(widths))(*widths), size),
+        *(count, index.data_ptr(), pointers(found)),
+    )
+    if not exist:
+        raise IndexError(f"A row of {index.tolist()} is outside a storage of {size} rows.")
+    return found
 
 
 class RowWriter(TensorDictRoundRobinWriter):
