@@ -29,7 +29,7 @@ class CompiledStack(LinearStack):
     def __init__(self, params: Sequence[Tensor], kernels: Kernels) -> None:
         super().__init__(params)
         self._kernels = kernels
-        self._is_plain = all(_is_plain(tensor) and tensor.is_contiguous() for tensor in params)
+        self._is_contiguous = all(tensor.is_contiguous() for tensor in params)
         self._requires_grad = any(tensor.requires_grad for tensor in params)
         self._weights, self._biases = params[::2], params[1::2]
         weights = self._weights
@@ -78,7 +78,8 @@ class CompiledStack(LinearStack):
 
     def _can_compute(self, inputs: Tensor) -> bool:
         return (
-            self._is_plain
+            self._is_contiguous
+            and all(map(_is_plain, self._params))
             and _is_plain(inputs)
             and inputs.shape[-1] == self._features
             and (not self._is_ensemble or (inputs.ndim == 3 and len(inputs) == self._count))
