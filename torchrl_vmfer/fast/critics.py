@@ -158,10 +158,12 @@ class FastUpdates:
 
     def _target(self, tensordict: TensorDictBase, next_value: Tensor) -> Tensor:
         """The TD target ``[*, B]`` for values ``[*, B]`` of the next state."""
-        keys = self._loss.tensor_keys
-        reward = tensordict.get(("next", keys.reward)).detach().squeeze(-1)
-        done = tensordict.get(("next", keys.done))
-        terminated = tensordict.get(("next", keys.terminated), done).squeeze(-1)
+        keys, following = self._loss.tensor_keys, tensordict.get("next")
+        reward = following.get(keys.reward).detach().squeeze(-1)
+        terminated = following.get(keys.terminated, None)
+        if terminated is None:
+            terminated = following.get(keys.done)
+        terminated = terminated.squeeze(-1)
         return reward + self._loss.value_estimator.gamma * next_value.masked_fill(terminated, 0)
 
     def _critic_loss(

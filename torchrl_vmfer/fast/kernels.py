@@ -62,7 +62,7 @@ def _declared(function: Any, *arguments: Any) -> Callable[..., int]:
 
 def pointers(tensors: Sequence[Tensor]) -> Any:
     """The addresses of tensors, as an argument of compiled functions."""
-    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
 def load_kernels() -> Kernels | None:
