@@ -10,10 +10,10 @@ demo: $(INSTALLED)
 	$(BIN)/python recipes/td3.py +experiment=demo
 
 test: $(INSTALLED) lint
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -22,16 +23,18 @@ SMALL = (
 )
 
 
+def words_of(command: str) -> list[str]:
+    """Splits a command of a docstring, whose directory is that of the example."""
+    return [str(ROOT / word[6:]) if word.startswith("../../") else word for word in command.split()]
+
+
 @pytest.fixture
 def run(tmp_path):
-    """``run(command)``: runs a command in a copy of the example, with small networks."""
+    """``run(command, *overrides)``: runs a command in a copy of the example, in a new process."""
 
     def run_in_copy(command: str, *overrides: str) -> str:
-        words = [
-            str(ROOT / word[6:]) if word.startswith("../../") else word for word in command.split()
-        ]
         result = subprocess.run(
-            [sys.executable, *words, *overrides],
+            [sys.executable, *words_of(command), *overrides],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -39,6 +42,21 @@ def run(tmp_path):
         )
         assert result.returncode == 0, result.stderr[-2000:]
         return result.stdout
+
+    return run_in_copy
+
+
+@pytest.fixture
+def run_here(tmp_path, monkeypatch):
+    """``run_here(command, *overrides)``: the same without the seconds that imports take."""
+
+    def run_in_copy(command: str, *overrides: str) -> None:
+        script, *arguments = words_of(command)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [script, *arguments, *overrides])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        monkeypatch.delitem(sys.modules, "smooth_td3", raising=False)
+        runpy.run_path(script, run_name="__main__")
 
     return run_in_copy
 
@@ -67,12 +85,12 @@ def test_custom_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
     ]
 
 
-def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run):
+def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run, run_here):
     module = EXAMPLES / "own_algorithm" / "smooth_td3.py"
     shutil.copy(module, tmp_path)
     script, _, by_module, _ = commands(module)
     run(script, *SMALL)
-    run(by_module, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
+    run_here(by_module, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
     (run_dir,) = finished(tmp_path / "runs")
     assert run_dir == "smooth_td3/InvertedPendulum-v4/uniform-vmf_uncertainty/seed0"
     evaluations = (tmp_path / "runs" / run_dir / "eval.csv").read_text().splitlines()[1:]

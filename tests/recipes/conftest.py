@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import importlib
 import itertools
 import subprocess
@@ -15,10 +16,13 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 import vmfer_recipes.training.algorithms  # noqa: F401  # registers their configurations
+from vmfer_recipes.training import session
 from vmfer_recipes.training.collection import TransitionCollector
+from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.options import to_config
 from vmfer_recipes.training.vectorized import VectorCollector
 
@@ -53,9 +57,16 @@ SMALL = (
 )
 
 
-def _compose(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
+@functools.cache  # composing takes a third of the time of a short run
+def _compose_anywhere(algorithm: str, *overrides: str) -> DictConfig:
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
-        return compose(algorithm, [*SMALL, *overrides, f"run_dir={run_dir}"])
+        return compose(algorithm, [*SMALL, *overrides])
+
+
+def _compose(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
+    cfg = _compose_anywhere(algorithm, *overrides).copy()
+    cfg.run_dir = str(run_dir)
+    return cfg
 
 
 def _train(algorithm: str, run_dir: Path, *overrides: str) -> Path:
@@ -174,6 +185,27 @@ def _assert_same_run(left: Path, right: Path) -> None:
         ends.append(checkpoint)
     _assert_equal(*ends)
     _assert_equal(*(dict(torch.load(d / "policy.pt", weights_only=True)) for d in (left, right)))
+
+
+def _draw_without_pixels(run_dir: Path) -> Path | None:
+    """Makes the whole figure from the files of a run, and an empty file instead of the picture."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, file, **options: Path(file).touch())
+        return draw_learning_curve(run_dir)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pixels():
+    """Runs in this process do not render their figures, which takes as long as a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "draw_learning_curve", _draw_without_pixels)
+        yield
+
+
+@pytest.fixture
+def pixels(monkeypatch):
+    """Runs of this test render their figures."""
+    monkeypatch.setattr(session, "draw_learning_curve", draw_learning_curve)
 
 
 @pytest.fixture(autouse=True)

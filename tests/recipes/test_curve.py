@@ -17,17 +17,23 @@ EVALUATION = "step,return_mean,return_std,episode_length,success_rate\n"
 
 @pytest.fixture
 def draw(monkeypatch):
-    """``draw(run_dir)``: draws the learning curve of a run and returns the figure."""
+    """``draw(run_dir, render=False)``: draws the learning curve of a run and returns the figure.
+
+    Rendering takes most of the time. Tests that depend on the layout need it.
+    """
     figures, savefig = [], Figure.savefig
 
-    def remember(figure, *args, **kwargs):
-        figures.append(figure)
-        savefig(figure, *args, **kwargs)
+    def run(run_dir, render=False):
+        def remember(figure, *args, **kwargs):
+            figures.append(figure)
+            if render:
+                savefig(figure, *args, **kwargs)
 
-    monkeypatch.setattr(Figure, "savefig", remember)
-
-    def run(run_dir):
-        assert draw_learning_curve(run_dir) == run_dir / "learning_curve.png"
+        with monkeypatch.context() as patch:
+            patch.setattr(Figure, "savefig", remember)
+            assert draw_learning_curve(run_dir) == run_dir / "learning_curve.png"
+        if render:
+            assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page
         return figures[-1]
 
     return run
@@ -129,7 +135,7 @@ def test_each_part_is_named_once_below_the_axes(draw, write_run):
 
 @pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.3, 0.5, 0.71)], ids=["1-D", "n-D"])
 def test_the_legend_is_not_wider_than_the_picture(draw, write_run, lengths):
-    figure = draw(write_run(lengths=lengths, success=True))
+    figure = draw(write_run(lengths=lengths, success=True), render=True)
     extent = figure.legends[0].get_window_extent()
     assert extent.x0 >= 0
     assert extent.x1 <= figure.bbox.x1
@@ -148,7 +154,7 @@ def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, write_run,
 def test_a_table_without_rows_has_no_panel(draw, write_run):
     run_dir = write_run()
     (run_dir / "train.csv").write_text("step\n")
-    assert len(draw(run_dir).axes) == 1
+    assert len(draw(run_dir, render=True).axes) == 1
 
 
 DIAGNOSTICS = {
@@ -182,7 +188,7 @@ def _lines(axes):
 
 
 def test_diagnostics_have_two_panels(draw, write_diagnostics):
-    figure = draw(write_diagnostics(**DIAGNOSTICS))
+    figure = draw(write_diagnostics(**DIAGNOSTICS), render=True)
     sampling, gradient = figure.axes[-2:]
     assert _lines(sampling) == {
         "effective sample size / stored transitions": [0.8, 0.75, 0.5],
@@ -196,7 +202,7 @@ def test_diagnostics_have_two_panels(draw, write_diagnostics):
 
 def test_a_small_effective_sample_size_has_a_logarithmic_axis(draw, write_diagnostics):
     sizes = {"stored_transitions": (10**6,) * 3, "effective_sample_size": (126, 130, 140)}
-    sampling = draw(write_diagnostics(**sizes)).axes[-1]
+    sampling = draw(write_diagnostics(**sizes), render=True).axes[-1]
     assert sampling.get_yscale() == "log"
     low, high = sampling.get_ylim()
     assert low < 126e-6
@@ -209,6 +215,7 @@ def test_a_run_without_a_distribution_has_only_the_panel_of_the_gradient(draw, w
     assert labels == ["evaluation return", "agreement R", "factor p", "actor's gradient"]
 
 
+@pytest.mark.usefixtures("pixels")
 def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
     run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
     assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page

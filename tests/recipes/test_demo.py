@@ -43,6 +43,7 @@ def _success_rates(run_dir, name):
         return [float(row["success_rate"]) for row in csv.DictReader(file)]
 
 
+@pytest.mark.usefixtures("pixels")
 def test_the_shortened_demo_writes_all_files_and_reports_that_the_task_is_not_solved(demo):
     run_dir, said = demo(*SHORTENED)
     assert said.startswith("Not solved (at success rate 0.5): Return -")

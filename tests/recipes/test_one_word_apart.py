@@ -23,7 +23,7 @@ from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
 from helpers.saved_rows import rows_in
 from vmfer_recipes.training.collection import TransitionCollector
 
-SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 300, 50
+SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 100, 50
 # The last two evaluate the policy to draw a batch.
 SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_weighted", "on_policy"]
 

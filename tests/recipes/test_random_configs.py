@@ -136,7 +136,7 @@ def test_an_argument_is_valid_or_rejected_by_name(name, argument):
 
 
 @pytest.mark.slow
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(st.sampled_from(RECIPES), ARGUMENT)
 def test_a_thousand_arguments_are_valid_or_rejected_by_name(name, argument):
     assert_accepted_or_rejected_by_name(name, argument)
@@ -157,7 +157,7 @@ def composed(configuration, tmp_path_factory):
     }
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.sampled_from(RECIPES), st.sampled_from(KEYS), VALUE)
 @example("td3", "resume", 1)
 @example("sac", "target_entropy", math.inf)

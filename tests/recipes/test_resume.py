@@ -51,9 +51,7 @@ QUICK = {
     "sac-sampler=uniform-replay=per",
     "td3-sampler=vmf_power-sampler.power=8-sampler.share=0.5",
     "sac-sampler=vmf_weighted",
-    "td3-sampler=inverse_td",
     "td3-sampler=recent-sampler.min_size=20-sampler.cycle=7",
-    "td3-sampler=on_policy",
     "td3-sampler=uniform-replay=lap",
 }
 
