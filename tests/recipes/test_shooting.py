@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -15,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 from hydra import compose, initialize_config_module
 
 from vmfer_recipes import shooting
-from vmfer_recipes.toy.agents import Critics, Shots
+from vmfer_recipes.toy.agents import Critics, Shots, anywhere
 from vmfer_recipes.toy.environment import OPTIMAL_ACTION, reward
 from vmfer_recipes.toy.networks import Networks
 from vmfer_recipes.toy.record import Difference, mean_interval
@@ -81,12 +83,11 @@ def test_an_episode_is_one_shot_rewarded_by_its_distance(action):
 
 
 def test_critics_learn_from_the_rewards_of_the_environment():
-    shots = Shots(4, generators(2))
-    for _ in range(4):
-        shots.fire()
+    shots = Shots(partial(anywhere, generators(2)), 1, 4, generators(2))
+    shots.fire(Fraction(1))
     actions, rewards = shots.sample(10)
     env = gym.make("Shooting-v0")
-    for action, value in zip(actions.flatten(0, 1), rewards.flatten(), strict=True):
+    for action, value in zip(actions.flatten(0, 2), rewards.flatten(), strict=True):
         env.reset()
         assert env.step(action.numpy())[1] == pytest.approx(value.item(), abs=1e-6)
 
