@@ -89,7 +89,7 @@ def _make_critics(
     """The critics that all ways share, or equal ones for each way."""
     if cfg.critics == "fixed":
         errors = cfg.example_noise * from_each(generators, 2, 1, 2, normal=True)
-        return [FixedCritics(errors.transpose(0, 1))]
+        return [FixedCritics(errors.transpose(0, 1), cfg.first_peak)]
     critics = Critics(cfg.hidden, cfg.critic_lr, generators)
     return [copy.deepcopy(critics) for _ in range(ways if cfg.critics == "own" else 1)]
 

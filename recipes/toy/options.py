@@ -28,6 +28,9 @@ class ShootingConfig(Config):
     exploration_noise: float = key(
         0.1, "standard deviation of the noise on the actors' shots (critics=own)", low=0
     )
+    first_peak: float = key(
+        -1.0, "both coordinates of the peak of Q_1 (critics=fixed)", low=-1, high=1
+    )
     updates: int = key(500, "updates of the actors", low=1)
     policy_delay: int = key(2, "critic updates per update of the actors", low=1)
     batch_size: int = key(256, "transitions per update, for critics and actors alike", low=1)

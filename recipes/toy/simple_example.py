@@ -11,18 +11,18 @@ from vmfer_recipes.toy.resampling import angle
 
 __all__ = ["Example", "FixedCritics", "simple_example", "square_grid"]
 
-_PEAKS = torch.tensor([-1.0, 1.0])  # of Q_1 and Q_2, the same in both dimensions
-
 
 class FixedCritics:
     """Two critics Q_i(a) = -‖a - peak_i + ε‖² that do not learn.
 
     Args:
         errors: ε, which expands to ``[critic, *, *, 2]``.
+        first_peak: both coordinates of the peak of Q_1. That of Q_2 is at (1, 1).
     """
 
-    def __init__(self, errors: Tensor) -> None:
+    def __init__(self, errors: Tensor, first_peak: float = -1.0) -> None:
         self._errors = errors
+        self._peaks = torch.tensor([first_peak, 1.0])[:, None, None, None]
 
     def values(self, actions: Tensor, *, frozen: bool = True) -> Tensor:
         """Q_i ``[critic, *, *]`` for actions ``[*, *, 2]``."""
@@ -36,7 +36,7 @@ class FixedCritics:
         return 2 * self._offsets(actions)
 
     def _offsets(self, actions: Tensor) -> Tensor:
-        return actions - _PEAKS[:, None, None, None] + self._errors
+        return actions - self._peaks + self._errors
 
 
 @dataclass(frozen=True)

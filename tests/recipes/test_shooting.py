@@ -19,7 +19,7 @@ from matplotlib import image
 
 from vmfer_recipes import shooting
 from vmfer_recipes.toy.agents import Critics, Shots, anywhere
-from vmfer_recipes.toy.environment import OPTIMAL_ACTION, reward
+from vmfer_recipes.toy.environment import ACTION_BOUND, OPTIMAL_ACTION, reward
 from vmfer_recipes.toy.networks import Networks
 from vmfer_recipes.toy.pictures import draw_trajectories
 from vmfer_recipes.toy.record import Difference, mean_interval
@@ -32,7 +32,7 @@ from vmfer_recipes.toy.resampling import (
     uncertainty,
     uniform,
 )
-from vmfer_recipes.toy.simple_example import FixedCritics, simple_example
+from vmfer_recipes.toy.simple_example import FixedCritics, simple_example, square_grid
 from vmfer_recipes.training.options import to_config
 
 ROOT = Path(__file__).parents[2]
@@ -245,16 +245,18 @@ def test_the_shots_are_spread_evenly_over_the_updates_of_the_critics(
         assert len(actions[0].unique(dim=0)) == math.ceil(step / 20 * total)
 
 
-def test_fixed_critics_lead_to_the_peak_of_the_first_one_and_do_not_learn(learned):
-    settings = ("critics=fixed", "example_noise=0", "actor_lr=0.05", "updates=100")
-    record = shooting.compare(configuration(*settings))
-    np.testing.assert_allclose(record.actions[-1, 0], -1, atol=0.05)
+@pytest.mark.parametrize("peak", [-1, 0.5])
+def test_fixed_critics_lead_to_the_peak_of_the_first_one_and_do_not_learn(learned, peak):
+    settings = ("critics=fixed", "example_noise=0", "actor_lr=0.02", "updates=100")
+    record = shooting.compare(configuration(*settings, f"first_peak={peak}"))
+    np.testing.assert_allclose(record.actions[-1, 0], peak, atol=0.07)
     assert learned == []
     first, last = record.snapshots[0], record.snapshots[-1]
     assert first.values.equal(last.values)
-    # The corners of the grid, which are the peaks.
-    assert first.values[0].argmax() == 0
-    assert first.values[1].argmax() == first.values[1].numel() - 1
+    actions = square_grid(ACTION_BOUND, first.angles.shape[0]).flatten(0, 1)
+    for values, expected in zip(first.values, (peak, 1), strict=True):
+        best = actions[values.argmax()]
+        torch.testing.assert_close(best, torch.full((2,), float(expected)))
 
 
 def test_fixed_critics_differ_between_seeds_by_their_noise():
@@ -356,6 +358,7 @@ def test_a_command_writes_tables_and_figures_and_is_reproducible(start, capsys, 
         ("shots=0", "shots must be a whole number from 1"),
         ("shots=few", "shots"),
         ("exploration_noise=-0.1", "exploration_noise"),
+        ("first_peak=2", "first_peak"),
         ("critic_lr=.nan", "critic_lr"),
         ("hidden=64", "hidden"),
         ("threads=true", "threads"),
