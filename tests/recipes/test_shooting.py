@@ -222,6 +222,17 @@ def test_own_critics_learn_from_the_shots_of_their_actor(learned):
     assert not learned[-1].equal(learned[-2])  # the actors differ by now
 
 
+def test_an_actor_with_own_critics_does_not_depend_on_the_other_methods(monkeypatch):
+    ways = make_ways(0.5, 180)
+    together = shooting.compare(configuration("critics=own")).actions
+    for index, name in enumerate(WAYS):
+        monkeypatch.setattr(
+            shooting, "make_ways", lambda *_, way=ways[name]: dict.fromkeys(WAYS, way)
+        )
+        alone = shooting.compare(configuration("critics=own")).actions
+        np.testing.assert_array_equal(alone[:, index], together[:, index])
+
+
 def test_exploration_noise_is_the_spread_of_the_shots_and_the_same_for_all_methods(learned):
     """The actors do not move, so everything else about the three methods is equal."""
     settings = ("critics=own", "actor_lr=0", "exploration_noise=0.05", "shots=400", "updates=2")
