@@ -11,17 +11,22 @@ from vmfer_recipes.training.launch import check_command_line, recipe
 if __name__ == "__main__":
     check_command_line("shooting", ShootingConfig)  # at once: the imports below take seconds
 
+import copy
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 
-from vmfer_recipes.toy.agents import Actors, Critics, Shots
+from vmfer_recipes.toy.agents import Actors, Critics, Shots, anywhere
 from vmfer_recipes.toy.environment import ACTION_BOUND
 from vmfer_recipes.toy.networks import from_each
 from vmfer_recipes.toy.record import Record
 from vmfer_recipes.toy.resampling import Candidates, make_ways
-from vmfer_recipes.toy.simple_example import simple_example
+from vmfer_recipes.toy.simple_example import FixedCritics, simple_example
 from vmfer_recipes.training.errors import UserError, first_line
 
 
@@ -40,19 +45,25 @@ def main(cfg: ShootingConfig) -> None:
 
 
 def compare(cfg: ShootingConfig) -> Record:
-    """Trains one actor in each of the three ways against the same critics, for every seed."""
+    """Trains one actor in each of the three ways, for every seed."""
     seeds = range(cfg.first_seed, cfg.first_seed + cfg.seeds)
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    critics = Critics(cfg.hidden, cfg.critic_lr, generators)
     ways = make_ways(cfg.low_uncertainty, cfg.largest_angle)
+    critics = _make_critics(cfg, len(ways), generators)
     actors = Actors(len(ways), cfg.hidden, cfg.actor_lr, generators)
-    shots = Shots(cfg.updates * cfg.policy_delay, generators)
+    aim = partial(anywhere, generators)
+    if cfg.critics == "own":
+        aim = partial(actors.explore, cfg.exploration_noise, generators)
+    critic_updates = cfg.updates * cfg.policy_delay
+    shots = Shots(aim, len(critics), cfg.shots or critic_updates, generators)
     record = Record(cfg.updates, seeds, cfg.log_interval)
 
     for update in range(1, cfg.updates + 1):
-        for _ in range(cfg.policy_delay):
-            shots.fire()
-            critics.update(shots.sample(cfg.batch_size))
+        for step in range((update - 1) * cfg.policy_delay, update * cfg.policy_delay):
+            shots.fire(progress=Fraction(step + 1, critic_updates))
+            batches = zip(*shots.sample(cfg.batch_size), strict=True)
+            for each, batch in zip(critics, batches, strict=True):
+                each.update(batch)
 
         actions = actors.actions()
         record.add_actions(actions)
@@ -60,7 +71,8 @@ def compare(cfg: ShootingConfig) -> Record:
         noise = cfg.actor_noise * from_each(generators, cfg.batch_size, 2, normal=True)
         noise = noise.clamp(-cfg.actor_noise_clip, cfg.actor_noise_clip)
         noisy = (actions.detach()[:, :, None] + noise).clamp(-ACTION_BOUND, ACTION_BOUND)
-        gradients = torch.stack([critics.gradients(each) for each in noisy], 1)
+        followed = zip(cycle(critics), noisy, strict=False)
+        gradients = torch.stack([each.gradients(at) for each, at in followed], 1)
         candidates = map(Candidates, actions.detach(), gradients.unbind(1))
         used = torch.stack([way(each) for way, each in zip(ways.values(), candidates, strict=True)])
         actors.update(actions, gradients[0], used)
@@ -69,6 +81,17 @@ def compare(cfg: ShootingConfig) -> Record:
 
     record.add_actions(actors.actions())
     return record
+
+
+def _make_critics(
+    cfg: ShootingConfig, ways: int, generators: Sequence[torch.Generator]
+) -> list[Critics | FixedCritics]:
+    """The critics that all ways share, or equal ones for each way."""
+    if cfg.critics == "fixed":
+        errors = cfg.example_noise * from_each(generators, 2, 1, 2, normal=True)
+        return [FixedCritics(errors.transpose(0, 1), cfg.first_peak)]
+    critics = Critics(cfg.hidden, cfg.critic_lr, generators)
+    return [copy.deepcopy(critics) for _ in range(ways if cfg.critics == "own" else 1)]
 
 
 def _make_directory(cfg: ShootingConfig) -> Path:

@@ -1,11 +1,9 @@
-"""Critics that learn from random shots, and actors that follow their gradients.
-
-The actors do not shoot, so all actors of a seed share the same critics at every step.
-"""
+"""Critics that learn from shots, and actors that follow their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -13,35 +11,53 @@ from torch import Tensor
 from vmfer_recipes.toy.environment import ACTION_BOUND, INITIAL_STATE, reward
 from vmfer_recipes.toy.networks import Networks, from_each
 
-__all__ = ["Actors", "Critics", "Shots"]
+__all__ = ["Actors", "Critics", "Shots", "anywhere"]
 
 _STATE = torch.tensor([INITIAL_STATE])  # a batch of one
 
 
+def anywhere(generators: Sequence[torch.Generator]) -> Tensor:
+    """One action for each seed, spread evenly over the action space: ``[1, seed, 2]``."""
+    return ACTION_BOUND * (2 * from_each(generators, 2)[None] - 1)
+
+
 class Shots:
-    """The replay buffers: shots spread evenly over the action space, and their rewards.
+    """The replay buffers: the actions of all shots, and their rewards.
 
     Args:
-        capacity: how many shots will be fired.
+        aim: the actions of the next shots, ``[buffer, seed, 2]``.
+        buffers: how many buffers each seed has.
+        capacity: how many shots each of them will hold.
         generators: one per seed.
     """
 
-    def __init__(self, capacity: int, generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self,
+        aim: Callable[[], Tensor],
+        buffers: int,
+        capacity: int,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self._aim = aim
         self._generators = generators
-        self._actions = torch.empty(len(generators), capacity, 2)
+        self._actions = torch.empty(buffers, len(generators), capacity, 2)
         self._size = 0
 
-    def fire(self) -> None:
-        """Adds one shot to each seed's buffer."""
-        self._actions[:, self._size] = ACTION_BOUND * (2 * from_each(self._generators, 2) - 1)
-        self._size += 1
+    def fire(self, progress: Fraction) -> None:
+        """Adds the shots that are due after this part of the training."""
+        while self._size < progress * self._actions.shape[2]:
+            self._actions[:, :, self._size] = self._aim()
+            self._size += 1
 
     def sample(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Actions ``[seed, batch, 2]`` and their rewards ``[seed, batch]``, drawn uniformly."""
+        """Actions ``[buffer, seed, batch, 2]`` and their rewards, drawn uniformly.
+
+        All buffers of a seed are read at the same places.
+        """
         index = (from_each(self._generators, batch_size) * self._size).long()
         # In single precision the largest number below one may round up.
         index = index.clamp(max=self._size - 1)
-        actions = self._actions.gather(1, index[..., None].expand(-1, -1, 2))
+        actions = self._actions.take_along_dim(index[None, ..., None], 2)
         return actions, reward(actions)
 
 
@@ -98,6 +114,11 @@ class Actors:
     def actions(self) -> Tensor:
         """π(s₀) ``[way, seed, 2]``."""
         return ACTION_BOUND * self._networks(_STATE).squeeze(-2).tanh()
+
+    def explore(self, noise: float, generators: Sequence[torch.Generator]) -> Tensor:
+        """:meth:`actions` with the same normally distributed noise for all ways of a seed."""
+        actions = self.actions().detach() + noise * from_each(generators, 2, normal=True)
+        return actions.clamp(-ACTION_BOUND, ACTION_BOUND)
 
     def update(self, actions: Tensor, gradients: Tensor, used: Tensor) -> None:
         """One step along the mean gradient of the transitions used.

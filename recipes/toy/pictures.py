@@ -134,10 +134,16 @@ def draw_rewards(record: Record, path: Path) -> Path:
 
 
 def draw_trajectories(record: Record, path: Path) -> Path:
-    """The path of the action, over the contours of the first seed's critics at that time."""
-    figure = Figure(figsize=(3.4 * len(record.snapshots), 4.3), layout="constrained")
-    panels = figure.subplots(1, len(record.snapshots), sharey=True, squeeze=False)[0]
-    for axes, snapshot in zip(panels, record.snapshots, strict=True):
+    """The path of the action, over the contours of the first seed's critics at that time.
+
+    Critics that differ between the ways have a row for each way.
+    """
+    rows = len({snapshot.ways for snapshot in record.snapshots})
+    columns = len(record.snapshots) // rows
+    size = (3.4 * columns, 3.3 * rows + 1)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for axes, snapshot in zip(panels.T.flat, record.snapshots, strict=True):
         _draw_snapshot(axes, snapshot)
         axes.plot(
             *OPTIMAL_ACTION,
@@ -147,8 +153,8 @@ def draw_trajectories(record: Record, path: Path) -> Path:
             markeredgecolor="black",
             label="best action $a^*$",
         )
-        for index, way in enumerate(WAYS):
-            trajectory = record.actions[: snapshot.update + 1, index, 0]
+        for way in snapshot.ways:
+            trajectory = record.actions[: snapshot.update + 1, WAYS.index(way), 0]
             axes.plot(
                 *trajectory.T,
                 color=_COLORS[way],
@@ -159,18 +165,24 @@ def draw_trajectories(record: Record, path: Path) -> Path:
             axes.plot(*trajectory[-1], "o", color=_COLORS[way], markeredgecolor="white")
         axes.set_title(f"after {snapshot.update} updates")
         axes.set_xlabel("$a_1$")
-    panels[0].set_ylabel("$a_2$")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("$a_2$")
     for index, color in enumerate(_CRITICS):
-        panels[0].plot([], [], color=color, label=f"contours of $Q_{index + 1}$")
+        panels[-1, 0].plot([], [], color=color, label=f"contours of $Q_{index + 1}$")
     figure.colorbar(
-        panels[-1].collections[0],
+        panels[0, -1].collections[0],
         ax=panels,
         ticks=range(0, 181, 45),
         label="angle between gradients (°)",
         pad=0.01,
         shrink=0.8,
     )
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    entries = {
+        label: handle
+        for axes in panels[:, 0]
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=6)
     return _save(figure, path)
 
 

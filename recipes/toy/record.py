@@ -14,7 +14,7 @@ from torch import Tensor
 from vmfer_recipes.toy.agents import Critics
 from vmfer_recipes.toy.environment import ACTION_BOUND, reward
 from vmfer_recipes.toy.resampling import WAYS, angle
-from vmfer_recipes.toy.simple_example import square_grid
+from vmfer_recipes.toy.simple_example import FixedCritics, square_grid
 
 __all__ = ["Difference", "Interval", "Record", "Snapshot", "mean_interval"]
 
@@ -25,14 +25,16 @@ _MOMENTS = (0.02, 0.06, 0.2, 0.4, 1.0)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The critics of one seed at one moment, over the grid ``[side, side]`` of all actions.
+    """Two critics of one seed at one moment, over the grid ``[side, side]`` of all actions.
 
     Attributes:
+        ways: the ways whose actors follow these critics.
         update: how many updates the actors have made.
         values: Q_i ``[critic, side, side]``.
         angles: between the critics' gradients, in degrees, ``[side, side]``.
     """
 
+    ways: tuple[str, ...]
     update: int
     values: Tensor
     angles: Tensor
@@ -135,15 +137,22 @@ class Record:
         counts = used.flatten(1).float()
         self._angle_counts.scatter_add_(1, bins.flatten(1), counts)
 
-    def add_critics(self, update: int, critics: Critics) -> None:
-        """Keeps how the first seed's critics see the action space, at some of the updates."""
+    def add_critics(self, update: int, critics: Sequence[Critics | FixedCritics]) -> None:
+        """Keeps how the first seed's critics see the action space, at some of the updates.
+
+        Args:
+            update: how many updates the actors have made.
+            critics: those of all ways together, or those of each way.
+        """
         if update not in self._moments:
             return
         grid = square_grid(ACTION_BOUND, 61)
         actions = grid.flatten(0, 1).expand(len(self.seeds), -1, -1)
-        values = critics.values(actions, frozen=True)[:, 0].unflatten(-1, grid.shape[:2])
-        angles = angle(critics.gradients(actions)[:, 0]).unflatten(-1, grid.shape[:2])
-        self.snapshots.append(Snapshot(update, values, angles))
+        for index, each in enumerate(critics):
+            ways = WAYS if len(critics) == 1 else (WAYS[index],)
+            values = each.values(actions, frozen=True)[:, 0].unflatten(-1, grid.shape[:2])
+            angles = angle(each.gradients(actions)[:, 0]).unflatten(-1, grid.shape[:2])
+            self.snapshots.append(Snapshot(ways, update, values, angles))
 
     def differences(self) -> list[Difference]:
         """Compares both other ways with Uniform, by the final and by the mean reward."""

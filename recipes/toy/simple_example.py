@@ -9,9 +9,34 @@ from torch import Tensor
 
 from vmfer_recipes.toy.resampling import angle
 
-__all__ = ["Example", "simple_example", "square_grid"]
+__all__ = ["Example", "FixedCritics", "simple_example", "square_grid"]
 
-_PEAKS = torch.tensor([-1.0, 1.0])  # of Q_1 and Q_2, the same in both dimensions
+
+class FixedCritics:
+    """Two critics Q_i(a) = -‖a - peak_i + ε‖² that do not learn.
+
+    Args:
+        errors: ε, which expands to ``[critic, *, *, 2]``.
+        first_peak: both coordinates of the peak of Q_1. That of Q_2 is at (1, 1).
+    """
+
+    def __init__(self, errors: Tensor, first_peak: float = -1.0) -> None:
+        self._errors = errors
+        self._peaks = torch.tensor([first_peak, 1.0])[:, None, None, None]
+
+    def values(self, actions: Tensor, *, frozen: bool = True) -> Tensor:
+        """Q_i ``[critic, *, *]`` for actions ``[*, *, 2]``."""
+        return -self._offsets(actions).square().sum(-1)
+
+    def update(self, batch: tuple[Tensor, Tensor]) -> None:
+        """Ignores the shots."""
+
+    def gradients(self, actions: Tensor) -> Tensor:
+        """∂l_i/∂a ``[critic, *, *, 2]`` of l_i = -Q_i, for actions ``[*, *, 2]``."""
+        return 2 * self._offsets(actions)
+
+    def _offsets(self, actions: Tensor) -> Tensor:
+        return actions - self._peaks + self._errors
 
 
 @dataclass(frozen=True)
@@ -45,8 +70,8 @@ def square_grid(bound: float, side: int) -> Tensor:
 def simple_example(noise: float, seed: int, bound: float = 3.0, side: int = 61) -> Example:
     """The values and gradients of both critics at every action of a grid.
 
-    The critics are Q_i(a) = -‖a - peak_i + ε‖². The noise ε represents the errors of a critic
-    that is still learning, so each critic draws its own at each action.
+    The noise ε represents the errors of a critic that is still learning, so each critic draws its
+    own at each action.
 
     Args:
         noise: the standard deviation of ε.
@@ -57,8 +82,7 @@ def simple_example(noise: float, seed: int, bound: float = 3.0, side: int = 61) 
     actions = square_grid(bound, side)
     generator = torch.Generator().manual_seed(seed)
     epsilon = noise * torch.randn(2, *actions.shape, generator=generator)
-    smooth = actions - _PEAKS[:, None, None, None]
-    noisy = smooth + epsilon
-    values, smooth_values = (-offsets.square().sum(-1) for offsets in (noisy, smooth))
-    gradients = -2 * noisy
+    noisy, smooth = FixedCritics(epsilon), FixedCritics(torch.zeros(()))
+    gradients = -noisy.gradients(actions)
+    values, smooth_values = noisy.values(actions), smooth.values(actions)
     return Example(actions, values, smooth_values, gradients, angle(gradients))

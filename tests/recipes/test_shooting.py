@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import sys
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,11 +15,13 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 from hydra import compose, initialize_config_module
+from matplotlib import image
 
 from vmfer_recipes import shooting
-from vmfer_recipes.toy.agents import Critics, Shots
-from vmfer_recipes.toy.environment import OPTIMAL_ACTION, reward
+from vmfer_recipes.toy.agents import Critics, Shots, anywhere
+from vmfer_recipes.toy.environment import ACTION_BOUND, OPTIMAL_ACTION, reward
 from vmfer_recipes.toy.networks import Networks
+from vmfer_recipes.toy.pictures import draw_trajectories
 from vmfer_recipes.toy.record import Difference, mean_interval
 from vmfer_recipes.toy.resampling import (
     WAYS,
@@ -28,7 +32,7 @@ from vmfer_recipes.toy.resampling import (
     uncertainty,
     uniform,
 )
-from vmfer_recipes.toy.simple_example import simple_example
+from vmfer_recipes.toy.simple_example import FixedCritics, simple_example, square_grid
 from vmfer_recipes.training.options import to_config
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +67,20 @@ def start(monkeypatch, tmp_path):
     return run
 
 
+@pytest.fixture
+def learned(monkeypatch):
+    """The actions of all updates of the critics, in order: ``[seed, batch, 2]`` each."""
+    batches = []
+    update = Critics.update
+
+    def watched(self, batch):
+        batches.append(batch[0].clone())
+        update(self, batch)
+
+    monkeypatch.setattr(Critics, "update", watched)
+    return batches
+
+
 # --- the environment ---
 
 
@@ -81,12 +99,11 @@ def test_an_episode_is_one_shot_rewarded_by_its_distance(action):
 
 
 def test_critics_learn_from_the_rewards_of_the_environment():
-    shots = Shots(4, generators(2))
-    for _ in range(4):
-        shots.fire()
+    shots = Shots(partial(anywhere, generators(2)), 1, 4, generators(2))
+    shots.fire(Fraction(1))
     actions, rewards = shots.sample(10)
     env = gym.make("Shooting-v0")
-    for action, value in zip(actions.flatten(0, 1), rewards.flatten(), strict=True):
+    for action, value in zip(actions.flatten(0, 2), rewards.flatten(), strict=True):
         env.reset()
         assert env.step(action.numpy())[1] == pytest.approx(value.item(), abs=1e-6)
 
@@ -191,6 +208,95 @@ def test_the_three_methods_start_from_the_same_policy():
     np.testing.assert_array_equal(actions[0], actions[2])
 
 
+# --- the critics ---
+
+
+def test_own_critics_learn_from_the_shots_of_their_actor(learned):
+    record = shooting.compare(configuration("critics=own", "exploration_noise=0", "policy_delay=1"))
+    for index, actions in enumerate(learned):
+        step, way = divmod(index, len(WAYS))
+        fired = torch.from_numpy(record.actions[: step + 1, way])  # [shot, seed, 2]
+        for seed in range(3):
+            assert torch.isin(actions[seed, :, 0], fired[:, seed, 0]).all()
+            assert torch.isin(actions[seed, :, 1], fired[:, seed, 1]).all()
+    assert not learned[-1].equal(learned[-2])  # the actors differ by now
+
+
+def test_an_actor_with_own_critics_does_not_depend_on_the_other_methods(monkeypatch):
+    ways = make_ways(0.5, 180)
+    together = shooting.compare(configuration("critics=own")).actions
+    for index, name in enumerate(WAYS):
+        monkeypatch.setattr(
+            shooting, "make_ways", lambda *_, way=ways[name]: dict.fromkeys(WAYS, way)
+        )
+        alone = shooting.compare(configuration("critics=own")).actions
+        np.testing.assert_array_equal(alone[:, index], together[:, index])
+
+
+def test_exploration_noise_is_the_spread_of_the_shots_and_the_same_for_all_methods(learned):
+    """The actors do not move, so everything else about the three methods is equal."""
+    settings = ("critics=own", "actor_lr=0", "exploration_noise=0.05", "shots=400", "updates=2")
+    record = shooting.compare(configuration(*settings, "batch_size=1024"))
+    shots = learned[-1] - torch.from_numpy(record.actions[0, 0])[:, None]
+    assert shots.mean().item() == pytest.approx(0, abs=0.01)
+    assert shots.std().item() == pytest.approx(0.05, rel=0.1)
+    assert learned[-1].equal(learned[-2])
+    assert learned[-1].equal(learned[-3])
+
+
+@pytest.mark.parametrize("critics", ["shared", "own"])
+@pytest.mark.parametrize(("shots", "total"), [("4", 4), ("null", 20), ("60", 60)])
+def test_the_shots_are_spread_evenly_over_the_updates_of_the_critics(
+    learned, critics, shots, total
+):
+    settings = (f"critics={critics}", f"shots={shots}", "policy_delay=1", "batch_size=2048")
+    shooting.compare(configuration(*settings))
+    every = len(learned) // 20
+    for step, actions in enumerate(learned[::every], start=1):
+        assert len(actions[0].unique(dim=0)) == math.ceil(step / 20 * total)
+
+
+@pytest.mark.parametrize("peak", [-1, 0.5])
+def test_fixed_critics_lead_to_the_peak_of_the_first_one_and_do_not_learn(learned, peak):
+    settings = ("critics=fixed", "example_noise=0", "actor_lr=0.02", "updates=100")
+    record = shooting.compare(configuration(*settings, f"first_peak={peak}"))
+    np.testing.assert_allclose(record.actions[-1, 0], peak, atol=0.07)
+    assert learned == []
+    first, last = record.snapshots[0], record.snapshots[-1]
+    assert first.values.equal(last.values)
+    actions = square_grid(ACTION_BOUND, first.angles.shape[0]).flatten(0, 1)
+    for values, expected in zip(first.values, (peak, 1), strict=True):
+        best = actions[values.argmax()]
+        torch.testing.assert_close(best, torch.full((2,), float(expected)))
+
+
+def test_fixed_critics_differ_between_seeds_by_their_noise():
+    peaks = []
+    for seed in (0, 1):
+        record = shooting.compare(configuration("critics=fixed", f"first_seed={seed}"))
+        peaks.append(record.snapshots[0].values)
+    assert not peaks[0].equal(peaks[1])
+
+
+def test_gradients_of_fixed_critics_are_those_of_their_values():
+    critics = FixedCritics(torch.randn(2, 3, 1, 2))
+    actions = torch.rand(3, 5, 2, requires_grad=True)
+    for critic, gradients in enumerate(critics.gradients(actions)):
+        loss = -critics.values(actions)[critic].sum()
+        torch.testing.assert_close(gradients, torch.autograd.grad(loss, actions)[0])
+
+
+@pytest.mark.parametrize(
+    ("critics", "rows"),
+    [("shared", [WAYS]), ("fixed", [WAYS]), ("own", [(way,) for way in WAYS])],
+)
+def test_trajectories_are_drawn_over_the_critics_that_the_actor_follows(tmp_path, critics, rows):
+    record = shooting.compare(configuration(f"critics={critics}", "updates=1"))
+    assert [snapshot.ways for snapshot in record.snapshots] == rows
+    drawn = image.imread(draw_trajectories(record, tmp_path / "trajectories.png"))
+    assert drawn.shape[0] == 330 * len(rows) + 100
+
+
 def test_uniform_learns_to_hit():
     record = shooting.compare(
         configuration("updates=250", "hidden=[32,32]", "critic_lr=0.003", "actor_lr=0.003")
@@ -259,6 +365,11 @@ def test_a_command_writes_tables_and_figures_and_is_reproducible(start, capsys, 
         ("low_uncertainty=1.5", "low_uncertainty"),
         ("largest_angle=200", "largest_angle"),
         ("actor_noise=-1", "actor_noise"),
+        ("critics=shard", "critics must be shared, own or fixed, got 'shard'"),
+        ("shots=0", "shots must be a whole number from 1"),
+        ("shots=few", "shots"),
+        ("exploration_noise=-0.1", "exploration_noise"),
+        ("first_peak=2", "first_peak"),
         ("critic_lr=.nan", "critic_lr"),
         ("hidden=64", "hidden"),
         ("threads=true", "threads"),
