@@ -154,6 +154,8 @@ class Session(TrainingSession):
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
             print(first_words(cfg, start), file=sys.stderr)
+            if self.backend.note:
+                print(self.backend.note, file=sys.stderr)
             progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
             if start == 0:
                 self._evaluate(0, policy, progress)

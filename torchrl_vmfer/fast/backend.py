@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer.fast.adam import Adam
 from torchrl_vmfer.fast.collector import DirectCollector
+from torchrl_vmfer.fast.kernels import why_unavailable
 from torchrl_vmfer.fast.known_gradients import backward
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 from torchrl_vmfer.fast.soft_update import FastSoftUpdate
@@ -40,6 +41,7 @@ class Backend:
         writer: the class of its writer.
         collector: the class of the collector.
         network: converts a network into the function that the collecting policy calls.
+        note: what a user should know about this version; usually empty.
     """
 
     is_fast: bool
@@ -50,6 +52,7 @@ class Backend:
     writer: Callable[..., TensorDictRoundRobinWriter]
     collector: type[Collector]
     network: Callable[[nn.Module], Callable[..., Any]]
+    note: str = ""
 
     def adam(
         self,
@@ -106,4 +109,8 @@ def make_backend(fast: bool) -> Backend:
     for dead units, and computing with them is hundreds of times slower.
     """
     torch.set_flush_denormal(fast)
-    return _FAST if fast else _GENERAL
+    reason = why_unavailable() if fast else ""
+    if not reason:
+        return _FAST if fast else _GENERAL
+    note = f"Training is slower than it could be, because C code was not compiled: {reason}."
+    return replace(_FAST, note=note)

@@ -15,11 +15,14 @@ from torchrl_vmfer.fast.linear_stack import LinearStack
 __all__ = ["CompiledStack", "make_stack"]
 
 
+_MIN_ROWS = 16  # the kernels pad batches to a multiple of it
+
+
 class CompiledStack(LinearStack):
     """A :class:`LinearStack` that calls the functions of ``networks.c``.
 
-    It uses PyTorch's matrix products instead if PyTorch has several threads, if a tensor is not in
-    single precision on the CPU, or if autograd records the computation.
+    It uses PyTorch's matrix products for fewer than 16 rows, if PyTorch has several threads, if a
+    tensor is not in single precision on the CPU, or if autograd records the computation.
 
     Args:
         params: as in :class:`LinearStack`, for at least one layer.
@@ -35,7 +38,7 @@ class CompiledStack(LinearStack):
         weights = self._weights
         self._is_ensemble = weights[0].ndim == 3
         self._count = len(weights[0]) if self._is_ensemble else 1
-        self._depth = len(weights)
+        self._num_layers = len(weights)
         self._features, self._num_outputs = weights[0].shape[-1], weights[-1].shape[-2]
         sizes = [self._features, *(weight.shape[-2] for weight in weights)]
         self._sizes = (ctypes.c_long * len(sizes))(*sizes)
@@ -53,7 +56,7 @@ class CompiledStack(LinearStack):
         """The outputs, and what :meth:`parameter_gradients` requires."""
         if not self._can_compute(inputs):
             return super().with_units(inputs)
-        size = self._kernels.units_size(self._depth, self._sizes, self._num_rows(inputs))
+        size = self._kernels.units_size(self._num_layers, self._sizes, self._num_rows(inputs))
         units = torch.empty(self._count * size)
         return self._outputs(inputs, units), units
 
@@ -83,6 +86,7 @@ class CompiledStack(LinearStack):
             and _is_plain(inputs)
             and inputs.shape[-1] == self._features
             and (not self._is_ensemble or (inputs.ndim == 3 and len(inputs) == self._count))
+            and self._num_rows(inputs) >= _MIN_ROWS
             and torch.get_num_threads() == 1
             and not (torch.is_grad_enabled() and (self._requires_grad or inputs.requires_grad))
         )
@@ -100,7 +104,7 @@ class CompiledStack(LinearStack):
             stride = rows * self._features
         inputs = inputs.contiguous()
         has_memory = self._kernels.outputs(
-            self._depth,
+            self._num_layers,
             self._sizes,
             self._count,
             rows,
@@ -126,7 +130,7 @@ class CompiledStack(LinearStack):
     ) -> None:
         slope = slope.contiguous()
         has_memory = self._kernels.gradients(
-            self._depth,
+            self._num_layers,
             self._sizes,
             self._count,
             slope.numel() // (self._count * self._num_outputs),
