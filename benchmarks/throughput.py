@@ -7,7 +7,7 @@ is left out where there is none.
 
     pip install -e '.[bench]'
     python -m venv .venv-jax && .venv-jax/bin/pip install '.[bench-jax]'
-    python benchmarks/throughput.py       # 10⁴ and 10⁶ transitions filled, TD3 and SAC
+    python benchmarks/throughput.py       # 10⁶ transitions in the buffers, TD3 and SAC
     python benchmarks/throughput.py --filled 1e6 --algorithms td3 --rounds 30
 """
 
@@ -18,7 +18,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,19 @@ from typing import Any
 import numpy as np
 from workload import TASK
 
-CONTENDERS = {
-    "Stable-Baselines3": ("sb3", ""),
-    "SBX": ("sbx", ""),
-    "TorchRL's parts": ("torchrl", ""),
-    "TorchRL's parts, a turn's steps at once": ("torchrl at once", ""),
-    "TorchRL's parts, fused Adam, no denormals": ("torchrl tuned", ""),
-    "ours, sampler=uniform": ("recipe", "uniform"),
-    "ours, sampler=fresh": ("recipe", "fresh"),
-    "ours, sampler=vmf_uncertainty": ("recipe", "vmf_uncertainty"),
-    "ours, sampler=vmf_rank": ("recipe", "vmf_rank"),
+SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
+SMALL = 10_000
+# How each contender is made, its sampler, and the transitions in its buffer if not --filled.
+CONTENDERS: dict[str, tuple[str, str, int | None]] = {
+    "Stable-Baselines3": ("sb3", "", None),
+    "SBX": ("sbx", "", None),
+    "TorchRL's parts": ("torchrl", "", None),
+    "TorchRL's parts, a turn's steps at once": ("torchrl at once", "", None),
+    "TorchRL's parts, fused Adam, no denormals": ("torchrl tuned", "", None),
+    **{f"ours, sampler={sampler}": ("recipe", sampler, None) for sampler in SAMPLERS},
+    **{f"ours, sampler={sampler}, 10⁴": ("recipe", sampler, SMALL) for sampler in SAMPLERS},
 }
-PEERS = ("Stable-Baselines3", "SBX", "TorchRL's parts", "ours, sampler=fresh")
+PEERS = ("Stable-Baselines3", "SBX", "TorchRL's parts", "ours, sampler=fresh")  # columns
 PARTS = ("collect", "sample", "critic", "actor", "priority", "rest")
 
 
@@ -96,8 +97,8 @@ def compare(
 ) -> dict[str, Contender]:
     contenders = {}
     for name in names:
-        make, sampler = CONTENDERS[name]
-        contenders[name] = start(make, algorithm, filled, sampler, options.jax_python)
+        make, sampler, own = CONTENDERS[name]
+        contenders[name] = start(make, algorithm, own or filled, sampler, options.jax_python)
     for turn in range(options.rounds + 1):
         # Alternating directions: none always runs right after the same other one.
         for name in list(contenders)[:: 1 if turn % 2 else -1]:
@@ -138,10 +139,29 @@ def table(contenders: dict[str, Contender], steps: int) -> str:
     return "\n".join(lines)
 
 
+def overheads(contenders: dict[str, Contender]) -> Iterator[str]:
+    """By how much samplers, and larger buffers, make a step longer."""
+    control = contenders.get("ours, sampler=fresh")
+    for name, contender in contenders.items():
+        if control is not None and "vmf" in name and "10⁴" not in name:
+            # The critic update is the same work for all samplers: noise affects it and the rest
+            # of a step alike.
+            ratio = critic_fraction(control) / critic_fraction(contender) - 1
+            yield f"{name}: {ratio:.1%} longer than sampler=fresh, by the critics' fraction"
+        small = contenders.get(f"{name}, 10⁴")
+        if small is not None:
+            ratio = float(np.median(contender.seconds() / small.seconds()))
+            yield f"{name}: {ratio:.2f} times as long as with 10⁴ transitions"
+
+
+def critic_fraction(contender: Contender) -> float:
+    return sum(turn["critic"] for turn in contender.rounds) / contender.seconds().sum()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="+", default=["td3", "sac"])
-    parser.add_argument("--filled", nargs="+", type=float, default=[1e4, 1e6])
+    parser.add_argument("--filled", nargs="+", type=float, default=[1e6])
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=50)
@@ -160,7 +180,8 @@ def main() -> None:
         for filled in map(int, options.filled):
             contenders = compare(names, algorithm, filled, options)
             print(f"\n{algorithm.upper()}, {TASK}, {filled:,} transitions in the buffer\n")
-            print(table(contenders, options.steps), flush=True)
+            print(table(contenders, options.steps))
+            print(*overheads(contenders), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
