@@ -196,6 +196,19 @@ def test_ranks_may_be_queried_in_any_order_and_repeatedly(index_type):
 
 
 @index_types
+@pytest.mark.parametrize("sign", [1, -1])
+def test_priorities_that_only_rise_or_fall(index_type, sign):
+    """All new codes are inserted at one end."""
+    index, priorities = index_type(), np.full(1500, 100, np.float32)
+    index.rebuild(priorities)
+    rng = np.random.default_rng(7)
+    for level in range(1, 31):
+        slots = rng.permutation(1500)[:100]
+        priorities = changed(index, priorities, slots, 100 + sign * (level + rng.random(100)))
+        assert_in_order(index, priorities)
+
+
+@index_types
 def test_rebuild_discards_all_previous_priorities(index_type):
     rng = np.random.default_rng(4)
     index = index_type()

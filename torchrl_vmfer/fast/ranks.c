@@ -90,12 +90,13 @@ static void count_before(Ranks *ranks) {
 void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
     int64_t half = WIDTH / 2;
     ranks->blocks = size ? (size + half - 1) / half : 1;
-    ranks->count[0] = ranks->block[0] = ranks->lowest[0] = 0;
+    ranks->count[0] = ranks->block[0] = 0;
     for (int64_t i = 0; i * half < size; i++) {
         int64_t count = size - i * half < half ? size - i * half : half;
         memcpy(ranks->codes + WIDTH * i, codes + i * half, sizeof(*codes) * count);
         ranks->block[i] = i, ranks->count[i] = count, ranks->lowest[i] = codes[i * half];
     }
+    ranks->lowest[0] = 0; /* smaller codes may be inserted before the first */
     count_before(ranks);
 }
 
