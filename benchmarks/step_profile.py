@@ -1,0 +1,81 @@
+"""Where the time of a training step goes, by cProfile.
+
+    python benchmarks/step_profile.py td3 vmf_uncertainty
+    VMFER_KERNELS=0 python benchmarks/step_profile.py td3 vmf_uncertainty    # PyTorch's products
+
+cProfile makes every Python function slower, so the fraction of matrix products is a lower bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import os
+import pstats
+import sys
+from typing import Any, NoReturn
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from contenders import recipe
+
+WARM_UP = 100
+# The names of functions, by what they compute.
+GROUPS = {
+    # The operator @ counts as part of the function that contains it.
+    "matrix products": (
+        *("_outputs", "_gradients", "_slopes", "_weight_gradient"),
+        *("baddbmm", "bmm", "linear"),
+    ),
+    "Adam and target networks": ("_fused_adam_", "_foreach_lerp_"),
+    "simulator": ("mj_step",),
+    "reading rows": ("index_select", "copy_rows", "_read"),
+}
+
+
+class Profiler:
+    """Takes the place of the pipe through which a contender receives numbers of steps."""
+
+    def __init__(self, steps: int) -> None:
+        self._turns = [WARM_UP, steps]
+        self._profile = cProfile.Profile()
+
+    def recv(self) -> int:
+        if len(self._turns) == 1:
+            self._profile.enable()
+        return self._turns.pop(0) if self._turns else self._report()
+
+    def send(self, result: dict[str, float]) -> None:
+        self._profile.disable()
+
+    def _report(self) -> NoReturn:
+        stats: Any = pstats.Stats(self._profile)
+        total, seconds = stats.total_tt, dict.fromkeys(GROUPS, 0.0)
+        for (_, _, name), (_, _, own, *_) in stats.stats.items():
+            # Built-in functions are named like "<built-in method torch.baddbmm>".
+            words = set(name.strip("<>").replace(".", " ").replace("'", "").split())
+            for group, names in GROUPS.items():
+                if words & set(names):
+                    seconds[group] += own
+                    break
+        seconds["everything else"] = total - sum(seconds.values())
+        for group, spent in seconds.items():
+            print(f"| {group} | {spent / total:.0%} |")
+        sys.exit()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("algorithm", choices=("td3", "sac"))
+    parser.add_argument("sampler")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--filled", type=float, default=1e6)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    profiler: Any = Profiler(options.steps)
+    recipe(options.algorithm, int(options.filled), options.sampler, profiler)
+
+
+if __name__ == "__main__":
+    main()
