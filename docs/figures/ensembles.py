@@ -16,6 +16,7 @@ from vmfer_recipes.training.tables import read_columns
 
 RESULTS = Path(__file__).parents[2] / "results" / "ensembles"
 COLORS = {"sac": BLUE, "redq": GREEN, "crossq": VERMILION}
+NAMES = {"sac": "SAC", "redq": "REDQ", "crossq": "CrossQ"}
 # Mean returns of ten seeds at 100,000 steps, from SimbaV2's public results (Lee et al., 2025).
 PUBLISHED = {
     "Hopper-v4": {"sac": 1103, "redq": 2750, "crossq": 2764},
@@ -32,11 +33,11 @@ def draw_task(axis: Axes, task: str) -> None:
             continue
         steps, returns = tables[0]["step"], np.stack([table["return_mean"] for table in tables])
         axis.plot(steps, returns.T, color=color, linewidth=0.6, alpha=0.6)
-        axis.plot(steps, returns.mean(0), color=color, linewidth=2, label=algorithm.upper())
+        axis.plot(steps, returns.mean(0), color=color, linewidth=2, label=NAMES[algorithm])
         final = returns[:, -3:].mean(1)
         seeds = ", ".join(f"{value:,.0f}" for value in final)
         published = PUBLISHED[task][algorithm]
-        print(f"| {task} | {algorithm.upper()} | {final.mean():,.0f} | {seeds} | {published:,} |")
+        print(f"| {task} | {NAMES[algorithm]} | {final.mean():,.0f} | {seeds} | {published:,} |")
     axis.set_title(task)
     axis.set_xlabel("environment steps")
     axis.grid(alpha=0.3)
