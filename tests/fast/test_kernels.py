@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import platform
 import stat
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.linear_stack import LinearStack
 from torchrl_vmfer.fast.storage import RowStorage
 
-# Widths and batches around the sizes of the kernels' tiles: 6 rows, and panels of 16 transitions.
+# Widths and batches around the sizes of the kernels' tiles: 6 or 8 rows, and panels of 16 or 32
+# transitions.
 STACKS = [
     ((23, 256, 256, 1), 2, 256),
     ((17, 256, 256, 6), None, 256),
@@ -29,6 +31,7 @@ STACKS = [
     ((1, 1, 1), 1, 31),
     ((376, 64, 25), 5, 100),
     ((6, 16, 12, 13, 2), None, 17),
+    ((33, 15, 32, 14), 2, 65),
 ]
 
 
@@ -69,14 +72,41 @@ def assert_close(found, expected):
     assert error <= 1e-5 * expected.abs().max().clamp(min=1)
 
 
+def fake_compiler(folder, script):
+    file = folder / "fakecc"
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def narrow_kernels(tmp_path_factory):
+    """Compiled for a processor without AVX-512, whose vectors are twice as wide as AVX2's."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("this is not an x86 processor, so there is only one width of vectors")
+    folder = tmp_path_factory.mktemp("narrow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", fake_compiler(folder, 'exec cc "$@" -mno-avx512f'))
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        kernels.reload()
+        compiled = load_kernels()
+    kernels.reload()
+    return compiled
+
+
+@pytest.fixture(params=["this processor", "AVX2"])
+def compiled(request):
+    narrow = request.param == "AVX2"
+    return request.getfixturevalue("narrow_kernels") if narrow else load_kernels()
+
+
 @pytest.fixture(params=STACKS, ids=str)
-def case(request):
+def case(request, compiled):
     sizes, count, rows = request.param
     params = random_params(sizes, count)
     shape = (rows, sizes[0]) if count is None else (count, rows, sizes[0])
-    stack = make_stack(params)
-    assert type(stack) is CompiledStack
-    return stack, params, torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    return CompiledStack(params, compiled), params, inputs
 
 
 def test_outputs_equal_a_reference_in_double_precision(case):
@@ -182,13 +212,6 @@ def fresh(monkeypatch, tmp_path):
     yield tmp_path
     monkeypatch.undo()
     kernels.reload()
-
-
-def fake_compiler(folder, script):
-    file = folder / "fakecc"
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return str(file)
 
 
 def test_the_compiled_file_is_used_again(fresh, monkeypatch):

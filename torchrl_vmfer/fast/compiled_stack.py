@@ -15,7 +15,7 @@ from torchrl_vmfer.fast.linear_stack import LinearStack
 __all__ = ["CompiledStack", "make_stack"]
 
 
-_MIN_ROWS = 16  # the kernels pad batches to a multiple of it
+_MIN_ROWS = 16  # the kernels pad batches to panels of 16 or 32 rows
 
 
 class CompiledStack(LinearStack):

@@ -1,25 +1,36 @@
 /* Stacks of linear layers with ReLU between them: outputs and gradients, on one thread.
  *
  * Matrices of other functions are row-major, [transition][unit]. Here, batches are divided into
- * panels of 16 transitions, [panel][unit][transition], and the last panel is padded with zeros. A
+ * panels of 16 or 32 transitions, [panel][unit][transition]; the last panel is padded with zeros. A
  * layer reads its panels in order, multiplies each value by one weight, and writes the panels that
  * the next layer reads, so that no copies are needed between layers.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#if !defined(__AVX2__) && !defined(__ARM_NEON)
+/* VECTOR: floats in a vector. TILE: rows computed together; the sums of a row take two vectors, and
+ * all sums must fit in the 32 vector registers of AVX-512, or the 16 of AVX2. */
+#define EIGHT(x) x, x, x, x, x, x, x, x
+#if defined(__AVX512F__)
+#define VECTOR 16
+#define TILE 8
+#define VECTOR_OF(x) EIGHT(x), EIGHT(x)
+#elif defined(__AVX2__) || defined(__ARM_NEON)
+#define VECTOR 8
+#define TILE 6
+#define VECTOR_OF(x) EIGHT(x)
+#else
 #error the processor has no vectors of eight floats
 #endif
-
-#define LANES 16 /* transitions in a panel: two vectors of eight */
-#define TILE 6   /* rows computed together: their sums take 12 of 16 vector registers */
+#define LANES (2 * VECTOR) /* transitions in a panel */
 #define INLINE static inline __attribute__((always_inline))
 
-typedef float vec __attribute__((vector_size(32), aligned(4), may_alias));
-typedef int mask __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
+typedef int mask __attribute__((vector_size(4 * VECTOR), aligned(4), may_alias));
+typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int order __attribute__((vector_size(32)));
 
-INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x}; }
+INLINE vec splat(float x) { return (vec){VECTOR_OF(x)}; }
 INLINE vec positive(vec x, vec y) { return (vec)((mask)x & (y > 0)); }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long panels_of(long rows) { return (rows + LANES - 1) / LANES; }
@@ -27,14 +38,14 @@ INLINE long panels_of(long rows) { return (rows + LANES - 1) / LANES; }
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (mask){__VA_ARGS__})
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
 #endif
 
 /* Transposes a block of 8×8 floats. */
 INLINE void transpose_block(const float *from, long stride, float *to, long to_stride) {
-    vec a[8], b[8];
+    eight a[8], b[8];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) a[i] = *(const vec *)(from + stride * i);
+    for (int i = 0; i < 8; i++) a[i] = *(const eight *)(from + stride * i);
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
         b[i] = SHUFFLE(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
@@ -49,8 +60,8 @@ INLINE void transpose_block(const float *from, long stride, float *to, long to_s
         }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        *(vec *)(to + to_stride * i) = SHUFFLE(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        *(vec *)(to + to_stride * (i + 4)) = SHUFFLE(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        *(eight *)(to + to_stride * i) = SHUFFLE(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        *(eight *)(to + to_stride * (i + 4)) = SHUFFLE(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
 }
 
@@ -72,22 +83,25 @@ static void transpose(long rows, long columns, const float *from, long stride, f
 }
 
 /* Calls a function with a constant number of rows, for which the compiler unrolls its loops. */
-#define FOR_TILE(rows, call)                    \
-    switch (rows) {                             \
-        case 1: { enum { N = 1 }; call; } break; \
-        case 2: { enum { N = 2 }; call; } break; \
-        case 3: { enum { N = 3 }; call; } break; \
-        case 4: { enum { N = 4 }; call; } break; \
-        case 5: { enum { N = 5 }; call; } break; \
-        default: { enum { N = TILE }; call; }    \
+#define CASE(rows, call) case rows: { enum { N = rows }; call; } break;
+#if TILE > 6
+#define CASES_FROM_6(call) CASE(6, call) CASE(7, call)
+#else
+#define CASES_FROM_6(call)
+#endif
+#define FOR_TILE(rows, call)                                                            \
+    switch (rows) {                                                                     \
+        CASE(1, call) CASE(2, call) CASE(3, call) CASE(4, call) CASE(5, call)           \
+        CASES_FROM_6(call)                                                              \
+        default: { enum { N = TILE }; call; }                                           \
     }
 
 /* Adds factors[i * row + k * step] * values[k][lane] over k to sums[i][lane]. */
 INLINE void add_products(int rows, long count, const float *factors, long row, long step,
                          const float *values, vec sums[TILE][2]) {
     for (long k = 0; k < count; k++, factors += step, values += LANES) {
-        vec left = *(const vec *)values, right = *(const vec *)(values + 8);
-#pragma GCC unroll 6
+        vec left = *(const vec *)values, right = *(const vec *)(values + VECTOR);
+#pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
             vec factor = splat(factors[i * row]);
             sums[i][0] += factor * left;
@@ -100,14 +114,14 @@ INLINE void add_products(int rows, long count, const float *factors, long row, l
 INLINE void outputs_tile(int rows, long in, const float *weight, const float *bias, int is_last,
                          const float *inputs, float *outputs) {
     vec sums[TILE][2];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int i = 0; i < rows; i++) sums[i][0] = sums[i][1] = splat(bias[i]);
     add_products(rows, in, weight, in, 1, inputs, sums);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
         for (int half = 0; half < 2; half++) {
             vec sum = sums[i][half];
-            *(vec *)(outputs + LANES * i + 8 * half) = is_last ? sum : positive(sum, sum);
+            *(vec *)(outputs + LANES * i + VECTOR * half) = is_last ? sum : positive(sum, sum);
         }
 }
 
@@ -124,10 +138,10 @@ INLINE void slopes_tile(int rows, long out, const float *columns, const float *s
                         const float *units, float *results) {
     vec sums[TILE][2] = {0};
     add_products(rows, out, columns, 1, TILE, slopes, sums);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
         for (int half = 0; half < 2; half++) {
-            long at = LANES * i + 8 * half;
+            long at = LANES * i + VECTOR * half;
             vec sum = sums[i][half];
             *(vec *)(results + at) = units ? positive(sum, *(const vec *)(units + at)) : sum;
         }
@@ -153,24 +167,24 @@ static void layer_slopes(long panels, long out, long count, const float *columns
         }
 }
 
-/* Some rows of a weight's gradient, for 16 inputs, of which `width` exist. */
+/* Some rows of a weight's gradient, for LANES inputs, of which `width` exist. */
 INLINE void gradient_tile(int rows, long panels, long in, long out, const float *slopes,
                           const float *inputs, long width, float *gradient) {
     vec sums[TILE][2] = {0};
     for (long p = 0; p < panels; p++)
         add_products(rows, LANES, slopes + LANES * out * p, LANES, 1,
                      inputs + LANES * LANES * p, sums);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
         if (width == LANES) {
             *(vec *)(gradient + in * i) = sums[i][0];
-            *(vec *)(gradient + in * i + 8) = sums[i][1];
+            *(vec *)(gradient + in * i + VECTOR) = sums[i][1];
         } else
-            for (long j = 0; j < width; j++) gradient[in * i + j] = sums[i][j / 8][j % 8];
+            for (long j = 0; j < width; j++) gradient[in * i + j] = sums[i][j / VECTOR][j % VECTOR];
     }
 }
 
-/* The gradients of a layer's weight and bias. `block` has room for 16 inputs of the batch. */
+/* The gradients of a layer's weight and bias. `block` has room for LANES inputs of the batch. */
 static void layer_gradients(long panels, long in, long out, const float *slopes,
                             const float *inputs, float *block, float *weight, float *bias) {
     for (long c = 0; c < in; c += LANES) {
@@ -188,10 +202,10 @@ static void layer_gradients(long panels, long in, long out, const float *slopes,
         vec sum = {0};
         for (long p = 0; p < panels; p++) {
             const float *row = slopes + LANES * (out * p + o);
-            sum += *(const vec *)row + *(const vec *)(row + 8);
+            sum += *(const vec *)row + *(const vec *)(row + VECTOR);
         }
         float total = 0;
-        for (int i = 0; i < 8; i++) total += sum[i];
+        for (int i = 0; i < VECTOR; i++) total += sum[i];
         bias[o] = total;
     }
 }
