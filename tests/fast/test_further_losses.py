@@ -12,9 +12,8 @@ from torchrl.objectives import SoftUpdate
 
 from helpers.fast_losses import REDQ, SEED, TD3_BC, TOLERANCE, TQC, assert_agree, pair
 from torchrl_vmfer import VMFUncertainty
-from torchrl_vmfer.fast import backward
+from torchrl_vmfer.fast import backward, tqc
 from torchrl_vmfer.fast.soft_update import FastSoftUpdate
-from torchrl_vmfer.fast.tqc import quantile_huber
 
 FALLS_BACK = "uses TorchRL's general path"
 OPTIONS = [
@@ -180,11 +179,14 @@ def test_a_target_without_quantiles_is_rejected(make_batch, fast):
         loss.qvalue_v2_loss(make_batch(4))
 
 
-def test_quantile_huber_of_large_values():
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_quantile_huber_of_large_values(monkeypatch, is_compiled):
     """Both the quadratic and the linear parts, also at the kinks."""
+    if not is_compiled:
+        monkeypatch.setattr(tqc, "load_kernels", lambda: None)
     quantiles = (1e3 + torch.arange(-4.0, 5.0) / 2).expand(2, 1, 9).clone()
     targets = torch.tensor([[1e3 - 3, 1e3 - 1, 1e3, 1e3 + 0.25, 1e3 + 2]])
-    loss, slope, error = quantile_huber(quantiles, targets)
+    loss, slope, error = tqc.quantile_huber(quantiles, targets)
     found = []
     for tau, quantile in zip((torch.arange(9) + 0.5) / 9, quantiles[0, 0].double(), strict=True):
         quantile.requires_grad_()
@@ -199,3 +201,14 @@ def test_quantile_huber_of_large_values():
         torch.testing.assert_close(loss[critic], losses.sum().float()[None], **TOLERANCE)
         torch.testing.assert_close(slope[critic], slopes.float()[None], **TOLERANCE)
         torch.testing.assert_close(error[critic], errors.mean().float()[None], **TOLERANCE)
+
+
+@pytest.mark.parametrize("shape", [(5, 256, 25, 100), (1, 3, 1, 1), (2, 2, 300, 7)], ids=str)
+def test_compiled_and_general_quantile_huber_agree(monkeypatch, shape):
+    critics, rows, count, num_targets = shape
+    quantiles, targets = 3 * torch.randn(critics, rows, count), 3 * torch.randn(rows, num_targets)
+    found = tqc.quantile_huber(quantiles, targets)
+    monkeypatch.setattr(tqc, "load_kernels", lambda: None)
+    expected = tqc.quantile_huber(quantiles.double(), targets.double())
+    for values, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(values, wanted.float(), rtol=1e-5, atol=1e-6)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Kernels", "load_kernels", "pointers", "reload", "why_unavailable"]
 
 _SOURCES = [
-    Path(__file__).with_name(name) for name in ("networks.c", "agreement.c", "ranks.c", "rows.c")
+    Path(__file__).with_name(f"{name}.c")
+    for name in ("networks", "agreement", "quantiles", "ranks", "rows")
 ]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
@@ -47,6 +48,8 @@ class Kernels:
         self.gradients = _declared(compiled.gradients, n, p, n, n, p, p, p, p, p, p, n, n)
         # agreement.c
         self.agreement = _declared(compiled.agreement, n, n, n, p, p, p, p, p)
+        # quantiles.c
+        self.quantile_huber = _declared(compiled.quantile_huber, n, n, n, n, p, p, p, p, p)
         # ranks.c
         self.ranks_fill = _declared(compiled.ranks_fill, p, n, p)
         self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)

@@ -6,6 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.sac import FastSAC
 
@@ -43,11 +44,7 @@ class FastTQC(FastSAC):
 
 
 def quantile_huber(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the quantile Huber loss of TQC, one critic at a time.
-
-    The pairs of one critic fit in the cache; those of all critics do not. For a difference d and
-    c = d clipped to [-1, 1], the Huber loss is c (d - c/2), and the weight of a quantile fraction
-    τ is 1/2 + (τ - 1/2) sign(d), so that τ is needed only after summing over the targets.
+    """Computes the quantile Huber loss of TQC.
 
     Args:
         quantiles: the predicted quantiles ``[N, B, K]``.
@@ -56,6 +53,31 @@ def quantile_huber(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, 
     Returns:
         the loss ``[N, B]``, averaged over all pairs; its gradient with respect to the quantiles
         ``[N, B, K]``; and the mean absolute difference of all pairs ``[N, B]``.
+    """
+    kernels = load_kernels()
+    if kernels is None or not (_is_plain(quantiles) and _is_plain(targets)):
+        return _quantile_huber_by_torch(quantiles, targets)
+    quantiles, targets = quantiles.contiguous(), targets.contiguous()
+    losses, errors = torch.empty(2, *quantiles.shape[:-1])
+    slopes = torch.empty_like(quantiles)
+    is_computed = kernels.quantile_huber(
+        *quantiles.shape,
+        targets.shape[-1],
+        *(tensor.data_ptr() for tensor in (quantiles, targets, losses, slopes, errors)),
+    )
+    return (losses, slopes, errors) if is_computed else _quantile_huber_by_torch(quantiles, targets)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
+
+
+def _quantile_huber_by_torch(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, one critic at a time: the pairs of one critic fit in the cache.
+
+    For a difference d and c = d clipped to [-1, 1], the Huber loss is c (d - c/2), and the weight
+    of a quantile fraction τ is 1/2 + (τ - 1/2) sign(d), so that τ is needed only after summing over
+    the targets.
     """
     number = quantiles.shape[-1]
     tilt = (torch.arange(number, device=quantiles.device).to(quantiles) + 0.5) / number - 0.5
