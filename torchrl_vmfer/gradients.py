@@ -46,7 +46,13 @@ def checked_critic(used: str) -> UsedCritic:
     return cast(UsedCritic, used)
 
 
-def resolved_critic(used: UsedCritic, loss: LossModule, gradients: Tensor, values: Tensor) -> Used:
+def resolved_critic(
+    used: UsedCritic,
+    loss: LossModule,
+    gradients: Tensor,
+    values: Tensor,
+    lowest: Tensor | None = None,
+) -> Used:
     """Replaces ``"min"`` by the critic with the lowest value, and the mean of some by its gradient.
 
     Args:
@@ -55,10 +61,11 @@ def resolved_critic(used: UsedCritic, loss: LossModule, gradients: Tensor, value
             are compared. If the actor follows a mean, it is the mean of these critics.
         gradients: the gradients of the critics, ``[N, *batch, action]``.
         values: the values of the critics, ``[N, *batch]``.
+        lowest: the critic with the lowest value, ``[*batch]``, if it is known.
     """
     count = getattr(loss, "target_count", len(values))
     if used == "min":
-        return values[:count].argmin(0)
+        return values[:count].argmin(0) if lowest is None else lowest
     if used == "mean" and count < len(gradients) and followed_critic(loss) == "mean":
         return mean_gradient(gradients[:count])
     return used

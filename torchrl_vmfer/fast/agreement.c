@@ -36,3 +36,24 @@ void agreement(long critics, long rows, long width, const float *gradients, cons
         length[row] = (float)(square < 1 ? sqrt(square) : 1);
     }
 }
+
+/* Finds the critic with the lowest value, which the actor follows.
+ *
+ * values: [critics][rows]
+ * gradients: [critics][rows][width], of the values with respect to the action
+ * used: [rows], receives the critic of each transition
+ * value, gradient: [rows] and [rows][width], receive its value and gradient
+ */
+void follow_lowest(long critics, long rows, long width, const float *values, const float *gradients,
+                   int64_t *used, float *value, float *gradient) {
+    for (long row = 0; row < rows; row++, gradient += width) {
+        long lowest = 0;
+        for (long n = 1; n < critics; n++) {
+            float other = values[rows * n + row];
+            if (other < values[rows * lowest + row] || isnan(other)) lowest = n;
+        }
+        used[row] = lowest, value[row] = values[rows * lowest + row];
+        const float *found = gradients + width * (rows * lowest + row);
+        for (long i = 0; i < width; i++) gradient[i] = found[i];
+    }
+}

@@ -1,4 +1,4 @@
-"""The factor and the resultant length of a batch, by a compiled function."""
+"""The critic that the actor follows, and the agreement of all critics, by compiled functions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 from torchrl_vmfer import directional
 from torchrl_vmfer.directional import Used, mean_gradient
-from torchrl_vmfer.fast.kernels import load_kernels
+from torchrl_vmfer.fast.kernels import are_plain, load_kernels
 
-__all__ = ["factor_and_length"]
+__all__ = ["factor_and_length", "follow_lowest"]
 
 
 def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
@@ -18,7 +18,7 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
     A batch is so small that most of the time of PyTorch's operations is overhead.
     """
     kernels = load_kernels()
-    if kernels is None or not (_is_plain(gradients) and gradients.ndim == 3):
+    if kernels is None or not (are_plain(gradients) and gradients.ndim == 3):
         return directional.factor_and_length(gradients, used)
     critic = moving = None
     if isinstance(used, Tensor) and not used.is_floating_point():
@@ -40,5 +40,26 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
     return factor, length
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
+def follow_lowest(values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Finds the critic with the lowest value for each transition.
+
+    Args:
+        values: the values of the critics, ``[N, B]``.
+        gradients: their gradients with respect to the action, ``[N, B, A]``.
+
+    Returns:
+        its value ``[B]``, its gradient ``[B, A]``, and its number ``[B]``.
+    """
+    kernels = load_kernels()
+    if kernels is None or not are_plain(values, gradients):
+        value, used = values.min(0)
+        chosen = used[None, :, None].expand(1, *gradients.shape[1:])
+        return value, gradients.gather(0, chosen).squeeze(0), used
+    values, gradients = values.contiguous(), gradients.contiguous()
+    value, gradient = torch.empty_like(values[0]), torch.empty_like(gradients[0])
+    used = torch.empty(len(value), dtype=torch.int64)
+    kernels.follow_lowest(
+        *gradients.shape,
+        *(tensor.data_ptr() for tensor in (values, gradients, used, value, gradient)),
+    )
+    return value, gradient, used

@@ -16,26 +16,17 @@ from typing import Any, ClassVar
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.nn import functional
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer.fast.agreement import factor_and_length
+from torchrl_vmfer.fast.agreement import factor_and_length, follow_lowest
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
+from torchrl_vmfer.fast.td_loss import DISTANCES, td_loss
 from torchrl_vmfer.gradients import directed, followed_critic
 
 __all__ = ["FastUpdates"]
 
-# TorchRL's distances, as functions of the error, and their derivatives.
-_DISTANCES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "l2": (torch.square, lambda error: 2 * error),
-    "l1": (torch.abs, torch.sign),
-    "smooth_l1": (
-        lambda error: functional.smooth_l1_loss(error, torch.zeros_like(error), reduction="none"),
-        lambda error: error.clamp(-1, 1),
-    ),
-}
 # Entries that TorchRL's losses support and the fast path does not: masks, and the number of steps
 # that a transition spans.
 _NOT_FAST = (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
@@ -93,7 +84,7 @@ class FastUpdates:
             raise NotPlainError(f"the loss has a mask, {loss.loss_mask_key!r}")
         if loss.reduction == "none":
             raise NotPlainError("reduction='none'")
-        if loss.loss_function not in _DISTANCES:
+        if loss.loss_function not in DISTANCES:
             raise NotPlainError(f"loss_function={loss.loss_function!r}")
         keys, action = list(loss.qvalue_network.in_keys), loss.tensor_keys.action
         if len(keys) < 2 or action not in (keys[0], keys[-1]):
@@ -156,37 +147,43 @@ class FastUpdates:
         critics = self._all_critics
         return critics.with_pull_back(inputs.expand(critics.size, *inputs.shape))
 
-    def _target(self, tensordict: TensorDictBase, next_value: Tensor) -> Tensor:
-        """The TD target ``[*, B]`` for values ``[*, B]`` of the next state."""
+    def _outcome(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor, Tensor]:
+        """The rewards ``[B]``, whether the next states are terminal ``[B]``, and the discount."""
         keys, following = self._loss.tensor_keys, tensordict.get("next")
-        reward = following.get(keys.reward).detach().squeeze(-1)
         terminated = following.get(keys.terminated, None)
         if terminated is None:
             terminated = following.get(keys.done)
-        terminated = terminated.squeeze(-1)
-        return reward + self._loss.value_estimator.gamma * next_value.masked_fill(terminated, 0)
+        reward = following.get(keys.reward).detach().squeeze(-1)
+        return reward, terminated.squeeze(-1), self._loss.value_estimator.gamma
 
     def _critic_loss(
-        self, tensordict: TensorDictBase, next_value: Tensor
+        self, tensordict: TensorDictBase, next_values: Tensor, cost: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic loss and metadata: values ``[N, B]``, targets ``[B]``, errors ``[N, B]``."""
-        target = self._target(tensordict, next_value)
+        """The critic loss and metadata: values ``[N, B]``, targets ``[B]``, errors ``[N, B]``.
+
+        Args:
+            tensordict: the batch.
+            next_values: the values of the target critics in the next state, ``[M, B, 1]``.
+            cost: subtracted from their minimum, ``[B]``.
+        """
         values, pull_back = self._predicted(tensordict)
         values = values.squeeze(-1)
-        error = values - target
-        weights = self._weights(tensordict, values)
-        distance, slope = (function(error) for function in _DISTANCES[self._loss.loss_function])
+        found = td_loss(
+            values,
+            next_values.squeeze(-1),
+            cost,
+            *self._outcome(tensordict),
+            self._weights(tensordict, values),
+            self._loss.loss_function,
+        )
         critic_loss = with_known_gradients(
-            (distance * weights).sum(),
-            self._trained_critics,
-            pull_back,
-            (slope * weights).unsqueeze(-1),
+            found.loss, self._trained_critics, pull_back, found.slope.unsqueeze(-1)
         )
         return critic_loss, {
-            "error": error,
-            "next_state_value": next_value,
+            "error": found.error,
+            "next_state_value": found.next_value,
             "pred_value": values,
-            "target_value": target,
+            "target_value": found.target,
         }
 
     def _weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
@@ -224,21 +221,32 @@ class FastUpdates:
         inputs, columns = self._critic_inputs(observation, action)
         inputs = inputs.expand(critics.size, *inputs.shape)
         values, gradients = critics.with_gradients(inputs, columns)
-        return values.mean(-1), gradients
+        # A mean of one value is slower.
+        return values.squeeze(-1) if values.shape[-1] == 1 else values.mean(-1), gradients
 
-    def _climbed(self, values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """The value ``[B]`` that the actor maximizes, and its action gradient ``[B, A]``."""
+    def _climbed(self, values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the actor maximizes.
+
+        Returns:
+            the value ``[B]``, its gradient with respect to the action ``[B, A]``, and the number of
+            the critic with the lowest value ``[B]``, if the actor follows it.
+        """
         followed, count = followed_critic(self._loss), self._num_actor_critics
         if followed == "first":
-            return values[0], gradients[0]
+            return values[0], gradients[0], None
         if followed == "mean":
-            return values[:count].mean(0), gradients[:count].mean(0)
-        value, used = values[:count].min(0)
-        used = used[None, :, None].expand(1, *gradients.shape[1:])
-        return value, gradients.gather(0, used).squeeze(0)
+            return values[:count].mean(0), gradients[:count].mean(0), None
+        return follow_lowest(values[:count], gradients[:count])
 
     def _actor_metadata(
-        self, gradients: Tensor, values: Tensor, action: Tensor
+        self, gradients: Tensor, values: Tensor, action: Tensor, lowest: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Metadata of the actor loss, from gradients ``[N, B, A]`` and values ``[N, B]``."""
-        return self._loss.agreement(gradients, values, action, factor_and_length)
+        """Metadata of the actor loss.
+
+        Args:
+            gradients: the gradients of the critics, ``[N, B, A]``.
+            values: their values, ``[N, B]``.
+            action: the policy's action, ``[B, A]``.
+            lowest: the number of the critic with the lowest value, if it is known.
+        """
+        return self._loss.agreement(gradients, values, action, factor_and_length, lowest)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Kernels", "load_kernels", "pointers", "reload", "why_unavailable"]
+__all__ = ["Kernels", "are_plain", "load_kernels", "pointers", "reload", "why_unavailable"]
 
 _SOURCES = [
     Path(__file__).with_name(f"{name}.c")
-    for name in ("networks", "agreement", "quantiles", "ranks", "rows")
+    for name in ("networks", "agreement", "quantiles", "ranks", "rows", "squashed", "td_loss")
 ]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
@@ -41,13 +41,14 @@ class Kernels:
 
     def __init__(self, library: Path) -> None:
         compiled = ctypes.CDLL(str(library))
-        p, n = ctypes.c_void_p, ctypes.c_long
+        p, n, x = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
         # networks.c
         self.units_size = _declared(compiled.units_size, n, p, n)
         self.outputs = _declared(compiled.outputs, n, p, n, n, p, n, p, p, p, p)
         self.gradients = _declared(compiled.gradients, n, p, n, n, p, p, p, p, p, p, n, n)
         # agreement.c
         self.agreement = _declared(compiled.agreement, n, n, n, p, p, p, p, p)
+        self.follow_lowest = _declared(compiled.follow_lowest, n, n, n, p, p, p, p, p)
         # quantiles.c
         self.quantile_huber = _declared(compiled.quantile_huber, n, n, n, n, p, p, p, p, p)
         # ranks.c
@@ -56,6 +57,14 @@ class Kernels:
         self.ranks_draw = _declared(compiled.ranks_draw, p, n, p, p, p, p, p)
         # rows.c
         self.copy_rows = _declared(compiled.copy_rows, n, p, p, n, n, p, p)
+        # squashed.c
+        policy = (n, n, p, x, x, p, p, p)
+        self.squashed_draw = _declared(compiled.squashed_draw, *policy)
+        self.squashed_slopes = _declared(compiled.squashed_slopes, *policy, p, p, p, x, p, n, p, p)
+        # td_loss.c
+        self.td_loss = _declared(
+            compiled.td_loss, n, n, p, n, p, p, p, p, x, n, p, n, p, p, p, p, p
+        )
 
 
 def _declared(function: Any, *arguments: Any) -> Callable[..., int]:
@@ -66,6 +75,17 @@ def _declared(function: Any, *arguments: Any) -> Callable[..., int]:
 def pointers(tensors: Sequence[Tensor]) -> Any:
     """The addresses of tensors, as an argument of compiled functions."""
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def are_plain(*tensors: Tensor) -> bool:
+    """Whether compiled functions support tensors: single precision, on the CPU, no gradient."""
+    return all(
+        tensor.is_cpu
+        and tensor.is_floating_point()
+        and tensor.dtype.itemsize == 4
+        and not tensor.requires_grad
+        for tensor in tensors
+    )
 
 
 def load_kernels() -> Kernels | None:

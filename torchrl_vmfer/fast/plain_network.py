@@ -27,7 +27,7 @@ from torchrl_vmfer.fast.compiled_stack import make_stack
 from torchrl_vmfer.fast.linear_stack import LinearStack, linear
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["NotPlainError", "PlainNetwork"]
+__all__ = ["NotPlainError", "PlainNetwork", "slope_of_loc_and_scale"]
 
 # Elementwise activations, which therefore also apply to an ensemble.
 _ACTIVATIONS = (
@@ -127,6 +127,17 @@ class PlainNetwork:
             else type(step)(*(p.detach()[chosen] if isinstance(p, Tensor) else p for p in step))
             for step in self._steps
         ]
+        return network
+
+    @property
+    def last(self) -> Any:
+        """The last layer or activation; ``None`` if there is none."""
+        return self._steps[-1] if self._steps else None
+
+    def without_last(self) -> PlainNetwork:
+        """The network without its last layer or activation."""
+        network = PlainNetwork.__new__(PlainNetwork)
+        network._steps = self._steps[:-1]
         return network
 
     @property
@@ -232,17 +243,19 @@ def _with_slope(steps: Sequence[nn.Module], inputs: Tensor) -> tuple[Any, Callab
         )
     if len(steps) == 1 and type(first) is LocAndScale:
         loc, scale = first(inputs)
-        return (loc, scale), partial(_slope_of_loc_and_scale, inputs, scale)
+        return (loc, scale), partial(slope_of_loc_and_scale, inputs, scale)
     # A copy, because steps may change it in place.
     outputs = _applied(steps, inputs.requires_grad_().clone())
     return _detached(outputs), lambda *g: torch.autograd.grad(outputs, inputs, g)[0]
 
 
-def _slope_of_loc_and_scale(
+def slope_of_loc_and_scale(
     inputs: Tensor, scale: Tensor, of_loc: Tensor, of_scale: Tensor
 ) -> Tensor:
+    """The gradient of the inputs of a ``LocAndScale``, given those of its outputs."""
     log_scale = inputs.chunk(2, dim=-1)[1]
-    is_free = log_scale == log_scale.clamp(*LocAndScale.bounds)
+    low, high = LocAndScale.bounds
+    is_free = (log_scale > low) & (log_scale < high)
     return torch.cat([of_loc, of_scale * scale * is_free], -1)
 
 

@@ -30,8 +30,8 @@ class FastREDQ(StochasticUpdates):
         """The critic loss, and the TD errors."""
         loss = self._loss
         subset = torch.randperm(loss.num_qvalue_nets)[: loss.sub_sample_len].sort().values
-        values = self._soft_values(tensordict, self._target_critics.detached(subset))
-        critic_loss, metadata = self._critic_loss(tensordict, values.squeeze(-1).amin(0))
+        next_values = self._next_values(tensordict, self._target_critics.detached(subset))
+        critic_loss, metadata = self._critic_loss(tensordict, *next_values)
         return critic_loss, {"td_error": metadata["error"].abs().amax(0)}
 
     def _weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class FastREDQ(StochasticUpdates):
         return self._loss.num_qvalue_nets * self._weights(tensordict, like)
 
     def _actor_metadata(
-        self, gradients: Tensor, values: Tensor, action: Tensor
+        self, gradients: Tensor, values: Tensor, action: Tensor, lowest: Tensor | None = None
     ) -> dict[str, Tensor]:
-        metadata = super()._actor_metadata(gradients, values, action)
+        metadata = super()._actor_metadata(gradients, values, action, lowest)
         return {"state_action_value_actor": values, **metadata}

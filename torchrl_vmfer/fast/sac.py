@@ -30,6 +30,6 @@ class FastSAC(StochasticUpdates):
 
     def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic loss, and the TD errors."""
-        values = self._soft_values(tensordict, self._target_critics)
-        critic_loss, metadata = self._critic_loss(tensordict, values.squeeze(-1).amin(0))
+        next_values = self._next_values(tensordict, self._target_critics)
+        critic_loss, metadata = self._critic_loss(tensordict, *next_values)
         return critic_loss, {"td_error": metadata["error"].abs().amax(0)}

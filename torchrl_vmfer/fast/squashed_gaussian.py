@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchrl.modules import TanhNormal
 
-from torchrl_vmfer.fast.plain_network import NotPlainError
+from torchrl_vmfer.fast.kernels import Kernels, are_plain
+from torchrl_vmfer.fast.plain_network import NotPlainError, slope_of_loc_and_scale
+from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["SquashedGaussian"]
+__all__ = ["CompiledSquashedGaussian", "SquashedGaussian"]
 
 
 class SquashedGaussian:
@@ -45,18 +47,31 @@ class SquashedGaussian:
             return None
         return _BoundedMean(self._upscale, None if self._is_unit else self._middle)
 
-    def __call__(self, mean: Tensor, deviation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """tanh(u) at u = mean + deviation · noise, and the log-densities ``[B]`` of the actions."""
+    def noise(self, outputs: Any) -> Tensor:
+        """Standard normal noise ``[B, A]`` for :meth:`draw`."""
+        return torch.randn_like(outputs[0])
+
+    def draw(self, outputs: Any, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """tanh(u) at u = mean + deviation · noise, and the log-densities ``[B]`` of the actions.
+
+        Args:
+            outputs: the outputs of the policy's network: mean and deviation, both ``[B, A]``.
+            noise: the noise, ``[B, A]``.
+        """
+        mean, deviation = outputs
         pre_tanh = torch.addcmul(mean, deviation, noise)
         squashed = pre_tanh.tanh()
         # log(1 - tanh²(u)) = 2 (log 2 - u - softplus(-2u)) avoids cancellation.
         correction = functional.softplus(pre_tanh.mul_(-2)).mul_(2).sub_(pre_tanh)
         density = correction.sub_(deviation.log()).addcmul_(noise, noise, value=-0.5)
         constant = math.log(4) + 0.5 * math.log(2 * math.pi)
-        log_prob = density.sum(-1) - mean.shape[-1] * constant
-        if not self._is_unit:
-            log_prob -= self._half.to(mean).expand(mean.shape[-1]).log().sum()
-        return squashed, log_prob
+        return squashed, self._stretched(density.sum(-1) - mean.shape[-1] * constant, mean)
+
+    def _stretched(self, log_prob: Tensor, like: Tensor) -> Tensor:
+        """The log-densities of actions m + h tanh(u), from those of tanh(u)."""
+        if self._is_unit:
+            return log_prob
+        return log_prob - self._half.to(like).expand(like.shape[-1]).log().sum()
 
     def stretch(self, squashed: Tensor) -> Tensor:
         """The action m + h tanh(u)."""
@@ -64,20 +79,115 @@ class SquashedGaussian:
             return squashed
         return torch.addcmul(self._middle.to(squashed), self._half.to(squashed), squashed)
 
-    def slopes(
+    def actor_loss(
         self,
-        of_action: Tensor,
-        of_density: Tensor,
-        squashed: Tensor,
-        deviation: Tensor,
+        outputs: Any,
         noise: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The gradients of mean and deviation: ∂a/∂u = h (1 - tanh²), ∂log π/∂u = 2 tanh."""
+        squashed: Tensor,
+        log_prob: Tensor,
+        value: Tensor,
+        gradient: Tensor,
+        alpha: Tensor,
+        weights: Tensor,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Computes Σ w (α log π - Q) and its gradients with respect to ``outputs``.
+
+        Args:
+            outputs: as in :meth:`draw`, as are the noise and its two results.
+            noise: the noise.
+            squashed: tanh(u).
+            log_prob: the log-densities log π, ``[B]``.
+            value: the values Q of the actions, ``[B]``.
+            gradient: their gradients with respect to the actions, ``[B, A]``.
+            alpha: the temperature α.
+            weights: the weights w of the transitions, ``[B]`` or ``[]``.
+        """
+        _, deviation = outputs
+        of_rows = weights.unsqueeze(-1)
+        of_action, of_density = -of_rows * gradient, alpha * of_rows
         if not self._is_unit:
             of_action = of_action * self._half.to(of_action)
+        # ∂a/∂u = h (1 - tanh²), ∂log π/∂u = 2 tanh.
         of_mean = torch.addcmul(of_action, of_action, squashed.square(), value=-1)
         of_mean += 2 * of_density * squashed
-        return of_mean, of_mean * noise - of_density / deviation
+        slopes = of_mean, of_mean * noise - of_density / deviation
+        return ((alpha * log_prob - value) * weights).sum(), slopes
+
+
+class CompiledSquashedGaussian(SquashedGaussian):
+    """A :class:`SquashedGaussian` that calls the functions of ``squashed.c``.
+
+    Its ``outputs`` are those of the layer before :class:`~torchrl_vmfer.networks.LocAndScale`:
+    means and logarithms of deviations, in one tensor ``[B, 2A]``. The gradients refer to it.
+
+    Args:
+        head: as in :class:`SquashedGaussian`.
+        kernels: the compiled functions.
+    """
+
+    def __init__(self, head: Any, kernels: Kernels) -> None:
+        super().__init__(head)
+        self._kernels = kernels
+        self._split = LocAndScale()
+
+    def noise(self, outputs: Tensor) -> Tensor:
+        """As in :class:`SquashedGaussian`."""
+        return torch.randn_like(outputs[..., : outputs.shape[-1] // 2])
+
+    def draw(self, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """As in :class:`SquashedGaussian`."""
+        if not (outputs.ndim == 2 and are_plain(outputs, noise)):
+            return super().draw(self._split(outputs), noise)
+        outputs = outputs.contiguous()
+        squashed, log_prob = torch.empty_like(noise), noise.new_empty(len(noise))
+        is_computed = self._kernels.squashed_draw(
+            *noise.shape,
+            outputs.data_ptr(),
+            *LocAndScale.bounds,
+            *(tensor.data_ptr() for tensor in (noise, squashed, log_prob)),
+        )
+        if not is_computed:
+            return super().draw(self._split(outputs), noise)
+        return squashed, self._stretched(log_prob, noise)
+
+    def actor_loss(
+        self,
+        outputs: Tensor,
+        noise: Tensor,
+        squashed: Tensor,
+        log_prob: Tensor,
+        value: Tensor,
+        gradient: Tensor,
+        alpha: Tensor,
+        weights: Tensor,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As in :class:`SquashedGaussian`."""
+        given: tuple[Tensor, ...] = (outputs, noise, squashed, log_prob, value, gradient)
+        if outputs.ndim == 2 and are_plain(*given, weights):
+            given = tuple(tensor.contiguous() for tensor in given)
+            weights = weights.contiguous()
+            half = None if self._is_unit else self._half.to(noise).expand(noise.shape[-1])
+            half = None if half is None else half.contiguous()
+            slopes, loss = torch.empty_like(outputs), torch.empty(())
+            is_computed = self._kernels.squashed_slopes(
+                *noise.shape,
+                given[0].data_ptr(),
+                *LocAndScale.bounds,
+                *(tensor.data_ptr() for tensor in given[1:]),
+                None if half is None else half.data_ptr(),
+                float(alpha),
+                weights.data_ptr(),
+                weights.ndim,
+                slopes.data_ptr(),
+                loss.data_ptr(),
+            )
+            if is_computed:
+                return loss, (slopes,)
+        mean, deviation = self._split(outputs)
+        loss, of_both = super().actor_loss(
+            (mean, deviation), noise, squashed, log_prob, value, gradient, alpha, weights
+        )
+        return loss, (slope_of_loc_and_scale(outputs, deviation, *of_both),)
 
 
 class _BoundedMean(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -20,9 +19,11 @@ from torchrl.modules import (
 
 from torchrl_vmfer._torchrl import temperature
 from torchrl_vmfer.fast.critics import FastUpdates
+from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
-from torchrl_vmfer.fast.squashed_gaussian import SquashedGaussian
+from torchrl_vmfer.fast.squashed_gaussian import CompiledSquashedGaussian, SquashedGaussian
+from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["StochasticUpdates"]
 
@@ -35,7 +36,7 @@ _HEADS = (ProbabilisticTensorDictModule, SafeProbabilisticModule)
 
 
 class StochasticUpdates(FastUpdates):
-    """The actor loss of a squashed Gaussian policy, and the soft values of the next state.
+    """The actor loss of a squashed Gaussian policy, and the values of the next state.
 
     The actor maximizes the minimum or the mean of the critics, as in the loss.
     """
@@ -44,27 +45,32 @@ class StochasticUpdates(FastUpdates):
         super().__init__(loss)
         network, head = _network_and_head(loss.actor_network)
         self._squashed = SquashedGaussian(head)
-        self._actor = PlainNetwork(
-            network, loss.actor_network_params, last=self._squashed.bounded_mean()
-        )
+        last = self._squashed.bounded_mean()
+        self._actor = PlainNetwork(network, loss.actor_network_params, last=last)
+        kernels = load_kernels()
+        if kernels is not None and type(self._actor.last) is LocAndScale:
+            self._squashed = CompiledSquashedGaussian(head, kernels)
+            self._actor = self._actor.without_last()
         self._policy = self._actor.detached()
         self._derived.append((self._actor, self._policy))
 
     def _act(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         """An action sampled from the policy, and its log-density."""
-        mean, deviation = self._policy(observation)
-        squashed, log_prob = self._squashed(mean, deviation, torch.randn_like(mean))
+        outputs = self._policy(observation)
+        squashed, log_prob = self._squashed.draw(outputs, self._squashed.noise(outputs))
         return self._squashed.stretch(squashed), log_prob
 
     def _policy_action(self, observation: Tensor) -> Tensor:
         return self._act(observation)[0]
 
-    def _soft_values(self, tensordict: TensorDictBase, critics: PlainNetwork) -> Tensor:
-        """The values Q_i - α log π ``[N, B, K]`` at an action sampled in the next state."""
+    def _next_values(
+        self, tensordict: TensorDictBase, critics: PlainNetwork
+    ) -> tuple[Tensor, Tensor]:
+        """The values Q_i ``[N, B, K]`` and α log π ``[B]`` at an action in the next state."""
         observation = self._observation(tensordict, "next")
         action, log_prob = self._act(observation)
-        entropy = temperature(self._loss) * log_prob.unsqueeze(-1)
-        return self._evaluated(critics, observation, action) - entropy
+        values = self._evaluated(critics, observation, action)
+        return values, temperature(self._loss) * log_prob
 
     def _actor_weights(self, tensordict: TensorDictBase, like: Tensor) -> Tensor:
         """The weight of each transition in the actor loss, ``[B]`` or ``[]``."""
@@ -73,21 +79,25 @@ class StochasticUpdates(FastUpdates):
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The actor loss, the log-density of the action, and metadata on the critics."""
         observation = self._observation(tensordict)
-        (mean, deviation), pull_back = self._policy.with_pull_back(observation)
-        noise = torch.randn_like(mean)
-        squashed, log_prob = self._squashed(mean, deviation, noise)
+        outputs, pull_back = self._policy.with_pull_back(observation)
+        noise = self._squashed.noise(outputs)
+        squashed, log_prob = self._squashed.draw(outputs, noise)
         action = self._squashed.stretch(squashed)
         values, gradients = self._evaluate_critics(observation, action, self._loss.measure)
-        value, gradient = self._climbed(values, gradients)
-        alpha, weights = temperature(self._loss), self._actor_weights(tensordict, values)
-        of_rows = weights.unsqueeze(-1)
-        slopes = self._squashed.slopes(
-            -of_rows * gradient, alpha * of_rows, squashed, deviation, noise
+        value, gradient, lowest = self._climbed(values, gradients)
+        actor_loss, slopes = self._squashed.actor_loss(
+            outputs,
+            noise,
+            squashed,
+            log_prob,
+            value,
+            gradient,
+            temperature(self._loss),
+            self._actor_weights(tensordict, values),
         )
-        actor_loss = ((alpha * log_prob - value) * weights).sum()
         return with_known_gradients(actor_loss, self._actor, pull_back, *slopes), {
             "log_prob": log_prob,
-            **self._actor_metadata(gradients, values, action),
+            **self._actor_metadata(gradients, values, action, lowest),
         }
 
 

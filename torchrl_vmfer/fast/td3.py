@@ -46,7 +46,7 @@ class FastTD3(FastUpdates):
         action = self._target_actor(observation) + noise.clamp_(-loss.noise_clip, loss.noise_clip)
         action = action.clamp_(loss.min_action, loss.max_action)
         values = self._evaluated(self._target_critics, observation, action)
-        critic_loss, metadata = self._critic_loss(tensordict, values.squeeze(-1).amin(0))
+        critic_loss, metadata = self._critic_loss(tensordict, values)
         return critic_loss, {"td_error": metadata.pop("error").square(), **metadata}
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
@@ -55,7 +55,7 @@ class FastTD3(FastUpdates):
         action, pull_back = self._policy.with_pull_back(observation)
         at = self._loss.perturbed(action) if self._loss.actor_noise else action
         values, gradients = self._evaluate_critics(observation, at, self._loss.measure)
-        value, gradient = self._climbed(values, gradients)
+        value, gradient, _ = self._climbed(values, gradients)
         objective, slope, metadata = self._objective(tensordict, action, value, gradient)
         actor_loss = with_known_gradients(objective, self._actor, pull_back, slope)
         metadata = {"state_action_value_actor": values, **metadata}

@@ -6,9 +6,10 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 
-from torchrl_vmfer.fast.kernels import load_kernels
+from torchrl_vmfer.fast.kernels import are_plain, load_kernels
 from torchrl_vmfer.fast.known_gradients import with_known_gradients
 from torchrl_vmfer.fast.sac import FastSAC
+from torchrl_vmfer.fast.td_loss import td_target
 
 __all__ = ["FastTQC", "quantile_huber"]
 
@@ -18,7 +19,7 @@ class FastTQC(FastSAC):
 
     def qvalue_v2_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """The critic loss, and the TD errors."""
-        targets = self._target(tensordict, self._next_quantiles(tensordict).mT).mT
+        targets = td_target(self._next_quantiles(tensordict).mT, *self._outcome(tensordict)).mT
         quantiles, pull_back = self._predicted(tensordict)
         distance, slope, error = quantile_huber(quantiles, targets)
         weights = self._weights(tensordict, distance)
@@ -32,7 +33,8 @@ class FastTQC(FastSAC):
 
     def _next_quantiles(self, tensordict: TensorDictBase) -> Tensor:
         """The lowest quantiles ``[B, T]`` of all target critics together."""
-        quantiles = self._soft_values(tensordict, self._target_critics)
+        values, entropy = self._next_values(tensordict, self._target_critics)
+        quantiles = values - entropy.unsqueeze(-1)
         dropped, found = self._loss.top_quantiles_to_drop_per_net, quantiles.shape[-1]
         if dropped >= found:
             raise ValueError(
@@ -55,7 +57,7 @@ def quantile_huber(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, 
         ``[N, B, K]``; and the mean absolute difference of all pairs ``[N, B]``.
     """
     kernels = load_kernels()
-    if kernels is None or not (_is_plain(quantiles) and _is_plain(targets)):
+    if kernels is None or not are_plain(quantiles, targets):
         return _quantile_huber_by_torch(quantiles, targets)
     quantiles, targets = quantiles.contiguous(), targets.contiguous()
     losses, errors = torch.empty(2, *quantiles.shape[:-1])
@@ -66,10 +68,6 @@ def quantile_huber(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, 
         *(tensor.data_ptr() for tensor in (quantiles, targets, losses, slopes, errors)),
     )
     return (losses, slopes, errors) if is_computed else _quantile_huber_by_torch(quantiles, targets)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.is_cpu and not tensor.requires_grad
 
 
 def _quantile_huber_by_torch(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

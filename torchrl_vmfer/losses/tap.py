@@ -175,6 +175,7 @@ class GradientTap(TappedLoss):
         values: Tensor,
         action: Tensor | TensorDictBase,
         factor_and_length: Callable[..., tuple[Tensor, Tensor]] = factor_and_length,
+        lowest: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Returns metadata on how much the critics agree, and on what moves the actor.
 
@@ -183,16 +184,17 @@ class GradientTap(TappedLoss):
             values: the values of the critics.
             action: the policy's action.
             factor_and_length: computes the factors and resultant lengths.
+            lowest: the critic with the lowest value, if it is known. It is computed otherwise.
         """
         metadata = {}
         if self.taps:
             gradients = directed(self, gradients, action)
         if self.measure:
-            used = resolved_critic(self.used, self, gradients, values)
+            used = resolved_critic(self.used, self, gradients, values, lowest)
             factor, length = factor_and_length(gradients, used)
             metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
         if self.gradient_norm:
-            used = resolved_critic(followed_critic(self), self, gradients, values)
+            used = resolved_critic(followed_critic(self), self, gradients, values, lowest)
             gradient = used_gradient(gradients, used)
             metadata["vmf_gradient_norm"] = torch.linalg.vector_norm(gradient, dim=-1)
         if self._report is not None:
