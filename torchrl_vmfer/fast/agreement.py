@@ -29,8 +29,7 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
         return directional.factor_and_length(gradients, used)
     gradients = gradients.contiguous()
     critics, rows, width = gradients.shape
-    found = torch.empty(2, rows)
-    factor, length = found
+    factor, length = torch.empty(rows), torch.empty(rows)
     kernels.agreement(
         *(critics, rows, width, gradients.data_ptr()),
         None if critic is None else critic.data_ptr(),

@@ -90,11 +90,8 @@ def td_loss(
         tensor.contiguous() for tensor in (values, next_values, weights, reward, terminated)
     )
     cost = None if cost is None else cost.contiguous()
-    found = torch.empty(2, len(reward))
-    next_value, target = found
-    of_values = torch.empty(2, *values.shape)
-    error, slope = of_values
-    loss = torch.empty(())
+    next_value, target = torch.empty_like(reward), torch.empty_like(reward)
+    error, slope, loss = torch.empty_like(values), torch.empty_like(values), torch.empty(())
     kernels.td_loss(
         *values.shape,
         values.data_ptr(),
