@@ -72,14 +72,7 @@ def td_loss(
         distance: the distance between a value and its target, one of :data:`DISTANCES`.
     """
     kernels = load_kernels()
-    of_rows = [reward, terminated, *([] if cost is None else [cost])]
-    of_rows += [weights] if weights.ndim else []
-    if (
-        kernels is None
-        or not are_plain(values, next_values, weights, reward, *([] if cost is None else [cost]))
-        or not (terminated.dtype is torch.bool and terminated.is_cpu)
-        or not all(tensor.shape == values.shape[1:] for tensor in of_rows)
-    ):
+    if kernels is None or not _is_supported(values, next_values, cost, reward, terminated, weights):
         next_value = next_values.amin(0)
         next_value = next_value if cost is None else next_value - cost
         target = td_target(next_value, reward, terminated, gamma)
@@ -107,3 +100,23 @@ def td_loss(
         *(tensor.data_ptr() for tensor in (next_value, target, error, slope, loss)),
     )
     return TDLoss(loss, slope, error, target, next_value)
+
+
+def _is_supported(
+    values: Tensor,
+    next_values: Tensor,
+    cost: Tensor | None,
+    reward: Tensor,
+    terminated: Tensor,
+    weights: Tensor,
+) -> bool:
+    """Whether the compiled function supports the inputs, which it does not broadcast."""
+    of_rows = [reward]
+    of_rows += [] if cost is None else [cost]
+    of_rows += [weights] if weights.ndim else []
+    return (
+        are_plain(values, next_values, weights, *of_rows)
+        and terminated.dtype is torch.bool
+        and terminated.is_cpu
+        and all(tensor.shape == values.shape[1:] for tensor in (terminated, *of_rows))
+    )
