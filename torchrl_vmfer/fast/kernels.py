@@ -25,7 +25,7 @@ __all__ = ["Kernels", "load_kernels", "pointers", "reload", "why_unavailable"]
 
 _SOURCES = [
     Path(__file__).with_name(f"{name}.c")
-    for name in ("networks", "agreement", "quantiles", "ranks", "rows")
+    for name in ("networks", "policy", "agreement", "quantiles", "ranks", "rows")
 ]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
@@ -41,11 +41,13 @@ class Kernels:
 
     def __init__(self, library: Path) -> None:
         compiled = ctypes.CDLL(str(library))
-        p, n = ctypes.c_void_p, ctypes.c_long
+        p, n, d = ctypes.c_void_p, ctypes.c_long, ctypes.c_double
         # networks.c
         self.units_size = _declared(compiled.units_size, n, p, n)
         self.outputs = _declared(compiled.outputs, n, p, n, n, p, n, p, p, p, p)
         self.gradients = _declared(compiled.gradients, n, p, n, n, p, p, p, p, p, p, n, n)
+        # policy.c
+        self.act = _declared(compiled.act, n, p, p, p, p, p, d, d, d, d, p)
         # agreement.c
         self.agreement = _declared(compiled.agreement, n, n, n, p, p, p, p, p)
         # quantiles.c
@@ -55,7 +57,8 @@ class Kernels:
         self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)
         self.ranks_draw = _declared(compiled.ranks_draw, p, n, p, p, p, p, p)
         # rows.c
-        self.copy_rows = _declared(compiled.copy_rows, n, p, p, n, n, p, p)
+        self.read_rows = _declared(compiled.read_rows, n, p, p, n, n, p, p)
+        self.write_rows = _declared(compiled.write_rows, n, p, p, n, n, p, p)
 
 
 def _declared(function: Any, *arguments: Any) -> Callable[..., int]:
