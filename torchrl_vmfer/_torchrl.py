@@ -244,6 +244,9 @@ def empty_sampler(sampler: Sampler) -> None:
     sampler._empty()
 
 
+_CPU = torch.device("cpu")
+
+
 class SeamReplayBuffer(TensorDictReplayBuffer):
     """TorchRL's buffer with public names for its private hooks.
 
@@ -298,13 +301,17 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
 
     @property
     def is_direct(self) -> bool:
-        """Whether this process alone uses the buffer, without transforms and prefetched batches."""
+        """Whether rows are written and batches are read by this process alone, unchanged.
+
+        There are no transforms, and no prefetched batches, and the storage is on the CPU.
+        """
         return (
             self._initialized
             and self._transform is None
             and not (self.shared or self._prefetch or self._pin_memory or self._service_shutdown)
             and self._sample_dependency is None
             and self._dim_extend == 0
+            and self._storage.device == _CPU
         )
 
     def drop_transform(self) -> None:
