@@ -25,7 +25,7 @@ __all__ = ["Kernels", "load_kernels", "pointers", "reload", "why_unavailable"]
 
 _SOURCES = [
     Path(__file__).with_name(f"{name}.c")
-    for name in ("networks", "policy", "agreement", "quantiles", "ranks", "rows")
+    for name in ("networks", "policy", "agreement", "quantiles", "factors", "ranks", "rows")
 ]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
@@ -52,6 +52,9 @@ class Kernels:
         self.agreement = _declared(compiled.agreement, n, n, n, p, p, p, p, p)
         # quantiles.c
         self.quantile_huber = _declared(compiled.quantile_huber, n, n, n, n, p, p, p, p, p)
+        # factors.c
+        self.accept_slots = _declared(compiled.accept_slots, n, p, n, p, d, n, p)
+        self.store_factors = _declared(compiled.store_factors, n, p, p, d, d, n, p, p, n)
         # ranks.c
         self.ranks_fill = _declared(compiled.ranks_fill, p, n, p)
         self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)
