@@ -173,7 +173,7 @@ class RowWriter(TensorDictRoundRobinWriter):
 
 
 def extend(buffer: SeamReplayBuffer, data: TensorDictBase) -> None:
-    """Writes rows to a replay buffer, as its ``extend`` does.
+    """Writes rows to a replay buffer, as its ``extend`` does, but does not change ``data``.
 
     If the buffer has this module's writer and its storage has rows, TorchRL's method is skipped: it
     would also add the slots to ``data`` and look for priorities there.
@@ -187,7 +187,7 @@ def extend(buffer: SeamReplayBuffer, data: TensorDictBase) -> None:
         and not isinstance(buffer.sampler, ConsumingSampler)
         and buffer.priority_key not in entries_of(data)
     ):
-        buffer.extend(data)
+        buffer.extend(data.copy())
         return
     with buffer.thread_lock:
         buffer.sampler.extend(writer.extend(data))
