@@ -30,7 +30,7 @@ GROUPS = {
     ),
     "Adam and target networks": ("_fused_adam_", "_foreach_lerp_"),
     "simulator": ("mj_step",),
-    "reading rows": ("index_select", "copy_rows", "_read"),
+    "reading rows": ("index_select", "read_rows", "_read"),
 }
 
 

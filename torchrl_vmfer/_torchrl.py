@@ -174,7 +174,20 @@ def target_pairs(updater: SoftUpdate) -> list[tuple[Tensor, Tensor]]:
 
 
 class OpenCollector(Collector):
-    """A collector whose subclasses implement ``rollout``. Batches are not postprocessed."""
+    """A collector that yields what the ``rollout`` of its subclasses returns, and nothing else.
+
+    Batches are not postprocessed or copied, and CUDA is not synchronized.
+    """
+
+    def iterator(self) -> Iterator[TensorDictBase]:
+        """Yields batches."""
+        while self._frames < self.total_frames:
+            self._iter += 1
+            batch = self.rollout()
+            self._increment_frames(len(batch))
+            if self.post_collect_hook is not None:
+                self.post_collect_hook(batch)
+            yield batch
 
     @property
     def carrier(self) -> TensorDictBase:
@@ -189,9 +202,6 @@ class OpenCollector(Collector):
     def draws_random_action(self) -> bool:
         """Whether the next frame is one of the initial random frames."""
         return self._should_use_random_frames()
-
-    def _postproc(self, tensordict: TensorDictBase) -> TensorDictBase:
-        return tensordict
 
 
 def gymnasium_env(env: EnvBase) -> Any:
@@ -232,6 +242,9 @@ def set_generator(sampler: Sampler, generator: torch.Generator | None) -> None:
 def empty_sampler(sampler: Sampler) -> None:
     """Resets any sampler to the state for an empty storage."""
     sampler._empty()
+
+
+_CPU = torch.device("cpu")
 
 
 class SeamReplayBuffer(TensorDictReplayBuffer):
@@ -285,6 +298,21 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     def has_transform(self) -> bool:
         """Whether batches are transformed."""
         return self._transform is not None and len(self._transform) > 0
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether rows are written and batches are read by this process alone, unchanged.
+
+        There are no transforms, and no prefetched batches, and the storage is on the CPU.
+        """
+        return (
+            self._initialized
+            and self._transform is None
+            and not (self.shared or self._prefetch or self._pin_memory or self._service_shutdown)
+            and self._sample_dependency is None
+            and self._dim_extend == 0
+            and self._storage.device == _CPU
+        )
 
     def drop_transform(self) -> None:
         """Removes the transform. Even an empty one copies all data written to the buffer."""
@@ -472,10 +500,20 @@ def is_held_here(lock: Any) -> bool:
 unchecked_tensordict = TensorDict._new_unsafe
 
 
+def entries_of(data: TensorDictBase) -> Any:
+    """The entries of a TensorDict, to read and to assign without its checks of each value."""
+    return data._tensordict if type(data) is TensorDict else data
+
+
 def count_write(storage: LazyTensorStorage, count: int) -> None:
     """Adds ``count`` rows to the length of a storage, as one change of its data."""
     storage._len = min(len(storage) + count, storage.max_size)
-    storage._bump_mutation_revision()
+    revision = storage._mutation_revision_value
+    if isinstance(revision, Tensor):
+        counter = revision.numpy()  # much faster than PyTorch for one number
+        counter += 1
+    else:
+        storage._bump_mutation_revision()
 
 
 def claim_slots(writer: TensorDictRoundRobinWriter, count: int) -> Tensor:
@@ -484,7 +522,8 @@ def claim_slots(writer: TensorDictRoundRobinWriter, count: int) -> Tensor:
     size = writer._storage.max_size
     writer._cursor = (cursor + count) % size
     writer._write_count += count
-    return torch.from_numpy(np.arange(cursor, cursor + count) % size)
+    slots = np.arange(cursor, cursor + count)
+    return torch.from_numpy(slots if cursor + count <= size else slots % size)
 
 
 def write_rows(writer: TensorDictRoundRobinWriter, slots: Tensor, data: TensorDictBase) -> None:
@@ -492,7 +531,8 @@ def write_rows(writer: TensorDictRoundRobinWriter, slots: Tensor, data: TensorDi
     writer._storage.set(slots, data)
     if writer.tracks_generations:
         writer._bump_generation(slots, data)
-    writer._mark_update_entities(slots)
+    for buffer in writer._storage._attached_entities:
+        buffer.mark_update(slots)
 
 
 # --------------------------------------------------------------------------------------------
@@ -518,10 +558,8 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (torch, "lerp_all_"): ("_foreach_lerp_",),
     (SoftUpdate, "target_pairs"): ("_sources", "_targets"),
     (Collector, "OpenCollector"): (
-        "_carrier",
-        "_wrapped_policy",
-        "_should_use_random_frames",
-        "_postproc",
+        *("_carrier", "_wrapped_policy", "_should_use_random_frames"),
+        *("_frames", "_iter", "_increment_frames"),
     ),
     (GymWrapper, "gymnasium_env"): ("_env",),
     (TensorDict, "unchecked_tensordict"): ("_new_unsafe",),
@@ -530,6 +568,7 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
         *("_replay_lock", "_write_lock", "_futures_lock", "_get_priority_vector"),
         *("_capture_prefetch_state", "_clear_prefetch_queue_locked"),
         *("_prefetch_cap", "_restore_prefetch_queue_locked"),
+        *("_prefetch", "_pin_memory", "_service_shutdown", "_sample_dependency", "_dim_extend"),
     ),
     (Sampler, "SeamSampler"): ("_empty", "_rng"),
     (RayReplayBuffer, "forward_to_ray_actor"): ("_client",),
@@ -543,8 +582,12 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (PrioritizedSampler, "prioritized_state"): ("_sum_tree", "_max_priority", "_eps"),
     (PrioritizedSampler, "load_prioritized_state"): ("_min_tree", "_empty"),
     (SemLock, "is_held_here"): ("_semlock",),
-    (LazyTensorStorage, "count_write"): ("_len", "_bump_mutation_revision"),
+    (LazyTensorStorage, "count_write"): (
+        *("_len", "_bump_mutation_revision", "_mutation_revision_value"),
+    ),
     (TensorDictRoundRobinWriter, "claim_slots"): ("_cursor", "_storage", "_write_count"),
-    (TensorDictRoundRobinWriter, "write_rows"): ("_bump_generation", "_mark_update_entities"),
+    (TensorDictRoundRobinWriter, "write_rows"): ("_bump_generation", "_storage"),
+    (Storage, "write_rows"): ("_attached_entities",),
+    (TensorDict, "entries_of"): ("_tensordict",),
 }
 """The private names in use, by the class or module that defines them and by the name using them."""

@@ -19,6 +19,7 @@ from torchrl_vmfer.imports import import_class
 __all__ = [
     "ACTIVATIONS",
     "KINDS",
+    "Explorer",
     "LocAndScale",
     "NetworkSpec",
     "actor_network",
@@ -221,6 +222,29 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
         loc = loc + torch.randn_like(loc) * scale
     limit = 1.0 - torch.finfo(loc.dtype).resolution  # as in TorchRL's TanhNormal
     return loc.tanh().clamp(-limit, limit)
+
+
+class Explorer(nn.Module):
+    """The exploration of an actor.
+
+    Args:
+        network: the network of the actor, or a function with the same outputs.
+        noise: the standard deviation of the Gaussian noise on the actions of a deterministic actor,
+            which are clipped to [-1, 1]. ``None`` for a Gaussian actor: its actions are drawn,
+            unless exploration is off.
+    """
+
+    def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.noise = noise
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns an action."""
+        if self.noise is None:
+            return drawn_action(*self.network(observation))
+        action = self.network(observation)
+        return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 
 
 @contextmanager

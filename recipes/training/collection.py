@@ -95,7 +95,7 @@ class TransitionCollector:
         perception: its statistics are updated with every transition.
         buffer: receives every transition.
         cfg: defines the number of initial random steps.
-        backend: provides the class of the collector.
+        backend: provides the class of the collector, and the function that writes to the buffer.
 
     Attributes:
         episodes: the returns of the training episodes.
@@ -113,6 +113,7 @@ class TransitionCollector:
         self._env = env
         self._perception = perception
         self._buffer = buffer
+        self._extend = backend.extend
         self._steps = 0
         self.episodes = EpisodeReturns()
         devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
@@ -133,7 +134,7 @@ class TransitionCollector:
         """Takes one environment step and stores the transition."""
         transition = self.next()
         self._perception.learn(transition)
-        self._buffer.extend(transition)
+        self._extend(self._buffer, transition)
         outcome = transition.get("next")
         self.episodes.add(outcome.get("reward").item(), outcome.get("done").item())
 

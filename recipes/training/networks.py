@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from torchrl.objectives import LossModule
 
 from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble, drawn_action
+from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.training.environments import Environment
@@ -102,43 +102,18 @@ def _one_line() -> Iterator[None]:
             raise UserError(str(error)) from error
 
 
-class _AddNoise(nn.Module):
-    """TD3's exploration: Gaussian noise, with actions clipped to [-1, 1]."""
-
-    def __init__(self, network: Callable[[Tensor], Tensor], deviation: float) -> None:
-        super().__init__()
-        self.network = network
-        self.deviation = deviation
-
-    def forward(self, observation: Tensor) -> Tensor:
-        action = self.network(observation)
-        return (action + torch.randn_like(action) * self.deviation).clamp(-1, 1)
-
-
-class _DrawAction(nn.Module):
-    """SAC's exploration: an action sampled from the policy, unless exploration is off."""
-
-    def __init__(self, network: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return drawn_action(*self.network(observation))
-
-
 def exploring(
     backend: Backend, actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
 ) -> TensorDictModule:
     """The data-collection policy: the network of the actor, with exploration.
 
     Args:
-        backend: defines how the network is called.
+        backend: provides the exploration.
         actor: an actor made by this module; its parameters are shared.
         noise: the standard deviation of the noise on the actions of a deterministic actor.
     """
-    network = backend.network(_network_of(actor))
-    module: nn.Module = _DrawAction(network) if noise is None else _AddNoise(network, noise)
-    return TensorDictModule(module, ["observation"], ["action"])
+    explorer = backend.explorer(_network_of(actor), noise)
+    return TensorDictModule(explorer, ["observation"], ["action"])
 
 
 class _Concatenated(nn.Module):

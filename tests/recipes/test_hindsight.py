@@ -19,6 +19,7 @@ from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
 
 # The buffer of 120 rows is full and its oldest episode cut off before the crash at step 155.
 HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")
+RANDOM_FRAMES = 60
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_ema", "vmf_pool", "vmf_direct")
 SMALL = {"vmf_pool": ["sampler.pool_size=64"], "vmf_direct": ["sampler.num_candidates=48"]}
 
@@ -64,6 +65,7 @@ def runs(train, tmp_path_factory):
             "critic_lr=0",
             "actor_lr=0",
             "total_frames=110",
+            f"init_random_frames={RANDOM_FRAMES}",
             "checkpoint_interval=110",
         )
         for fast in (True, False)
@@ -88,13 +90,12 @@ def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
     fast, slow = (rows_in(checkpoint(runs[way])["parts"]["replay"]) for way in (True, False))
     for rows in (fast, slow):
         rows.pop("index", None)  # TorchRL's writer also stores the slots
-    order = sorted(fast)
-    assert order == sorted(slow)
-    for key in order:
-        if key != "next":
-            assert torch.equal(fast[key], slow[key]), key
-    for key in fast["next"]:
-        assert torch.equal(fast["next"][key], slow["next"][key]), key
+    assert sorted(fast) == sorted(slow)
+    for one, other in ((fast, slow), (fast.pop("next"), slow.pop("next"))):
+        for key in one:
+            # Random actions are the same; those of the policy are rounded differently.
+            assert torch.equal(one[key][:RANDOM_FRAMES], other[key][:RANDOM_FRAMES]), key
+            torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-5)
 
 
 def test_statistics_cover_all_collected_data(runs, checkpoint):

@@ -8,20 +8,21 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from torchrl.collectors import Collector
-from torchrl.data import LazyTensorStorage, TensorDictRoundRobinWriter
+from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer.fast.adam import Adam
 from torchrl_vmfer.fast.collector import DirectCollector
+from torchrl_vmfer.fast.explorer import make_explorer
 from torchrl_vmfer.fast.kernels import why_unavailable
 from torchrl_vmfer.fast.known_gradients import backward
-from torchrl_vmfer.fast.plain_network import NotPlainError, PlainNetwork
 from torchrl_vmfer.fast.soft_update import FastSoftUpdate
-from torchrl_vmfer.fast.storage import RowStorage, RowWriter
+from torchrl_vmfer.fast.storage import RowStorage, RowWriter, extend
+from torchrl_vmfer.networks import Explorer
 
 __all__ = ["Backend", "make_backend"]
 
@@ -39,8 +40,9 @@ class Backend:
         backward: replaces ``loss.backward()``.
         storage: the class of the replay buffer's storage.
         writer: the class of its writer.
+        extend: writes transitions to a replay buffer, as its ``extend`` does.
         collector: the class of the collector.
-        network: converts a network into the function that the collecting policy calls.
+        explorer: makes the explorer of an actor's network.
         note: what a user should know about this version; usually empty.
     """
 
@@ -50,8 +52,9 @@ class Backend:
     backward: Callable[[Tensor], None]
     storage: Callable[..., LazyTensorStorage]
     writer: Callable[..., TensorDictRoundRobinWriter]
+    extend: Callable[[Any, TensorDictBase], Any]
     collector: type[Collector]
-    network: Callable[[nn.Module], Callable[..., Any]]
+    explorer: Callable[..., Explorer]
     note: str = ""
 
     def adam(
@@ -73,13 +76,6 @@ class Backend:
         return self.optimizer(parameters, lr=lr, betas=betas)
 
 
-def _plain_if_possible(module: nn.Module) -> Callable[..., Any]:
-    try:
-        return PlainNetwork(module, TensorDict.from_module(module))
-    except NotPlainError:
-        return module
-
-
 _GENERAL = Backend(
     is_fast=False,
     soft_update=SoftUpdate,
@@ -87,8 +83,9 @@ _GENERAL = Backend(
     backward=Tensor.backward,
     storage=LazyTensorStorage,
     writer=TensorDictRoundRobinWriter,
+    extend=TensorDictReplayBuffer.extend,
     collector=Collector,
-    network=lambda module: module,
+    explorer=Explorer,
 )
 _FAST = Backend(
     is_fast=True,
@@ -97,8 +94,9 @@ _FAST = Backend(
     backward=backward,
     storage=RowStorage,
     writer=RowWriter,
+    extend=extend,
     collector=DirectCollector,
-    network=_plain_if_possible,
+    explorer=make_explorer,
 )
 
 

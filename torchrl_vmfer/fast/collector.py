@@ -12,7 +12,7 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.envs.utils import set_exploration_type
 
-from torchrl_vmfer._torchrl import OpenCollector, gymnasium_env
+from torchrl_vmfer._torchrl import OpenCollector, entries_of, gymnasium_env
 
 __all__ = ["DirectCollector"]
 
@@ -31,20 +31,22 @@ class DirectCollector(OpenCollector):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
         """Takes one environment step."""
-        carrier = self.carrier
-        before = {key: carrier.get(key) for key in self._observed}
+        carrier = entries_of(self.carrier)
+        before = {key: carrier[key] for key in self._observed}
         action = self._act(before)
         simulator = gymnasium_env(self.env)
         after, reward, terminated, truncated, _ = simulator.step(action.numpy())
         is_over = terminated or truncated
-        following = _tensors(after)
-        outcome = {"reward": reward, "done": is_over, "terminated": terminated}
-        for key, column in self._columns["now"].items():
+        now, following = self._columns
+        for key, column in now:
             column[0] = (action if key == "action" else before[key]).numpy()
-        for key, column in self._columns["next"].items():
-            column[0] = outcome[key] if key in outcome else following[key].numpy()
-        for key, value in (_tensors(simulator.reset()[0]) if is_over else following).items():
-            carrier.set(key, value)
+        outcome = {"reward": reward, "done": is_over, "terminated": terminated, **_arrays(after)}
+        for key, column in following:
+            column[0] = outcome[key]
+        if is_over:
+            after = simulator.reset()[0]
+        for key, value in _arrays(after).items():
+            carrier[key] = torch.from_numpy(value)
         return self._transition
 
     @cached_property
@@ -60,13 +62,10 @@ class DirectCollector(OpenCollector):
         return transition.unsqueeze(0).contiguous()
 
     @cached_property
-    def _columns(self) -> dict[str, dict[str, np.ndarray]]:
+    def _columns(self) -> list[list[tuple[str, np.ndarray]]]:
         """NumPy views of the transition: for few elements NumPy is faster than PyTorch."""
-        now = self._transition.exclude("next")
-        return {
-            name: {key: value.numpy() for key, value in part.items()}
-            for name, part in {"now": now, "next": self._transition["next"]}.items()
-        }
+        parts = (self._transition.exclude("next"), self._transition["next"])
+        return [[(key, value.numpy()) for key, value in part.items()] for part in parts]
 
     def _act(self, observations: dict[str, Tensor]) -> Tensor:
         if self.draws_random_action():
@@ -81,6 +80,5 @@ class DirectCollector(OpenCollector):
             return policy(TensorDict(inputs)).get("action").cpu()
 
 
-def _tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, Tensor]:
-    entries = observation if isinstance(observation, dict) else {"observation": observation}
-    return {key: torch.from_numpy(value) for key, value in entries.items()}
+def _arrays(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return observation if isinstance(observation, dict) else {"observation": observation}

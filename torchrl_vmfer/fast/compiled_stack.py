@@ -11,11 +11,13 @@ from torch import Tensor
 
 from torchrl_vmfer.fast.kernels import Kernels, load_kernels, pointers
 from torchrl_vmfer.fast.linear_stack import LinearStack
+from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["CompiledStack", "make_stack"]
 
 
 _MIN_ROWS = 16  # the kernels pad batches to panels of 16 or 32 rows
+_LIMIT = 1.0 - torch.finfo(torch.float32).resolution  # of actions, as in networks.drawn_action
 
 
 class CompiledStack(LinearStack):
@@ -27,6 +29,9 @@ class CompiledStack(LinearStack):
     Args:
         params: as in :class:`LinearStack`, for at least one layer.
         kernels: the compiled functions.
+
+    Attributes:
+        num_outputs: the number of outputs of a network.
     """
 
     def __init__(self, params: Sequence[Tensor], kernels: Kernels) -> None:
@@ -39,7 +44,7 @@ class CompiledStack(LinearStack):
         self._is_ensemble = weights[0].ndim == 3
         self._count = len(weights[0]) if self._is_ensemble else 1
         self._num_layers = len(weights)
-        self._features, self._num_outputs = weights[0].shape[-1], weights[-1].shape[-2]
+        self._features, self.num_outputs = weights[0].shape[-1], weights[-1].shape[-2]
         sizes = [self._features, *(weight.shape[-2] for weight in weights)]
         self._sizes = (ctypes.c_long * len(sizes))(*sizes)
 
@@ -75,18 +80,50 @@ class CompiledStack(LinearStack):
         outputs, units = self.with_units(inputs)
         first, end, _ = columns.indices(self._features)
         found = torch.empty(*outputs.shape[:-1], end - first)
-        slope = torch.full_like(outputs, 1 / self._num_outputs)
+        slope = torch.full_like(outputs, 1 / self.num_outputs)
         self._gradients(slope, units, None, None, found, first, end - first)
         return outputs, found
 
-    def _can_compute(self, inputs: Tensor) -> bool:
+    def can_act(self, observation: Tensor) -> bool:
+        """Whether :meth:`act` can be used."""
+        return observation.ndim == 1 and self._can_compute(observation, 1)
+
+    def act(self, observation: Tensor, noise: Tensor | None, deviation: float = -1.0) -> Tensor:
+        """The action of a policy for one observation.
+
+        Args:
+            observation: the inputs ``[features]``.
+            noise: standard normal numbers; ``None`` for none.
+            deviation: the standard deviation of the noise on the action of a deterministic policy,
+                the tanh of the outputs. Negative for a Gaussian policy, as
+                :class:`~torchrl_vmfer.networks.LocAndScale` defines it.
+        """
+        is_gaussian = deviation < 0
+        observation = observation.contiguous()
+        action = observation.new_empty(self.num_outputs // 2 if is_gaussian else self.num_outputs)
+        has_memory = self._kernels.act(
+            self._num_layers,
+            self._sizes,
+            observation.data_ptr(),
+            pointers(self._weights),
+            pointers(self._biases),
+            None if noise is None else noise.data_ptr(),
+            deviation,
+            _LIMIT if is_gaussian else 1.0,
+            *LocAndScale.bounds,
+            action.data_ptr(),
+        )
+        _check_memory(has_memory)
+        return action
+
+    def _can_compute(self, inputs: Tensor, min_rows: int = _MIN_ROWS) -> bool:
         return (
             self._is_contiguous
             and all(map(_is_plain, self._params))
             and _is_plain(inputs)
             and inputs.shape[-1] == self._features
             and (not self._is_ensemble or (inputs.ndim == 3 and len(inputs) == self._count))
-            and self._num_rows(inputs) >= _MIN_ROWS
+            and self._num_rows(inputs) >= min_rows
             and torch.get_num_threads() == 1
             and not (torch.is_grad_enabled() and (self._requires_grad or inputs.requires_grad))
         )
@@ -97,7 +134,7 @@ class CompiledStack(LinearStack):
 
     def _outputs(self, inputs: Tensor, units: Tensor | None) -> Tensor:
         rows, stride = self._num_rows(inputs), 0
-        outputs = torch.empty(*inputs.shape[:-1], self._num_outputs)
+        outputs = torch.empty(*inputs.shape[:-1], self.num_outputs)
         if self._is_ensemble and inputs.stride(0) == 0:
             inputs = inputs[0]  # all networks read the same inputs
         else:
@@ -133,7 +170,7 @@ class CompiledStack(LinearStack):
             self._num_layers,
             self._sizes,
             self._count,
-            slope.numel() // (self._count * self._num_outputs),
+            slope.numel() // (self._count * self.num_outputs),
             pointers(self._weights),
             units.data_ptr(),
             slope.data_ptr(),

@@ -25,7 +25,10 @@ __all__ = ["Kernels", "are_plain", "load_kernels", "pointers", "reload", "why_un
 
 _SOURCES = [
     Path(__file__).with_name(f"{name}.c")
-    for name in ("networks", "agreement", "quantiles", "ranks", "rows", "squashed", "td_loss")
+    for name in (
+        *("networks", "squashed", "td_loss", "quantiles", "agreement"),
+        *("policy", "factors", "ranks", "rows"),
+    )
 ]
 _OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
@@ -41,22 +44,29 @@ class Kernels:
 
     def __init__(self, library: Path) -> None:
         compiled = ctypes.CDLL(str(library))
-        p, n, x = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+        p, n = ctypes.c_void_p, ctypes.c_long
+        x, d = ctypes.c_float, ctypes.c_double
         # networks.c
         self.units_size = _declared(compiled.units_size, n, p, n)
         self.outputs = _declared(compiled.outputs, n, p, n, n, p, n, p, p, p, p)
         self.gradients = _declared(compiled.gradients, n, p, n, n, p, p, p, p, p, p, n, n)
+        # policy.c
+        self.act = _declared(compiled.act, n, p, p, p, p, p, d, d, d, d, p)
         # agreement.c
         self.agreement = _declared(compiled.agreement, n, n, n, p, p, p, p, p)
         self.follow_lowest = _declared(compiled.follow_lowest, n, n, n, p, p, p, p, p)
         # quantiles.c
         self.quantile_huber = _declared(compiled.quantile_huber, n, n, n, n, p, p, p, p, p)
+        # factors.c
+        self.accept_slots = _declared(compiled.accept_slots, n, p, n, p, d, n, p)
+        self.store_factors = _declared(compiled.store_factors, n, p, p, d, d, n, p, p, n)
         # ranks.c
         self.ranks_fill = _declared(compiled.ranks_fill, p, n, p)
         self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)
         self.ranks_draw = _declared(compiled.ranks_draw, p, n, p, p, p, p, p)
         # rows.c
-        self.copy_rows = _declared(compiled.copy_rows, n, p, p, n, n, p, p)
+        self.read_rows = _declared(compiled.read_rows, n, p, p, n, n, p, p)
+        self.write_rows = _declared(compiled.write_rows, n, p, p, n, n, p, p)
         # squashed.c
         policy = (n, n, p, x, x, p, p, p)
         self.squashed_draw = _declared(compiled.squashed_draw, *policy)

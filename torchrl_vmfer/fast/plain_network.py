@@ -177,12 +177,18 @@ class PlainNetwork:
         return linear_params, self._steps[max(0, len(linear_params) - 1) :]
 
     @cached_property
-    def _linear_stack(self) -> LinearStack:
+    def linear_stack(self) -> LinearStack:
+        """The leading linear layers with ReLU."""
         return make_stack(self._parts[0])
+
+    @property
+    def following(self) -> list[Any]:
+        """The steps after :attr:`linear_stack`."""
+        return self._parts[1]
 
     def __call__(self, inputs: Tensor) -> Any:
         """Applies one stack to ``[B, features]``, or ``N`` stacks to ``[N, B, features]``."""
-        return _applied(self._parts[1], self._linear_stack(inputs))
+        return _applied(self._parts[1], self.linear_stack(inputs))
 
     def with_pull_back(self, inputs: Tensor) -> tuple[Any, Callable[..., Sequence[Tensor]]]:
         """The outputs, and a function from their gradients to those of :attr:`tensors`.
@@ -197,7 +203,7 @@ class PlainNetwork:
                 tensor.requires_grad_()
             outputs = network(inputs)
             return _detached(outputs), lambda *g: torch.autograd.grad(outputs, network.tensors, g)
-        stack = self._linear_stack
+        stack = self.linear_stack
         last, units = stack.with_units(inputs)
         outputs, slope = _with_slope(following, last)
         return outputs, lambda *g: stack.parameter_gradients(slope(*g), units)
@@ -209,7 +215,7 @@ class PlainNetwork:
         """
         if self._parts[1]:
             return self._with_gradients_by_autograd(inputs, columns)
-        return self._linear_stack.with_gradients(inputs, columns)
+        return self.linear_stack.with_gradients(inputs, columns)
 
     def _with_gradients_by_autograd(self, inputs: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
         # In inference mode, autograd requires copies of the tensors.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
@@ -18,6 +19,7 @@ from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     SeamSampler,
     empty_sampler,
+    entries_of,
     forward_to_ray_actor,
     note_written,
     set_generator,
@@ -140,7 +142,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     # --- Sampling.
 
-    sample = torch.compiler.disable(SeamReplayBuffer.sample)
+    @torch.compiler.disable
+    def sample(self, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Samples a batch for the critics. The arguments are those of TorchRL's method."""
+        has_arguments = batch_size is not None or args or kwargs
+        if has_arguments or self.batch_size is None or not self.is_direct:
+            return super().sample(batch_size, *args, **kwargs)
+        return self._with_metadata(*self.draw_batch(self.batch_size))
 
     @torch.compiler.disable
     def sample_actor(
@@ -192,10 +200,18 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         data, info = self.draw_with(draw, batch_size, None if self.has_transform else keys)
         if keys is not None and (self.has_transform or stored_rows(self.storage) is None):
             data = data.select(*keys)
-        index = info["index"]
-        info["index"] = torch.stack(index, -1) if isinstance(index, tuple) else index
+        return self._with_metadata(data, info)
+
+    def _with_metadata(self, data: TensorDictBase, info: dict[str, Any]) -> TensorDictBase:
+        """Adds the metadata of a draw to its batch."""
+        # All columns of a batch that was just read are new, and have its size and device.
+        entries = entries_of(data) if self.is_direct and data.ndim == 1 else data
         for key, value in info.items():
-            data.set(key, value)
+            if isinstance(value, tuple):
+                value = torch.stack(value, -1)
+            elif not isinstance(value, Tensor):
+                value = torch.as_tensor(value)
+            entries[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
         return data
 
     def draw_with(
@@ -221,6 +237,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         """Draws a batch for ``sample()``."""
+        if self.is_direct:
+            return self.draw_with(self.sampler.sample, batch_size, None)
         if not self.shared:  # TorchRL's method holds the lock as briefly as possible
             return super().draw_batch(batch_size)
         with self.locked():

@@ -76,7 +76,7 @@ class PrioritySampler(SlotSampler):
         """Sets newly written slots to the default priority. TorchRL calls it at every write."""
         slots = stored_slots(flat_slots(index, storage))
         if len(slots):
-            length = int(slots.max()) + 1
+            length = int(np.maximum.reduce(slots)) + 1
             if length > len(self._priorities):
                 self._resize(length)
             self._renew(slots)

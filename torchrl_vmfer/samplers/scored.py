@@ -92,9 +92,12 @@ class ScoredSampler(PrioritySampler):
     def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         if len(slots):
             self._write(slots, self._scored(slots, priorities))
-            self._num_updates += 1
-            self._last_update.array[slots] = self._num_updates
-            self._batches_without_signal = None
+            self._last_update.array[slots] = self._num_updates + 1
+            self._count_update()
+
+    def _count_update(self) -> None:
+        self._num_updates += 1
+        self._batches_without_signal = None
 
     def _renew(self, slots: np.ndarray) -> None:
         super()._renew(slots)

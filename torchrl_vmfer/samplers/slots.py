@@ -54,7 +54,7 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
 
 def stored_slots(slots: np.ndarray) -> np.ndarray:
     """Removes the slots that a writer did not store."""
-    return slots[slots >= 0] if len(slots) and slots.min() < 0 else slots
+    return slots[slots >= 0] if len(slots) and np.minimum.reduce(slots) < 0 else slots
 
 
 class SlotArray:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.directional import MAX_FACTOR
+from torchrl_vmfer.fast.factors import accepted_slots, store_factors
 from torchrl_vmfer.samplers.power_distribution import (
     LARGEST_WEIGHT,
     PowerDistribution,
@@ -173,11 +177,14 @@ class VMFSampler(ScoredSampler):
         bound = MAX_FACTOR**self._power
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
-            place, height = uniform(2 * size, self.generator).reshape(2, size)
-            slots = (place * len(factors)).astype(np.int64)
-            weights = powers(factors[slots], self._power)
-            accepted.append(slots[height * bound < weights][:missing])
-            missing -= len(accepted[-1])
+            random = uniform(2 * size, self.generator).reshape(2, size)
+            slots = accepted_slots(random, factors, bound, missing) if self._power == 1 else None
+            if slots is None:
+                slots = (random[0] * len(factors)).astype(np.int64)
+                weights = powers(factors[slots], self._power)
+                slots = slots[random[1] * bound < weights][:missing]
+            accepted.append(slots)
+            missing -= len(slots)
             if missing == 0:
                 break
         else:
@@ -205,6 +212,27 @@ class VMFSampler(ScoredSampler):
             f"its power {self._power:g} would overflow: a factor must be at least "
             f"{self._smallest:.3g}."
         )
+
+    @torch.compiler.disable
+    def update_priority(
+        self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
+    ) -> None:
+        """Sets the factors of some slots. If a slot occurs twice, the last factor wins.
+
+        Args:
+            index: the slots, as returned by ``sample``. Rows of -1 are skipped.
+            priority: one factor for all, or one for each index.
+            storage: passed by the replay buffer.
+        """
+        if storage is not None:
+            self._follow(storage)
+        arrays = (self._priorities.array, self._last_update.array, self._num_updates + 1)
+        if self.smoothing or not store_factors(index, priority, self._usual, *arrays):
+            super().update_priority(index, priority, storage=storage)
+            return
+        self._count_update()
+        if self._distribution is not None:
+            self._distribution.mark(index.numpy())
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         priorities = np.minimum(priorities, np.float32(MAX_FACTOR))
