@@ -12,7 +12,7 @@ from torchrl_vmfer.samplers.rank_index import RankIndex, bits_of, codes_of
 
 __all__ = ["RankBlocks", "make_rank_index"]
 
-_WIDTH = 512  # as in ranks.c
+_WIDTH = 128  # as in ranks.c
 
 
 class _Ranks(ctypes.Structure):
@@ -108,8 +108,11 @@ class RankBlocks:
         ranks, random = np.ascontiguousarray(ranks), np.ascontiguousarray(random)
         found = np.empty((3, len(ranks)), np.int64)
         inputs = (ranks.ctypes.data, random.ctypes.data)
-        outputs = (row.ctypes.data for row in found)
-        self._kernels.ranks_draw(ctypes.byref(self._ranks), len(ranks), *inputs, *outputs)
+        outputs, row = found.ctypes.data, found.strides[0]
+        self._kernels.ranks_draw(
+            *(ctypes.byref(self._ranks), len(ranks), *inputs),
+            *(outputs, outputs + row, outputs + 2 * row),
+        )
         slots, first, end = found
         return slots, first, end
 

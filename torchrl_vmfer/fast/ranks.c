@@ -12,7 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#define WIDTH 512
+#define WIDTH 128
+#define AHEAD 8 /* slots whose blocks are requested from memory before they are needed */
 #define SLOT_BITS 32
 #define SLOT_MASK 0xffffffffLL
 #define TOP 0x7fffffffLL
@@ -100,9 +101,22 @@ void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
     count_before(ranks);
 }
 
+/* Requests the block that holds a code, or will, from memory. */
+static void prefetch(const Ranks *ranks, int64_t code) {
+    int64_t position = block_of(ranks, code);
+    const int64_t *codes = codes_of(ranks, position);
+    for (int64_t i = 0; i < ranks->count[position]; i += 8) __builtin_prefetch(codes + i, 1);
+}
+
 /* Sets the priorities of slots. Returns 0 if no block is left: all blocks must be filled again. */
 long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_t *bits) {
     for (int64_t i = 0; i < size; i++) {
+        if (i + 2 * AHEAD < size) __builtin_prefetch(ranks->bits + slots[i + 2 * AHEAD], 1);
+        if (i + AHEAD < size) {
+            int64_t slot = slots[i + AHEAD];
+            if (ranks->bits[slot] >= 0) prefetch(ranks, code_of(ranks->bits[slot], slot));
+            prefetch(ranks, code_of(bits[i + AHEAD], slot));
+        }
         int32_t old = ranks->bits[slots[i]];
         if (old == bits[i]) continue;
         if (old >= 0) withdraw(ranks, code_of(old, slots[i]));
@@ -113,10 +127,10 @@ long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_
     return 1;
 }
 
-/* The code of a rank. `position` receives its block. */
-static int64_t code_at(const Ranks *ranks, int64_t rank, int64_t *position) {
+/* Where the code of a rank is. `position` receives its block. */
+static const int64_t *place_of(const Ranks *ranks, int64_t rank, int64_t *position) {
     *position = at_most(ranks->before, ranks->blocks, rank) - 1;
-    return codes_of(ranks, *position)[rank - ranks->before[*position]];
+    return codes_of(ranks, *position) + (rank - ranks->before[*position]);
 }
 
 /* The number of codes that are smaller than one. */
@@ -131,7 +145,7 @@ static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t c
     int64_t first = ranks->before[position];
     int is_inside = rank >= first && rank < first + ranks->count[position];
     int64_t other =
-        is_inside ? codes_of(ranks, position)[rank - first] : code_at(ranks, rank, &position);
+        is_inside ? codes_of(ranks, position)[rank - first] : *place_of(ranks, rank, &position);
     return other >> SLOT_BITS == code >> SLOT_BITS;
 }
 
@@ -139,14 +153,16 @@ static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t c
 void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const double *random,
                 int64_t *slots, int64_t *first, int64_t *end) {
     for (int64_t i = 0; i < size; i++) {
-        int64_t position, code = code_at(ranks, at[i], &position);
+        int64_t position;
+        if (i + AHEAD < size) __builtin_prefetch(place_of(ranks, at[i + AHEAD], &position));
+        int64_t code = *place_of(ranks, at[i], &position);
         first[i] = at[i], end[i] = at[i] + 1;
         if (is_tied(ranks, at[i] - 1, position, code) ||
             is_tied(ranks, at[i] + 1, position, code)) {
             first[i] = rank_of(ranks, code & ~SLOT_MASK);
             end[i] = rank_of(ranks, code | SLOT_MASK);
             int64_t chosen = first[i] + (int64_t)(random[i] * (end[i] - first[i]));
-            code = code_at(ranks, chosen, &position);
+            code = *place_of(ranks, chosen, &position);
         }
         slots[i] = code & SLOT_MASK;
     }
