@@ -58,7 +58,8 @@ def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
     critic_loss, info = agent.loss.critic_loss(batch)
     session.descend(agent.critic_optimizer, critic_loss)
     session.metrics.add(critic_loss=critic_loss)
-    agent.store_td_errors(batch, info["td_error"].detach().amax(0).sqrt())
+    if agent.stores_td_errors:
+        agent.store_td_errors(batch, info["td_error"].detach().amax(0).sqrt())
     return batch
 
 

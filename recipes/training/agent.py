@@ -105,6 +105,11 @@ class Agent:
             return critic_batch.select(*self.actor_keys, "index")
         return self.perception(self.sample_actor())
 
+    @property
+    def stores_td_errors(self) -> bool:
+        """Whether a sampler uses TD errors."""
+        return self.uses_td_errors or self.signal == "td_error"
+
     def store_td_errors(self, batch: TensorDictBase, td_error: Tensor) -> None:
         """Passes absolute TD errors of the critics' batch to the samplers that use them."""
         if self.uses_td_errors:

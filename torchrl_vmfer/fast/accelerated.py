@@ -67,7 +67,8 @@ class Accelerated(LossMixin):
         """Returns the fast updates for a batch, or ``None`` if the batch has no fast path."""
         if not self.fast:
             return None
-        self._reason_of_batch = ""
+        if self._reason_of_batch:  # assigning to a module is slow
+            self._reason_of_batch = ""
         try:
             updates = self._current_fast_updates()
             try:

@@ -16,10 +16,13 @@ class FastSoftUpdate(SoftUpdate):
         """Copies the parameters to their targets."""
         super().init_()
         self._pairs = target_pairs(self)
+        self._addresses: list[int] = []
 
     def step(self) -> None:
         """Moves the targets toward the parameters."""
-        targets, sources = zip(
-            *((target.data, source.data) for target, source in self._pairs), strict=True
-        )
-        lerp_all_(targets, sources, 1 - self.eps)
+        addresses = [tensor.data_ptr() for pair in self._pairs for tensor in pair]
+        if addresses != self._addresses:  # the memory of a parameter may be replaced
+            self._addresses = addresses
+            self._targets_data = [target.data for target, _ in self._pairs]
+            self._sources_data = [source.data for _, source in self._pairs]
+        lerp_all_(self._targets_data, self._sources_data, 1 - self.eps)
