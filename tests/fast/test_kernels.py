@@ -152,6 +152,20 @@ def test_a_row_does_not_depend_on_the_other_rows_of_its_batch():
     assert torch.equal(stack(inputs)[:19], stack(inputs[:19]))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_input_gives_outputs_of_nan(compiled, bad):
+    params, inputs = random_params((5, 20, 20, 3), None), torch.randn(37, 5)
+    inputs[4, 2] = bad
+    stack = CompiledStack(params, compiled)
+    assert stack(inputs).isnan().any(-1).nonzero().tolist() == [[4]]
+    outputs, units = stack.with_units(inputs)
+    assert stack.parameter_gradients(torch.ones_like(outputs), units)[0].isnan().any()
+    _, gradients = stack.with_gradients(inputs, slice(None))
+    torch.testing.assert_close(
+        gradients, LinearStack(params).with_gradients(inputs, slice(None))[1]
+    )
+
+
 @pytest.mark.parametrize("change", ["threads", "double", "strides", "autograd", "rows"])
 def test_other_cases_use_the_products_of_torch(monkeypatch, change):
     params, inputs = random_params((5, 20, 3), None), torch.randn(30, 5)

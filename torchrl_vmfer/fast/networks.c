@@ -31,7 +31,8 @@ typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int order __attribute__((vector_size(32)));
 
 INLINE vec splat(float x) { return (vec){VECTOR_OF(x)}; }
-INLINE vec positive(vec x, vec y) { return (vec)((mask)x & (y > 0)); }
+/* x, or 0 where y is not positive. Like PyTorch's ReLU, keeps x where y is NaN. */
+INLINE vec positive(vec x, vec y) { return (vec)((mask)x & ~(y <= 0)); }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long panels_of(long rows) { return (rows + LANES - 1) / LANES; }
 
