@@ -9,6 +9,7 @@ from torchrl.modules import TanhNormal
 from torchrl_vmfer.fast import agreement, td_loss
 from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.squashed_gaussian import CompiledSquashedGaussian, SquashedGaussian
+from torchrl_vmfer.fast.tqc import quantile_huber
 from torchrl_vmfer.networks import LocAndScale
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
@@ -176,3 +177,30 @@ def test_large_actions_and_double_precision_use_the_operations_of_torch(heads):
     if compiled.stretch(torch.zeros(1)).shape == (1,):  # bounds for any number of components
         outputs, noise = outputs_and_noise(2, width=300)
         assert_close(compiled.draw(outputs, noise), general.draw(LocAndScale()(outputs), noise))
+
+
+# --- Defaults of PyTorch.
+
+
+def test_the_default_precision_and_device_do_not_matter(heads, other_defaults):
+    compiled, _ = heads
+    outputs, noise = outputs_and_noise(8)
+    values, gradients, rows = torch.randn(2, 8), torch.randn(2, 8, 3), torch.randn(8)
+    terminated, quantiles, number = torch.rand(8) < 0.3, torch.randn(2, 8, 5), torch.tensor(0.5)
+
+    def computed():
+        drawn = compiled.draw(outputs, noise)
+        loss, slopes = compiled.actor_loss(
+            outputs, noise, *drawn, rows, gradients[0], number, number
+        )
+        of_critics = td_loss.td_loss(values, values, None, rows, terminated, number, number, "l2")
+        return [
+            *(*drawn, loss, *slopes, *of_critics),
+            *agreement.follow_lowest(values, gradients),
+            *quantile_huber(quantiles, gradients[0]),
+        ]
+
+    expected = computed()
+    with other_defaults():
+        found = computed()
+    assert all(map(torch.equal, found, expected))

@@ -186,6 +186,21 @@ def test_other_cases_use_the_products_of_torch(monkeypatch, change):
     assert len(calls) == 1
 
 
+def test_the_default_precision_and_device_do_not_matter(other_defaults):
+    params, inputs = random_params((5, 20, 3), None), torch.randn(37, 5)
+    stack, slope = make_stack(params), torch.randn(37, 3)
+
+    def computed():
+        outputs, units = stack.with_units(inputs)
+        gradients = stack.parameter_gradients(slope, units)
+        return [stack(inputs), outputs, *gradients, *stack.with_gradients(inputs, slice(2, 4))]
+
+    expected = computed()
+    with other_defaults():
+        found = computed()
+    assert all(map(torch.equal, found, expected))
+
+
 def test_wrong_numbers_of_features_are_errors_of_torch():
     stack = make_stack(random_params((5, 20, 3), 2))
     with pytest.raises(RuntimeError):
@@ -307,6 +322,14 @@ def test_agreement_equals_that_of_double_precision(shape, used):
     wanted = directional.factor_and_length(gradients.double(), in_double)
     for values, expected in zip(found, wanted, strict=True):
         torch.testing.assert_close(values, expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_agreement_with_another_default_precision_or_device(other_defaults):
+    gradients = torch.randn(3, 9, 4)
+    expected = factor_and_length(gradients, "first")
+    with other_defaults():
+        found = factor_and_length(gradients, "first")
+    assert all(map(torch.equal, found, expected))
 
 
 def test_agreement_of_expanded_gradients():

@@ -29,7 +29,7 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
         return directional.factor_and_length(gradients, used)
     gradients = gradients.contiguous()
     critics, rows, width = gradients.shape
-    factor, length = torch.empty(rows), torch.empty(rows)
+    factor, length = gradients.new_empty(rows), gradients.new_empty(rows)
     kernels.agreement(
         *(critics, rows, width, gradients.data_ptr()),
         None if critic is None else critic.data_ptr(),
@@ -56,7 +56,7 @@ def follow_lowest(values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor, Te
         return value, gradients.gather(0, chosen).squeeze(0), used
     values, gradients = values.contiguous(), gradients.contiguous()
     value, gradient = torch.empty_like(values[0]), torch.empty_like(gradients[0])
-    used = torch.empty(len(value), dtype=torch.int64)
+    used = value.new_empty(len(value), dtype=torch.int64)
     kernels.follow_lowest(
         *gradients.shape,
         *(tensor.data_ptr() for tensor in (values, gradients, used, value, gradient)),

@@ -62,7 +62,7 @@ class CompiledStack(LinearStack):
         if not self._can_compute(inputs):
             return super().with_units(inputs)
         size = self._kernels.units_size(self._num_layers, self._sizes, self._num_rows(inputs))
-        units = torch.empty(self._count * size)
+        units = inputs.new_empty(self._count * size)
         return self._outputs(inputs, units), units
 
     def parameter_gradients(self, slope: Tensor, units: Any) -> list[Tensor]:
@@ -79,7 +79,7 @@ class CompiledStack(LinearStack):
             return super().with_gradients(inputs, columns)
         outputs, units = self.with_units(inputs)
         first, end, _ = columns.indices(self._features)
-        found = torch.empty(*outputs.shape[:-1], end - first)
+        found = outputs.new_empty(*outputs.shape[:-1], end - first)
         slope = torch.full_like(outputs, 1 / self.num_outputs)
         self._gradients(slope, units, None, None, found, first, end - first)
         return outputs, found
@@ -134,7 +134,7 @@ class CompiledStack(LinearStack):
 
     def _outputs(self, inputs: Tensor, units: Tensor | None) -> Tensor:
         rows, stride = self._num_rows(inputs), 0
-        outputs = torch.empty(*inputs.shape[:-1], self.num_outputs)
+        outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
         if self._is_ensemble and inputs.stride(0) == 0:
             inputs = inputs[0]  # all networks read the same inputs
         else:

@@ -168,7 +168,7 @@ class CompiledSquashedGaussian(SquashedGaussian):
             weights = weights.contiguous()
             half = None if self._is_unit else self._half.to(noise).expand(noise.shape[-1])
             half = None if half is None else half.contiguous()
-            slopes, loss = torch.empty_like(outputs), torch.empty(())
+            slopes, loss = torch.empty_like(outputs), outputs.new_empty(())
             is_computed = self._kernels.squashed_slopes(
                 *noise.shape,
                 given[0].data_ptr(),

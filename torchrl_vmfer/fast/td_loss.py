@@ -84,7 +84,7 @@ def td_loss(
     )
     cost = None if cost is None else cost.contiguous()
     next_value, target = torch.empty_like(reward), torch.empty_like(reward)
-    error, slope, loss = torch.empty_like(values), torch.empty_like(values), torch.empty(())
+    error, slope, loss = torch.empty_like(values), torch.empty_like(values), values.new_empty(())
     kernels.td_loss(
         *values.shape,
         values.data_ptr(),
