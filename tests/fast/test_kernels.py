@@ -332,6 +332,28 @@ def test_agreement_with_another_default_precision_or_device(other_defaults):
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.parametrize(
+    "used",
+    [torch.randn(9, 4).double(), torch.randn(4), torch.randn(1, 4), torch.arange(9).int() % 3, 1],
+    ids=["double precision", "one gradient", "one row", "int32", "number"],
+)
+def test_agreement_with_other_inputs_equals_the_general_one(used):
+    gradients = torch.randn(3, 9, 4)
+    found = factor_and_length(gradients, used)
+    for values, expected in zip(found, directional.factor_and_length(gradients, used), strict=True):
+        torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [torch.full((9,), 3), torch.full((9,), -1), torch.ones(20).long()],
+    ids=["too large", "negative", "too many"],
+)
+def test_agreement_with_wrong_critics_is_an_error(used):
+    with pytest.raises((RuntimeError, IndexError)):
+        factor_and_length(torch.randn(3, 9, 4), used)
+
+
 def test_agreement_of_expanded_gradients():
     gradients = torch.randn(3, 1, 4).expand(3, 9, 4)
     torch.testing.assert_close(
