@@ -61,6 +61,29 @@ def test_td_loss(by_torch, distance, is_weighted, has_cost, critics, targets, ro
     assert_close(td_loss.td_loss(*args), by_torch(td_loss, "td_loss", *args))
 
 
+def test_td_loss_of_inputs_that_broadcast(by_torch):
+    torch.manual_seed(0)
+    rest = None, torch.randn(5), torch.rand(5) < 0.3, torch.tensor(0.99), torch.tensor(0.2), "l2"
+    for values, next_values in (
+        (torch.randn(2, 5), torch.randn(2, 1)),
+        (torch.randn(2, 3, 5), torch.randn(2, 3, 5)),
+    ):
+        args = values, next_values, *rest
+        assert_close(td_loss.td_loss(*args), by_torch(td_loss, "td_loss", *args))
+    matrices = torch.randn(2, 3, 5), torch.randn(2, 3, 5), None, torch.randn(3, 5)
+    args = *matrices, torch.rand(3, 5) < 0.3, torch.tensor(0.99), torch.tensor(0.2), "l2"
+    assert_close(td_loss.td_loss(*args), by_torch(td_loss, "td_loss", *args))
+
+
+def test_td_loss_without_target_critics_is_an_error():
+    rows = torch.randn(5)
+    with pytest.raises(IndexError):
+        td_loss.td_loss(
+            *(torch.randn(2, 5), torch.randn(0, 5), None, rows, rows > 0),
+            *(torch.tensor(0.99), torch.tensor(0.2), "l2"),
+        )
+
+
 @pytest.mark.parametrize("place", ["values", "next_values", "reward"])
 def test_td_loss_keeps_nan(place):
     given = {"values": torch.zeros(2, 3), "next_values": torch.zeros(2, 3), "reward": torch.ones(3)}
@@ -166,6 +189,29 @@ def test_actor_loss(heads, rows, is_weighted):
         *doubled(rest),
     )
     assert_close([loss, *slopes], [expected, *torch.autograd.grad(split, inputs, of_both)])
+
+
+def test_draw_with_transposed_tensors(heads):
+    compiled, _ = heads
+    outputs, noise = outputs_and_noise(8)
+    expected = compiled.draw(outputs, noise)
+    found = compiled.draw(*(tensor.T.contiguous().T for tensor in (outputs, noise)))
+    assert all(torch.equal(values, wanted) for values, wanted in zip(found, expected, strict=True))
+
+
+def test_an_odd_number_of_outputs_is_an_error(heads):
+    compiled, _ = heads
+    with pytest.raises(RuntimeError):
+        compiled.draw(torch.randn(8, 7), torch.randn(8, 3))
+
+
+def test_nan_gives_actions_and_densities_of_nan(heads):
+    compiled, _ = heads
+    outputs, noise = outputs_and_noise(8)
+    outputs[1, 0] = outputs[3, 5] = torch.nan
+    squashed, log_prob = compiled.draw(outputs, noise)
+    assert squashed.isnan().nonzero().tolist() == [[1, 0], [3, 2]]
+    assert log_prob.isnan().nonzero().tolist() == [[1], [3]]
 
 
 def test_large_actions_and_double_precision_use_the_operations_of_torch(heads):

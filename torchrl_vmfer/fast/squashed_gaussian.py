@@ -136,9 +136,10 @@ class CompiledSquashedGaussian(SquashedGaussian):
 
     def draw(self, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """As in :class:`SquashedGaussian`."""
-        if not (outputs.ndim == 2 and are_plain(outputs, noise)):
+        is_supported = outputs.ndim == 2 and outputs.shape[1] == 2 * noise.shape[1]
+        if not (is_supported and are_plain(outputs, noise)):
             return super().draw(self._split(outputs), noise)
-        outputs = outputs.contiguous()
+        outputs, noise = outputs.contiguous(), noise.contiguous()
         squashed, log_prob = torch.empty_like(noise), noise.new_empty(len(noise))
         is_computed = self._kernels.squashed_draw(
             *noise.shape,
