@@ -387,6 +387,17 @@ def test_rows_are_copied(storage, count):
     assert torch.equal(found["next", "reward"], rows["next"]["reward"][index])
 
 
+def test_rows_without_elements_are_copied():
+    rows = {"observation": torch.randn(50, 3), "empty": torch.zeros(50, 0)}
+    storage = RowStorage(50)
+    storage.set(torch.arange(50), TensorDict(rows, [50]))
+    # As after loading: a new tensor without elements has strides as if it had one column.
+    storage.get(slice(None))["empty"] = torch.zeros(50, 0)
+    found = storage.get(torch.tensor([3, 49]))
+    assert found["empty"].shape == (2, 0)
+    assert torch.equal(found["observation"], rows["observation"][[3, 49]])
+
+
 @pytest.mark.parametrize("bad", [-1, 50])
 def test_rows_outside_the_storage_are_errors(storage, bad):
     with pytest.raises(IndexError, match="outside"):

@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Python passes all sizes as `long`; ranks.c receives them as int64_t. */
+_Static_assert(sizeof(long) == 8, "a long must have 64 bits");
+
 /* VECTOR: floats in a vector. TILE: rows computed together; the sums of a row take two vectors, and
  * all sums must fit in the 32 vector registers of AVX-512, or the 16 of AVX2. */
 #define EIGHT(x) x, x, x, x, x, x, x, x
