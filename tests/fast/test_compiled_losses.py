@@ -9,6 +9,7 @@ from torchrl.modules import TanhNormal
 from torchrl_vmfer.fast import agreement, td_loss
 from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.squashed_gaussian import CompiledSquashedGaussian, SquashedGaussian
+from torchrl_vmfer.fast.tqc import quantile_huber
 from torchrl_vmfer.networks import LocAndScale
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
@@ -58,6 +59,29 @@ def test_td_loss(by_torch, distance, is_weighted, has_cost, critics, targets, ro
         distance,
     )
     assert_close(td_loss.td_loss(*args), by_torch(td_loss, "td_loss", *args))
+
+
+def test_td_loss_of_inputs_that_broadcast(by_torch):
+    torch.manual_seed(0)
+    rest = None, torch.randn(5), torch.rand(5) < 0.3, torch.tensor(0.99), torch.tensor(0.2), "l2"
+    for values, next_values in (
+        (torch.randn(2, 5), torch.randn(2, 1)),
+        (torch.randn(2, 3, 5), torch.randn(2, 3, 5)),
+    ):
+        args = values, next_values, *rest
+        assert_close(td_loss.td_loss(*args), by_torch(td_loss, "td_loss", *args))
+    matrices = torch.randn(2, 3, 5), torch.randn(2, 3, 5), None, torch.randn(3, 5)
+    args = *matrices, torch.rand(3, 5) < 0.3, torch.tensor(0.99), torch.tensor(0.2), "l2"
+    assert_close(td_loss.td_loss(*args), by_torch(td_loss, "td_loss", *args))
+
+
+def test_td_loss_without_target_critics_is_an_error():
+    rows = torch.randn(5)
+    with pytest.raises(IndexError):
+        td_loss.td_loss(
+            *(torch.randn(2, 5), torch.randn(0, 5), None, rows, rows > 0),
+            *(torch.tensor(0.99), torch.tensor(0.2), "l2"),
+        )
 
 
 @pytest.mark.parametrize("place", ["values", "next_values", "reward"])
@@ -167,6 +191,29 @@ def test_actor_loss(heads, rows, is_weighted):
     assert_close([loss, *slopes], [expected, *torch.autograd.grad(split, inputs, of_both)])
 
 
+def test_draw_with_transposed_tensors(heads):
+    compiled, _ = heads
+    outputs, noise = outputs_and_noise(8)
+    expected = compiled.draw(outputs, noise)
+    found = compiled.draw(*(tensor.T.contiguous().T for tensor in (outputs, noise)))
+    assert all(torch.equal(values, wanted) for values, wanted in zip(found, expected, strict=True))
+
+
+def test_an_odd_number_of_outputs_is_an_error(heads):
+    compiled, _ = heads
+    with pytest.raises(RuntimeError):
+        compiled.draw(torch.randn(8, 7), torch.randn(8, 3))
+
+
+def test_nan_gives_actions_and_densities_of_nan(heads):
+    compiled, _ = heads
+    outputs, noise = outputs_and_noise(8)
+    outputs[1, 0] = outputs[3, 5] = torch.nan
+    squashed, log_prob = compiled.draw(outputs, noise)
+    assert squashed.isnan().nonzero().tolist() == [[1, 0], [3, 2]]
+    assert log_prob.isnan().nonzero().tolist() == [[1], [3]]
+
+
 def test_large_actions_and_double_precision_use_the_operations_of_torch(heads):
     compiled, general = heads
     outputs, noise = outputs_and_noise(8)
@@ -176,3 +223,30 @@ def test_large_actions_and_double_precision_use_the_operations_of_torch(heads):
     if compiled.stretch(torch.zeros(1)).shape == (1,):  # bounds for any number of components
         outputs, noise = outputs_and_noise(2, width=300)
         assert_close(compiled.draw(outputs, noise), general.draw(LocAndScale()(outputs), noise))
+
+
+# --- Defaults of PyTorch.
+
+
+def test_the_default_precision_and_device_do_not_matter(heads, other_defaults):
+    compiled, _ = heads
+    outputs, noise = outputs_and_noise(8)
+    values, gradients, rows = torch.randn(2, 8), torch.randn(2, 8, 3), torch.randn(8)
+    terminated, quantiles, number = torch.rand(8) < 0.3, torch.randn(2, 8, 5), torch.tensor(0.5)
+
+    def computed():
+        drawn = compiled.draw(outputs, noise)
+        loss, slopes = compiled.actor_loss(
+            outputs, noise, *drawn, rows, gradients[0], number, number
+        )
+        of_critics = td_loss.td_loss(values, values, None, rows, terminated, number, number, "l2")
+        return [
+            *(*drawn, loss, *slopes, *of_critics),
+            *agreement.follow_lowest(values, gradients),
+            *quantile_huber(quantiles, gradients[0]),
+        ]
+
+    expected = computed()
+    with other_defaults():
+        found = computed()
+    assert all(map(torch.equal, found, expected))

@@ -79,6 +79,21 @@ def test_weights_that_changed_or_moved_are_used(kind):
     assert_same_actions(general, fast, observation)
 
 
+def test_the_default_precision_and_device_do_not_matter(kind, other_defaults):
+    _, general, fast = made(kind)
+    observation = torch.randn(17)
+    with other_defaults():
+        assert_same_actions(general, fast, observation)
+
+
+def test_weights_that_were_transposed_are_used(kind):
+    network, general, fast = made(kind)
+    observation = torch.randn(17)
+    assert_same_actions(general, fast, observation)
+    network[0][2].weight.data = network[0][2].weight.detach().T  # the same memory
+    assert_same_actions(general, fast, observation)
+
+
 @pytest.mark.parametrize("layer", [0, 2, 4])
 def test_weights_of_nan_give_actions_of_nan(kind, layer):
     network, _, fast = made(kind)

@@ -152,6 +152,20 @@ def test_a_row_does_not_depend_on_the_other_rows_of_its_batch():
     assert torch.equal(stack(inputs)[:19], stack(inputs[:19]))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_bad_input_gives_outputs_of_nan(compiled, bad):
+    params, inputs = random_params((5, 20, 20, 3), None), torch.randn(37, 5)
+    inputs[4, 2] = bad
+    stack = CompiledStack(params, compiled)
+    assert stack(inputs).isnan().any(-1).nonzero().tolist() == [[4]]
+    outputs, units = stack.with_units(inputs)
+    assert stack.parameter_gradients(torch.ones_like(outputs), units)[0].isnan().any()
+    _, gradients = stack.with_gradients(inputs, slice(None))
+    torch.testing.assert_close(
+        gradients, LinearStack(params).with_gradients(inputs, slice(None))[1]
+    )
+
+
 @pytest.mark.parametrize("change", ["threads", "double", "strides", "autograd", "rows"])
 def test_other_cases_use_the_products_of_torch(monkeypatch, change):
     params, inputs = random_params((5, 20, 3), None), torch.randn(30, 5)
@@ -170,6 +184,21 @@ def test_other_cases_use_the_products_of_torch(monkeypatch, change):
     monkeypatch.setattr(LinearStack, "__call__", lambda self, given: calls.append(given) or given)
     stack(inputs)
     assert len(calls) == 1
+
+
+def test_the_default_precision_and_device_do_not_matter(other_defaults):
+    params, inputs = random_params((5, 20, 3), None), torch.randn(37, 5)
+    stack, slope = make_stack(params), torch.randn(37, 3)
+
+    def computed():
+        outputs, units = stack.with_units(inputs)
+        gradients = stack.parameter_gradients(slope, units)
+        return [stack(inputs), outputs, *gradients, *stack.with_gradients(inputs, slice(2, 4))]
+
+    expected = computed()
+    with other_defaults():
+        found = computed()
+    assert all(map(torch.equal, found, expected))
 
 
 def test_wrong_numbers_of_features_are_errors_of_torch():
@@ -295,6 +324,36 @@ def test_agreement_equals_that_of_double_precision(shape, used):
         torch.testing.assert_close(values, expected.float(), rtol=1e-6, atol=1e-6)
 
 
+def test_agreement_with_another_default_precision_or_device(other_defaults):
+    gradients = torch.randn(3, 9, 4)
+    expected = factor_and_length(gradients, "first")
+    with other_defaults():
+        found = factor_and_length(gradients, "first")
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize(
+    "used",
+    [torch.randn(9, 4).double(), torch.randn(4), torch.randn(1, 4), torch.arange(9).int() % 3, 1],
+    ids=["double precision", "one gradient", "one row", "int32", "number"],
+)
+def test_agreement_with_other_inputs_equals_the_general_one(used):
+    gradients = torch.randn(3, 9, 4)
+    found = factor_and_length(gradients, used)
+    for values, expected in zip(found, directional.factor_and_length(gradients, used), strict=True):
+        torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [torch.full((9,), 3), torch.full((9,), -1), torch.ones(20).long()],
+    ids=["too large", "negative", "too many"],
+)
+def test_agreement_with_wrong_critics_is_an_error(used):
+    with pytest.raises((RuntimeError, IndexError)):
+        factor_and_length(torch.randn(3, 9, 4), used)
+
+
 def test_agreement_of_expanded_gradients():
     gradients = torch.randn(3, 1, 4).expand(3, 9, 4)
     torch.testing.assert_close(
@@ -326,6 +385,17 @@ def test_rows_are_copied(storage, count):
     for key in ("observation", "flag"):
         assert torch.equal(found[key], rows[key][index])
     assert torch.equal(found["next", "reward"], rows["next"]["reward"][index])
+
+
+def test_rows_without_elements_are_copied():
+    rows = {"observation": torch.randn(50, 3), "empty": torch.zeros(50, 0)}
+    storage = RowStorage(50)
+    storage.set(torch.arange(50), TensorDict(rows, [50]))
+    # As after loading: a new tensor without elements has strides as if it had one column.
+    storage.get(slice(None))["empty"] = torch.zeros(50, 0)
+    found = storage.get(torch.tensor([3, 49]))
+    assert found["empty"].shape == (2, 0)
+    assert torch.equal(found["observation"], rows["observation"][[3, 49]])
 
 
 @pytest.mark.parametrize("bad", [-1, 50])

@@ -298,3 +298,11 @@ def test_a_copy_is_independent_of_the_original(index_type, copied):
     changed(index, priorities, np.arange(500), np.full(500, 2.0))
     assert_in_order(other, priorities)
     assert_in_order(other, changed(other, priorities, [3, 2000], [0.5, 0.25]))
+
+
+@index_types
+def test_slots_of_other_integer_types(index_type):
+    index = index_type()
+    index.rebuild(np.zeros(5, np.float32))
+    index.update(np.array([1, 4], np.int32), np.array([2, 1], np.float32))
+    assert_in_order(index, np.array([0, 2, 0, 0, 1], np.float32))

@@ -9,14 +9,17 @@ static double norm_of(const float *gradient, long width) {
     return square > 0 && square < INFINITY ? sqrt(square) : 0;
 }
 
-/* gradients: [critics][rows][width]
+/* Returns 0 if a critic does not exist, else 1.
+ *
+ * gradients: [critics][rows][width]
  * used: [rows], the critic e of each transition; NULL for the first critic
  * moving: [rows][width], the gradient g_e; NULL if it is that of a critic
  * factor, length: [rows], receive exp(x̄ᵀx_e) and ‖x̄‖
  */
-void agreement(long critics, long rows, long width, const float *gradients, const int64_t *used,
+long agreement(long critics, long rows, long width, const float *gradients, const int64_t *used,
                const float *moving, float *factor, float *length) {
     for (long row = 0; row < rows; row++) {
+        if (used && (used[row] < 0 || used[row] >= critics)) return 0;
         const float *chosen = moving ? moving + width * row
                                      : gradients + width * (rows * (used ? used[row] : 0) + row);
         double norm = norm_of(chosen, width), product = 0, square = 0;
@@ -35,6 +38,7 @@ void agreement(long critics, long rows, long width, const float *gradients, cons
         factor[row] = (float)exp(product < 1 ? product : 1);
         length[row] = (float)(square < 1 ? sqrt(square) : 1);
     }
+    return 1;
 }
 
 /* Finds the critic with the lowest value, which the actor follows.

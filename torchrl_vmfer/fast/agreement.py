@@ -18,24 +18,30 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
     A batch is so small that most of the time of PyTorch's operations is overhead.
     """
     kernels = load_kernels()
-    if kernels is None or not (are_plain(gradients) and gradients.ndim == 3):
+    if kernels is None or not (are_plain(gradients) and gradients.ndim == 3 and len(gradients)):
         return directional.factor_and_length(gradients, used)
+    critics, rows, width = gradients.shape
     critic = moving = None
-    if isinstance(used, Tensor) and not used.is_floating_point():
+    if isinstance(used, Tensor) and used.dtype is torch.int64:
         critic = used.contiguous()
+        is_supported = critic.is_cpu and critic.shape == (rows,)
     elif isinstance(used, Tensor) or used == "mean":
         moving = (used if isinstance(used, Tensor) else mean_gradient(gradients)).contiguous()
-    elif used != "first":
+        is_supported = are_plain(moving) and moving.shape == (rows, width)
+    else:
+        is_supported = used == "first"
+    if not is_supported:
         return directional.factor_and_length(gradients, used)
     gradients = gradients.contiguous()
-    critics, rows, width = gradients.shape
-    factor, length = torch.empty(rows), torch.empty(rows)
-    kernels.agreement(
+    factor, length = gradients.new_empty(rows), gradients.new_empty(rows)
+    is_computed = kernels.agreement(
         *(critics, rows, width, gradients.data_ptr()),
         None if critic is None else critic.data_ptr(),
         None if moving is None else moving.data_ptr(),
         *(factor.data_ptr(), length.data_ptr()),
     )
+    if not is_computed:  # a critic does not exist, which is an error there
+        return directional.factor_and_length(gradients, used)
     return factor, length
 
 
@@ -56,7 +62,7 @@ def follow_lowest(values: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor, Te
         return value, gradients.gather(0, chosen).squeeze(0), used
     values, gradients = values.contiguous(), gradients.contiguous()
     value, gradient = torch.empty_like(values[0]), torch.empty_like(gradients[0])
-    used = torch.empty(len(value), dtype=torch.int64)
+    used = value.new_empty(len(value), dtype=torch.int64)
     kernels.follow_lowest(
         *gradients.shape,
         *(tensor.data_ptr() for tensor in (values, gradients, used, value, gradient)),

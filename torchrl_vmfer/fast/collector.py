@@ -34,12 +34,12 @@ class DirectCollector(OpenCollector):
         carrier = entries_of(self.carrier)
         before = {key: carrier[key] for key in self._observed}
         action = self._act(before)
+        now, following = self._columns
+        for key, column in now:  # before the step: the simulator may return the same arrays again
+            column[0] = (action if key == "action" else before[key]).numpy()
         simulator = gymnasium_env(self.env)
         after, reward, terminated, truncated, _ = simulator.step(action.numpy())
         is_over = terminated or truncated
-        now, following = self._columns
-        for key, column in now:
-            column[0] = (action if key == "action" else before[key]).numpy()
         outcome = {"reward": reward, "done": is_over, "terminated": terminated, **_arrays(after)}
         for key, column in following:
             column[0] = outcome[key]

@@ -17,6 +17,7 @@ __all__ = ["CompiledStack", "make_stack"]
 
 
 _MIN_ROWS = 16  # the kernels pad batches to panels of 16 or 32 rows
+_SINGLE = torch.float32
 _LIMIT = 1.0 - torch.finfo(torch.float32).resolution  # of actions, as in networks.drawn_action
 
 
@@ -37,7 +38,6 @@ class CompiledStack(LinearStack):
     def __init__(self, params: Sequence[Tensor], kernels: Kernels) -> None:
         super().__init__(params)
         self._kernels = kernels
-        self._is_contiguous = all(tensor.is_contiguous() for tensor in params)
         self._requires_grad = any(tensor.requires_grad for tensor in params)
         self._weights, self._biases = params[::2], params[1::2]
         weights = self._weights
@@ -62,7 +62,7 @@ class CompiledStack(LinearStack):
         if not self._can_compute(inputs):
             return super().with_units(inputs)
         size = self._kernels.units_size(self._num_layers, self._sizes, self._num_rows(inputs))
-        units = torch.empty(self._count * size)
+        units = inputs.new_empty(self._count * size)
         return self._outputs(inputs, units), units
 
     def parameter_gradients(self, slope: Tensor, units: Any) -> list[Tensor]:
@@ -79,7 +79,7 @@ class CompiledStack(LinearStack):
             return super().with_gradients(inputs, columns)
         outputs, units = self.with_units(inputs)
         first, end, _ = columns.indices(self._features)
-        found = torch.empty(*outputs.shape[:-1], end - first)
+        found = outputs.new_empty(*outputs.shape[:-1], end - first)
         slope = torch.full_like(outputs, 1 / self.num_outputs)
         self._gradients(slope, units, None, None, found, first, end - first)
         return outputs, found
@@ -118,15 +118,22 @@ class CompiledStack(LinearStack):
 
     def _can_compute(self, inputs: Tensor, min_rows: int = _MIN_ROWS) -> bool:
         return (
-            self._is_contiguous
-            and all(map(_is_plain, self._params))
-            and _is_plain(inputs)
-            and inputs.shape[-1] == self._features
+            inputs.shape[-1] == self._features
             and (not self._is_ensemble or (inputs.ndim == 3 and len(inputs) == self._count))
             and self._num_rows(inputs) >= min_rows
             and torch.get_num_threads() == 1
+            and inputs.is_cpu
+            and inputs.dtype is _SINGLE
+            and self._has_plain_params()
             and not (torch.is_grad_enabled() and (self._requires_grad or inputs.requires_grad))
         )
+
+    def _has_plain_params(self) -> bool:
+        # At each call, because the memory of a parameter may be replaced.
+        for tensor in self._params:
+            if not (tensor.is_cpu and tensor.dtype is _SINGLE and tensor.is_contiguous()):
+                return False
+        return True
 
     def _num_rows(self, inputs: Tensor) -> int:
         """The number of rows that each network reads."""
@@ -134,7 +141,7 @@ class CompiledStack(LinearStack):
 
     def _outputs(self, inputs: Tensor, units: Tensor | None) -> Tensor:
         rows, stride = self._num_rows(inputs), 0
-        outputs = torch.empty(*inputs.shape[:-1], self.num_outputs)
+        outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
         if self._is_ensemble and inputs.stride(0) == 0:
             inputs = inputs[0]  # all networks read the same inputs
         else:
@@ -187,10 +194,6 @@ def make_stack(params: Sequence[Tensor]) -> LinearStack:
     """Makes a stack that uses compiled functions where they are available."""
     kernels = load_kernels()
     return LinearStack(params) if kernels is None or not params else CompiledStack(params, kernels)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.dtype is torch.float32 and tensor.is_cpu
 
 
 def _check_memory(has_memory: int) -> None:

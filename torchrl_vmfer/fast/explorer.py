@@ -54,4 +54,4 @@ def make_explorer(network: nn.Module, noise: float | None = None) -> Explorer:
 
 
 def _normal(count: int) -> Tensor:
-    return torch.randn(count, dtype=torch.float32)
+    return torch.randn(count, dtype=torch.float32, device="cpu")

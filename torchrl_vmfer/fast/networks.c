@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Python passes all sizes as `long`; ranks.c receives them as int64_t. */
+_Static_assert(sizeof(long) == 8, "a long must have 64 bits");
+
 /* VECTOR: floats in a vector. TILE: rows computed together; the sums of a row take two vectors, and
  * all sums must fit in the 32 vector registers of AVX-512, or the 16 of AVX2. */
 #define EIGHT(x) x, x, x, x, x, x, x, x
@@ -31,7 +34,8 @@ typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int order __attribute__((vector_size(32)));
 
 INLINE vec splat(float x) { return (vec){VECTOR_OF(x)}; }
-INLINE vec positive(vec x, vec y) { return (vec)((mask)x & (y > 0)); }
+/* x, or 0 where y is not positive. Like PyTorch's ReLU, keeps x where y is NaN. */
+INLINE vec positive(vec x, vec y) { return (vec)((mask)x & ~(y <= 0)); }
 INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long panels_of(long rows) { return (rows + LANES - 1) / LANES; }
 

@@ -75,7 +75,7 @@ class RankBlocks:
         """
         if not len(slots):
             return
-        slots, bits = np.ascontiguousarray(slots), bits_of(priorities)
+        slots, bits = np.ascontiguousarray(slots, np.int64), bits_of(priorities)
         size = int(slots.max()) + 1
         if size > len(self._bits):
             grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)
@@ -105,7 +105,8 @@ class RankBlocks:
         Returns:
             the slots, the first ranks with equal priority, and one past the last.
         """
-        ranks, random = np.ascontiguousarray(ranks), np.ascontiguousarray(random)
+        ranks = np.ascontiguousarray(ranks, np.int64)
+        random = np.ascontiguousarray(random, np.float64)
         found = np.empty((3, len(ranks)), np.int64)
         inputs = (ranks.ctypes.data, random.ctypes.data)
         outputs, row = found.ctypes.data, found.strides[0]

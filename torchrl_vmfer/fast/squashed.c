@@ -11,30 +11,32 @@
 #define CHUNK 256 /* components at a time, which stay in the cache */
 
 /* The functions of <math.h> are not vectorized. These are, with an error of a few units in the last
- * place: 2^n times a polynomial, and a polynomial plus n log 2. */
-INLINE float as_float(int32_t bits) {
+ * place. The exponential is 2^n times a polynomial. */
+INLINE float as_float(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-INLINE int32_t as_bits(float value) {
-    int32_t bits;
+INLINE uint32_t as_bits(float value) {
+    uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
 INLINE float exponential(float x) {
     x = x > 88 ? 88 : x < -87 ? -87 : x;
-    float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounded: 1.5 · 2^23 has no fraction */
-    x = x - n * 0.693359375f + n * 2.12194440e-4f;            /* minus n log 2 */
+    /* Rounded, because 1.5 · 2^23 has no fraction. The last bits are n, the others are shifted out:
+     * unlike a conversion to an integer, this is also defined for NaN. */
+    float shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    x = x - n * 0.693359375f + n * 2.12194440e-4f; /* minus n log 2 */
     float p = 1.9875691500e-4f;
     p = p * x + 1.3981999507e-3f;
     p = p * x + 8.3334519073e-3f;
     p = p * x + 4.1665795894e-2f;
     p = p * x + 1.6666665459e-1f;
     p = p * x + 5.0000001201e-1f;
-    return (p * x * x + x + 1) * as_float(((int32_t)n + 127) << 23);
+    return (p * x * x + x + 1) * as_float((as_bits(shifted) + 127) << 23);
 }
 
 /* log(1 + t) for 0 <= t <= 1. */

@@ -136,9 +136,10 @@ class CompiledSquashedGaussian(SquashedGaussian):
 
     def draw(self, outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """As in :class:`SquashedGaussian`."""
-        if not (outputs.ndim == 2 and are_plain(outputs, noise)):
+        is_supported = outputs.ndim == 2 and outputs.shape[1] == 2 * noise.shape[1]
+        if not (is_supported and are_plain(outputs, noise)):
             return super().draw(self._split(outputs), noise)
-        outputs = outputs.contiguous()
+        outputs, noise = outputs.contiguous(), noise.contiguous()
         squashed, log_prob = torch.empty_like(noise), noise.new_empty(len(noise))
         is_computed = self._kernels.squashed_draw(
             *noise.shape,
@@ -168,7 +169,7 @@ class CompiledSquashedGaussian(SquashedGaussian):
             weights = weights.contiguous()
             half = None if self._is_unit else self._half.to(noise).expand(noise.shape[-1])
             half = None if half is None else half.contiguous()
-            slopes, loss = torch.empty_like(outputs), torch.empty(())
+            slopes, loss = torch.empty_like(outputs), outputs.new_empty(())
             is_computed = self._kernels.squashed_slopes(
                 *noise.shape,
                 given[0].data_ptr(),

@@ -83,7 +83,7 @@ class _Columns:
         self._next_keys = [key[1] for key, _ in columns if not isinstance(key, str)]
         self._size = len(self._columns[0])
         self._shapes = [column.shape[1:] for column in self._columns]
-        widths = [column.stride(0) * column.element_size() for column in self._columns]
+        widths = [column[:1].numel() * column.element_size() for column in self._columns]
         self._widths = (ctypes.c_int64 * len(widths))(*widths)
         self._kernels = load_kernels()
         self._addresses: list[int] = []

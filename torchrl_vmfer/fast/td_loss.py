@@ -84,7 +84,7 @@ def td_loss(
     )
     cost = None if cost is None else cost.contiguous()
     next_value, target = torch.empty_like(reward), torch.empty_like(reward)
-    error, slope, loss = torch.empty_like(values), torch.empty_like(values), torch.empty(())
+    error, slope, loss = torch.empty_like(values), torch.empty_like(values), values.new_empty(())
     kernels.td_loss(
         *values.shape,
         values.data_ptr(),
@@ -116,6 +116,9 @@ def _is_supported(
     of_rows += [weights] if weights.ndim else []
     return (
         are_plain(values, next_values, weights, *of_rows)
+        and values.ndim == 2
+        and len(next_values) > 0
+        and next_values.shape[1:] == values.shape[1:]
         and terminated.dtype is torch.bool
         and terminated.is_cpu
         and all(tensor.shape == values.shape[1:] for tensor in (terminated, *of_rows))

@@ -60,7 +60,7 @@ def quantile_huber(quantiles: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, 
     if kernels is None or not are_plain(quantiles, targets):
         return _quantile_huber_by_torch(quantiles, targets)
     quantiles, targets = quantiles.contiguous(), targets.contiguous()
-    losses, errors = torch.empty(2, *quantiles.shape[:-1])
+    losses, errors = quantiles.new_empty(2, *quantiles.shape[:-1])
     slopes = torch.empty_like(quantiles)
     is_computed = kernels.quantile_huber(
         *quantiles.shape,
