@@ -149,8 +149,8 @@ class SlotSampler(BaseSampler):
         self._follow(storage)
         if self.num_slots == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
-        if batch_size < 0:
-            raise ValueError(f"batch_size must be at least 0, got {batch_size}.")
+        if not isinstance(batch_size, (int, np.integer)) or batch_size < 0:
+            raise ValueError(f"batch_size must be an integer of at least 0, got {batch_size!r}.")
         index, info = self._draw(batch_size)
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), info
