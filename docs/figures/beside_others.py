@@ -77,13 +77,15 @@ STUDIES: dict[str, list[tuple[str, list[Curve]]]] = {
 }
 
 
+def files_of(study: str, task: str, curve: Curve) -> list[Path]:
+    """The tables of the finished runs of a curve."""
+    return sorted(RESULTS.glob(f"{study}/{curve.folder}/{task}/**/seed*/eval.csv"))
+
+
 def draw_panel(axis: Axes, study: str, task: str, curves: list[Curve]) -> None:
     """Draws the mean over seeds of each algorithm, and each seed as a thin line."""
     for curve in curves:
-        files = sorted(RESULTS.glob(f"{study}/{curve.folder}/{task}/**/seed*/eval.csv"))
-        tables = [read_columns(file) for file in files]
-        if not tables:
-            continue
+        tables = [read_columns(file) for file in files_of(study, task, curve)]
         steps, returns = tables[0]["step"], np.stack([table["return_mean"] for table in tables])
         axis.plot(steps, returns.T, color=curve.color, linewidth=0.6, alpha=0.6)
         axis.plot(steps, returns.mean(0), color=curve.color, linewidth=2, label=curve.name)
@@ -103,13 +105,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study", choices=STUDIES)
     study = parser.parse_args().study
-    panels = STUDIES[study]
-    figure = Figure(figsize=(4 * len(panels), 3.4), layout="constrained")
+    panels = [
+        (task, found)
+        for task, curves in STUDIES[study]
+        if (found := [curve for curve in curves if files_of(study, task, curve)])
+    ]
+    figure = Figure(figsize=(max(5, 4 * len(panels)), 3.4), layout="constrained")
     print("| task | algorithm | steps | return | seeds | published, 100,000 steps |")
     print("|---|---|---:|---:|---|---:|")
-    for axis, (task, curves) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (task, curves) in zip(axes, panels, strict=True):
         draw_panel(axis, study, task, curves)
-    figure.axes[0].set_ylabel("return of an evaluation")
+    axes[0].set_ylabel("return of an evaluation")
     figure.savefig(RESULTS / study / "curves.png", dpi=110)
 
 
