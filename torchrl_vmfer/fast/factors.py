@@ -48,12 +48,12 @@ def store_factors(
     last_update: np.ndarray,
     update: int,
 ) -> bool:
-    """Stores new factors of some slots, with the number of their update, if all are as usual.
+    """Stores new factors of some slots, with the number of their update, if all lie in an interval.
 
     Args:
         index: the slots.
         values: the new factor of each.
-        interval: the interval of usual factors.
+        interval: the interval in which no factor needs a further check.
         factors: the factors of all slots in single precision.
         last_update: for each slot, the number of its last update, as ``int32``.
         update: the number of this update.

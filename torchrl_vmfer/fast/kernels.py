@@ -89,6 +89,7 @@ def pointers(tensors: Sequence[Tensor]) -> Any:
 
 def are_plain(*tensors: Tensor) -> bool:
     """Whether compiled functions support tensors: single precision, on the CPU, no gradient."""
+    # The size stands for torch.float32: this file does not import torch.
     return all(
         tensor.is_cpu
         and tensor.is_floating_point()
