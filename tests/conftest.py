@@ -35,6 +35,7 @@ from torchrl_vmfer import (
     VMFTD3Loss,
     VMFTQCLoss,
 )
+from torchrl_vmfer.fast.kernels import load_kernels, reload
 
 # Failed assertions in helpers show their values, as in tests.
 pytest.register_assert_rewrite("helpers")
@@ -322,3 +323,17 @@ def brute_force() -> SimpleNamespace:
 @pytest.fixture(name="gradients_of")
 def gradients_of_fixture():
     return gradients_of
+
+
+@pytest.fixture
+def use_kernels(monkeypatch):
+    """A function that turns the compiled functions on or off."""
+
+    def use(wanted):
+        monkeypatch.setenv("VMFER_KERNELS", "1" if wanted else "0")
+        reload()
+        assert (load_kernels() is not None) == wanted
+
+    yield use
+    monkeypatch.undo()
+    reload()

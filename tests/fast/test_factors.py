@@ -10,22 +10,9 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from torchrl_vmfer import VMFSampler
-from torchrl_vmfer.fast.kernels import load_kernels, reload
 
 SIZE = 1000
 WITH_KERNELS = [True, False]
-
-
-@pytest.fixture
-def use_kernels(monkeypatch):
-    def use(wanted):
-        monkeypatch.setenv("VMFER_KERNELS", "1" if wanted else "0")
-        reload()
-        assert (load_kernels() is not None) == wanted
-
-    yield use
-    monkeypatch.undo()
-    reload()
 
 
 def filled(**options):

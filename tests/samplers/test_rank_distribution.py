@@ -13,7 +13,9 @@ EXPONENTS = [0.0, 0.3, 0.7, 0.999, 1.0, 1.001, 1.5, 2.0, 10.0, 60.0, 800.0]
 
 @pytest.mark.parametrize("exponent", EXPONENTS)
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000, 65_535, 65_536, 300_000])
-def test_ranks_equal_those_of_a_search(exponent, length):
+@pytest.mark.parametrize("compiled", [True, False])
+def test_ranks_equal_those_of_a_search(exponent, length, compiled, use_kernels):
+    use_kernels(compiled)
     rng = np.random.default_rng(length)
     priorities = rng.permutation(length).astype(np.float32)
     ranks = RankDistribution(exponent)
@@ -25,8 +27,9 @@ def test_ranks_equal_those_of_a_search(exponent, length):
 
 
 @pytest.mark.parametrize("exponent", [0.7, 1.0, 1.5])
-def test_the_first_guess_is_usually_correct(exponent, monkeypatch):
+def test_the_first_guess_is_usually_correct(exponent, use_kernels):
     """Otherwise a draw would take the time of the search that it avoids."""
+    use_kernels(False)
     length, searched = 300_000, []
 
     class Watched(np.ndarray):

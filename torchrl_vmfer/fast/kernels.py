@@ -64,6 +64,7 @@ class Kernels:
         self.ranks_fill = _declared(compiled.ranks_fill, p, n, p)
         self.ranks_update = _declared(compiled.ranks_update, p, n, p, p)
         self.ranks_draw = _declared(compiled.ranks_draw, p, n, p, p, p, p, p)
+        self.ranks_at = _declared(compiled.ranks_at, n, p, p, n, n, d, p)
         # rows.c
         self.read_rows = _declared(compiled.read_rows, n, p, p, n, n, p, p)
         self.write_rows = _declared(compiled.write_rows, n, p, p, n, n, p, p)

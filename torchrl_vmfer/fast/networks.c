@@ -238,6 +238,12 @@ static void unpack(long rows, long width, const float *panels, float *matrix) {
         transpose(width, least(rows, LANES), panels, LANES, matrix, width);
 }
 
+/* Room for floats at the start of a line of the cache: vectors that cross lines take longer to load. */
+static float *allocated(long floats) {
+    long line = 64, bytes = sizeof(float) * floats;
+    return aligned_alloc(line, (bytes + line - 1) / line * line);
+}
+
 static long widest(long depth, const long *sizes) {
     long found = 0;
     for (long l = 0; l <= depth; l++) found = sizes[l] > found ? sizes[l] : found;
@@ -263,7 +269,7 @@ long outputs(long depth, const long *sizes, long networks, long rows, const floa
             long stride, float *const *weights, float *const *biases, float *outputs,
             float *units) {
     long panels = panels_of(rows), out = sizes[depth], width = LANES * widest(depth, sizes);
-    float *memory = malloc(sizeof(float) * (2 * width + LANES * panels * (sizes[0] + out)));
+    float *memory = allocated(2 * width + LANES * panels * (sizes[0] + out));
     if (!memory) return 0;
     float *packed = memory + 2 * width, *results = packed + LANES * panels * sizes[0];
     for (long n = 0; n < networks; n++) {
@@ -307,8 +313,7 @@ long gradients(long depth, const long *sizes, long networks, long rows, float *c
               const float *units, const float *slopes, float *const *weight_gradients,
               float *const *bias_gradients, float *input_gradients, long first, long count) {
     long panels = panels_of(rows), width = widest(depth, sizes), area = LANES * panels * width;
-    float *memory = malloc(sizeof(float) * (2 * area + LANES * LANES * panels +
-                                            width * (width + TILE)));
+    float *memory = allocated(2 * area + LANES * LANES * panels + width * (width + TILE));
     if (!memory) return 0;
     float *block = memory + 2 * area, *columns = block + LANES * LANES * panels;
     for (long n = 0; n < networks; n++) {

@@ -10,7 +10,7 @@ import numpy as np
 from torchrl_vmfer.fast.kernels import Kernels, load_kernels
 from torchrl_vmfer.samplers.rank_index import RankIndex, bits_of, codes_of
 
-__all__ = ["RankBlocks", "make_rank_index"]
+__all__ = ["RankBlocks", "make_rank_index", "ranks_at"]
 
 _WIDTH = 128  # as in ranks.c
 
@@ -122,6 +122,31 @@ def make_rank_index() -> RankIndex | RankBlocks:
     """Makes an index that uses compiled functions where they are available."""
     kernels = load_kernels()
     return RankIndex() if kernels is None else RankBlocks(kernels)
+
+
+def ranks_at(
+    points: np.ndarray, mass: np.ndarray, length: int, exponent: float
+) -> np.ndarray | None:
+    """The ranks, counted from 0, at some points of a mass that decreases with the rank.
+
+    Args:
+        points: the points, from ``mass[0]`` to ``mass[length]``.
+        mass: ``mass[r + 1] - mass[r]`` is the mass of rank r.
+        length: the number of ranks.
+        exponent: how fast the mass decreases.
+
+    Returns:
+        the ranks; ``None`` if there are no compiled functions.
+    """
+    kernels = load_kernels()
+    if kernels is None:
+        return None
+    ranks = np.empty(len(points), np.int64)
+    kernels.ranks_at(
+        *(len(points), points.ctypes.data, mass.ctypes.data, len(mass)),
+        *(length, 1 - exponent, ranks.ctypes.data),
+    )
+    return ranks
 
 
 def _restored(bits: np.ndarray) -> RankIndex | RankBlocks:

@@ -8,7 +8,10 @@
  * count:  [capacity], the number of its codes
  * lowest: [capacity], no code of an earlier block is as large, none of its own is smaller
  * before: [capacity + 1], the number of codes in all earlier blocks
+ *
+ * Also finds the ranks at points of a mass that decreases with the rank.
  */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -42,12 +45,19 @@ static int64_t block_of(const Ranks *ranks, int64_t code) {
     return found ? found - 1 : 0;
 }
 
+/* The same, where `guess` was the block before other codes were withdrawn or inserted. */
+static int64_t block_near(const Ranks *ranks, int64_t code, int64_t guess) {
+    int is_right = ranks->lowest[guess] <= code &&
+                   (guess + 1 == ranks->blocks || code < ranks->lowest[guess + 1]);
+    return is_right ? guess : block_of(ranks, code);
+}
+
 static int64_t *codes_of(const Ranks *ranks, int64_t position) {
     return ranks->codes + WIDTH * ranks->block[position];
 }
 
-static void withdraw(Ranks *ranks, int64_t code) {
-    int64_t position = block_of(ranks, code), *codes = codes_of(ranks, position);
+static void withdraw(Ranks *ranks, int64_t code, int64_t guess) {
+    int64_t position = block_near(ranks, code, guess), *codes = codes_of(ranks, position);
     int64_t at = at_most(codes, ranks->count[position], code) - 1;
     int64_t behind = --ranks->count[position] - at;
     memmove(codes + at, codes + at + 1, sizeof(*codes) * behind);
@@ -68,8 +78,8 @@ static int split(Ranks *ranks, int64_t position) {
     return 1;
 }
 
-static int insert(Ranks *ranks, int64_t code) {
-    int64_t position = block_of(ranks, code);
+static int insert(Ranks *ranks, int64_t code, int64_t guess) {
+    int64_t position = block_near(ranks, code, guess);
     if (ranks->count[position] == WIDTH) {
         if (!split(ranks, position)) return 0;
         position += code >= ranks->lowest[position + 1];
@@ -101,27 +111,31 @@ void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
     count_before(ranks);
 }
 
-/* Requests the block that holds a code, or will, from memory. */
-static void prefetch(const Ranks *ranks, int64_t code) {
+/* Requests the block that holds a code, or will, from memory. Returns its position. */
+static int64_t prefetch(const Ranks *ranks, int64_t code) {
     int64_t position = block_of(ranks, code);
     const int64_t *codes = codes_of(ranks, position);
     for (int64_t i = 0; i < ranks->count[position]; i += 8) __builtin_prefetch(codes + i, 1);
+    return position;
 }
 
 /* Sets the priorities of slots. Returns 0 if no block is left: all blocks must be filled again. */
 long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_t *bits) {
-    for (int64_t i = 0; i < size; i++) {
-        if (i + 2 * AHEAD < size) __builtin_prefetch(ranks->bits + slots[i + 2 * AHEAD], 1);
-        if (i + AHEAD < size) {
-            int64_t slot = slots[i + AHEAD];
-            if (ranks->bits[slot] >= 0) prefetch(ranks, code_of(ranks->bits[slot], slot));
-            prefetch(ranks, code_of(bits[i + AHEAD], slot));
+    int64_t from[AHEAD] = {0}, to[AHEAD] = {0}; /* the blocks of the requested codes */
+    for (int64_t next = 0; next < size + AHEAD; next++) {
+        int64_t i = next - AHEAD, place = next % AHEAD, source = from[place], target = to[place];
+        if (next + AHEAD < size) __builtin_prefetch(ranks->bits + slots[next + AHEAD], 1);
+        if (next < size) {
+            int32_t known = ranks->bits[slots[next]];
+            if (known >= 0) from[place] = prefetch(ranks, code_of(known, slots[next]));
+            to[place] = prefetch(ranks, code_of(bits[next], slots[next]));
         }
+        if (i < 0) continue;
         int32_t old = ranks->bits[slots[i]];
         if (old == bits[i]) continue;
-        if (old >= 0) withdraw(ranks, code_of(old, slots[i]));
+        if (old >= 0) withdraw(ranks, code_of(old, slots[i]), source);
         ranks->bits[slots[i]] = bits[i];
-        if (!insert(ranks, code_of(bits[i], slots[i]))) return 0;
+        if (!insert(ranks, code_of(bits[i], slots[i]), target)) return 0;
     }
     count_before(ranks);
     return 1;
@@ -165,5 +179,34 @@ void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const doubl
             code = *place_of(ranks, chosen, &position);
         }
         slots[i] = code & SLOT_MASK;
+    }
+}
+
+/* The ranks, counted from 0, at some points of the mass of the first `length` ranks.
+ *
+ * points: [size], from mass[0] to mass[length]
+ * mass:   [terms], ascending; mass[r + 1] - mass[r] is the mass of rank r, (r + 1)^(power - 1)
+ * ranks:  [size], receives the ranks
+ */
+void ranks_at(int64_t size, const double *points, const double *mass, int64_t terms,
+              int64_t length, double power, int64_t *ranks) {
+    /* The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for r:
+     * a search would be limited by memory latency. */
+    double last = terms - 0.5, end = power == 0 ? 0 : pow(last, power);
+    for (int64_t i = 0; i < size; i++) {
+        double guess = power == 0 ? last * exp(points[i]) : pow(power * points[i] + end, 1 / power);
+        guess -= 0.5;
+        ranks[i] = guess > 0 ? guess < length - 1 ? (int64_t)guess : length - 1 : 0; /* 0 if NaN */
+        __builtin_prefetch(mass + ranks[i]);
+    }
+    for (int64_t i = 0; i < size; i++) {
+        if (mass[ranks[i]] <= points[i] && points[i] < mass[ranks[i] + 1]) continue;
+        const double *base = mass + 1; /* counts the masses that are at most the point */
+        for (int64_t left = length - 1; left > 0;) {
+            int64_t half = left / 2;
+            if (base[half] <= points[i]) base += half + 1, left -= half + 1;
+            else left = half;
+        }
+        ranks[i] = base - mass - 1;
     }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from torchrl_vmfer.fast.rank_blocks import make_rank_index
+from torchrl_vmfer.fast.rank_blocks import make_rank_index, ranks_at
 from torchrl_vmfer.samplers.changed_slots import ChangedSlots
 
 __all__ = ["RankDistribution"]
@@ -70,6 +70,9 @@ class RankDistribution:
     def _ranks_of(self, random: np.ndarray, length: int) -> np.ndarray:
         """The ranks, counted from 0, at some fractions of the total mass."""
         mass = random * self._total(length) + self._mass[0]
+        found = ranks_at(mass, self._mass, length, self.exponent)
+        if found is not None:
+            return found
         # The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for
         # r: a search would be limited by memory latency.
         last, power = len(self._mass) - 0.5, 1 - self.exponent
