@@ -1,0 +1,143 @@
+"""The pre-registered analysis of results/hopper_200k, on made-up runs."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+SCRIPT = Path(__file__).parents[1] / "results" / "hopper_200k" / "analysis.py"
+
+
+@pytest.fixture(scope="module")
+def analysis():
+    spec = importlib.util.spec_from_file_location("hopper_200k_analysis", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_run(file, final, evaluations=41):
+    """A run whose return grows linearly from 0, so that its area is half its final return."""
+    file.parent.mkdir(parents=True)
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["step", "return_mean"])
+        for i in range(evaluations):
+            writer.writerow([5000 * i, final * i / 40])
+
+
+FINALS = {  # the final returns of six seeds
+    "A": [200, 240, 180, 260, 300, 220],
+    "B": [400, 480, 500, 420, 460, 520],
+    "C": [190, 250, 260, 210, 280, 230],
+    "D": [310, 350, 360, 330, 340, 370],
+    "E": [250, 350, 270, 300, 400, 260],
+}
+
+
+@pytest.fixture
+def study(analysis, tmp_path):
+    for arm, finals in FINALS.items():
+        for seed, final in enumerate(finals):
+            write_run(analysis.file_of(tmp_path / "runs", arm, seed), final)
+    write_run(analysis.file_of(tmp_path / "superseded", "A", 0), 222)
+    return tmp_path
+
+
+def test_nothing_is_computed_while_a_run_is_missing(analysis, study, capsys):
+    analysis.file_of(study / "runs", "E", 5).unlink()
+    with pytest.raises(SystemExit, match=r"1 of 30 runs are missing.*per-vmf_uncertainty/seed5"):
+        analysis.main(study)
+    assert capsys.readouterr().out == ""
+    assert not (study / "curves.png").exists()
+
+
+def test_p_values_and_correction_agree_with_scipy(analysis):
+    areas = {arm: np.array(finals) / 2 for arm, finals in FINALS.items()}
+    found = analysis.compare(areas)
+    p_values = []
+    for name, (arm, other) in analysis.HYPOTHESES.items():
+        expected = stats.permutation_test(
+            (np.log(areas[arm]), np.log(areas[other])),
+            lambda x, y, axis: x.mean(axis) - y.mean(axis),
+            vectorized=True,
+            n_resamples=np.inf,
+        )
+        assert found[name].p == pytest.approx(expected.pvalue)
+        p_values.append(expected.pvalue)
+    # Holm: the smallest times 4, the next times 3, and so on, never decreasing.
+    ordered = np.argsort(p_values)
+    expected = np.minimum(1, np.maximum.accumulate(np.sort(p_values) * [4, 3, 2, 1]))
+    names = list(analysis.HYPOTHESES)
+    for i, corrected in zip(ordered, expected, strict=True):
+        assert found[names[i]].corrected_p == pytest.approx(corrected)
+
+
+def test_ratios_and_probabilities_of_improvement(analysis):
+    areas = {arm: np.array(finals) / 2 for arm, finals in FINALS.items()}
+    found = analysis.compare(areas)
+    assert found["H1"].ratio.value == pytest.approx(2780 / 1400)
+    assert found["H1"].improvement == (1.0, 1.0, 1.0)  # every seed beats every seed of A
+    assert found["H1"].paired_difference.value == pytest.approx((2780 - 1400) / 12)
+    mann_whitney = stats.mannwhitneyu(areas["E"], areas["D"]).statistic / 36
+    assert found["H4"].improvement.value == pytest.approx(mann_whitney)
+    for comparison in found.values():
+        assert comparison.ratio.low <= comparison.ratio.value <= comparison.ratio.high
+    reference = stats.bootstrap(
+        (areas["C"], areas["A"]),
+        lambda x, y, axis: x.mean(axis) / y.mean(axis),
+        method="percentile",
+        n_resamples=50_000,
+        rng=1,
+    ).confidence_interval
+    assert found["H2"].ratio.low == pytest.approx(reference.low, rel=0.01)
+    assert found["H2"].ratio.high == pytest.approx(reference.high, rel=0.01)
+
+
+def test_a_run_that_diverged_keeps_its_last_evaluation(analysis, tmp_path):
+    file = tmp_path / "run" / "eval.csv"
+    write_run(file, 400, evaluations=21)
+    returns = analysis.read_returns(file)
+    assert returns.shape == (41,)
+    assert (returns[20:] == 200).all()
+
+
+def test_evaluations_at_other_steps_are_an_error(analysis, tmp_path):
+    file = tmp_path / "eval.csv"
+    file.write_text("step,return_mean\n0,1\n10000,2\n")
+    with pytest.raises(ValueError, match="every 5,000 steps"):
+        analysis.read_returns(file)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "high", "corrected_p", "expected"),
+    [
+        (1.6, 2.0, 0.01, "H1 (uncertainty weights): the paper's claim is supported on this task."),
+        (0.6, 0.8, 0.01, "H1 (uncertainty weights): harms on this task."),
+        (1.1, 1.4, 0.3, "H1, H2: an early effect as large as the paper's figure suggests is not"),
+        (1.1, 1.6, 0.3, "H1, H2: undecided at this size."),
+    ],
+)
+def test_the_reading_follows_the_protocol(analysis, ratio, high, corrected_p, expected):
+    estimate = analysis.Estimate(ratio, 0.5, high)
+    comparison = analysis.Comparison(estimate, estimate, estimate, corrected_p, corrected_p)
+    nothing = comparison._replace(ratio=analysis.Estimate(1.0, 0.8, 1.2), corrected_p=1.0)
+    found = {"H1": comparison, "H2": nothing, "H3": nothing, "H4": nothing}
+    (line,) = analysis.readings(found)
+    assert line.startswith(expected)
+
+
+def test_the_program_prints_all_tables_and_draws_the_curves(analysis, study, capsys):
+    analysis.main(study)
+    printed = capsys.readouterr().out
+    assert "| A: uniform, fresh | 117 | 100, 120, 90, 130, 150, 110 |" in printed
+    assert "| 111 |" in printed  # the superseded run
+    assert "H1: B against A" in printed
+    assert "H1 (uncertainty weights): the paper's claim is supported on this task." in printed
+    assert "H3: PER alone helps." in printed
+    assert (study / "curves.png").stat().st_size > 0
