@@ -186,6 +186,14 @@ def test_other_cases_use_the_products_of_torch(monkeypatch, change):
     assert len(calls) == 1
 
 
+def test_parameters_may_require_gradients_later():
+    params = random_params((5, 20, 3), None)
+    stack = make_stack(params)
+    assert not stack(torch.ones(32, 5)).requires_grad
+    params[0].requires_grad_()
+    assert stack(torch.ones(32, 5)).requires_grad
+
+
 def test_the_default_precision_and_device_do_not_matter(other_defaults):
     params, inputs = random_params((5, 20, 3), None), torch.randn(37, 5)
     stack, slope = make_stack(params), torch.randn(37, 3)
@@ -270,6 +278,20 @@ def test_a_compiler_that_fails_is_named_and_torch_is_used(fresh, monkeypatch, sc
     assert compiler in kernels.why_unavailable()
     assert reason in kernels.why_unavailable()
     assert type(make_stack(random_params((5, 20, 3), None))) is LinearStack
+
+
+@pytest.mark.parametrize("arguments", ["", " -DUNUSED=1 -g0"])
+def test_the_compiler_may_have_arguments_and_a_space_in_its_path(fresh, monkeypatch, arguments):
+    folder = fresh if arguments else fresh / "a folder"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("CC", fake_compiler(folder, 'exec cc "$@"') + arguments)
+    assert load_kernels() is not None, kernels.why_unavailable()
+
+
+def test_quotes_that_are_not_closed_are_a_reason_not_an_error(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "cc 'unclosed")
+    assert load_kernels() is None
+    assert "cc 'unclosed" in kernels.why_unavailable()
 
 
 def test_a_missing_compiler_is_named(fresh, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from operator import eq
 
@@ -174,6 +175,16 @@ def test_extend_leaves_a_buffer_in_the_same_state(kind):
         for key, value in found.items():
             same = torch.equal if isinstance(value, torch.Tensor) else eq
             assert same(value, expected[key])
+
+
+def test_a_large_batch_does_not_stay_in_memory():
+    buffer = made("ranks")
+    extend(buffer, rows(1, 0))
+    batch = rows(4, 1)
+    observation = weakref.ref(batch["observation"])
+    extend(buffer, batch)
+    del batch
+    assert observation() is None
 
 
 def test_extend_applies_transforms():

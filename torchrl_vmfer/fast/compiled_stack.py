@@ -38,7 +38,6 @@ class CompiledStack(LinearStack):
     def __init__(self, params: Sequence[Tensor], kernels: Kernels) -> None:
         super().__init__(params)
         self._kernels = kernels
-        self._requires_grad = any(tensor.requires_grad for tensor in params)
         self._weights, self._biases = params[::2], params[1::2]
         weights = self._weights
         self._is_ensemble = weights[0].ndim == 3
@@ -125,8 +124,11 @@ class CompiledStack(LinearStack):
             and inputs.is_cpu
             and inputs.dtype is _SINGLE
             and self._has_plain_params()
-            and not (torch.is_grad_enabled() and (self._requires_grad or inputs.requires_grad))
+            and not (torch.is_grad_enabled() and self._records_gradients(inputs))
         )
+
+    def _records_gradients(self, inputs: Tensor) -> bool:
+        return inputs.requires_grad or any(tensor.requires_grad for tensor in self._params)
 
     def _has_plain_params(self) -> bool:
         # At each call, because the memory of a parameter may be replaced.

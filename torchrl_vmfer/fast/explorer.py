@@ -41,7 +41,8 @@ def make_explorer(network: nn.Module, noise: float | None = None) -> Explorer:
     """Makes the explorer of a network, which uses compiled functions where possible.
 
     Args:
-        network: as in :class:`~torchrl_vmfer.networks.Explorer`.
+        network: as in :class:`~torchrl_vmfer.networks.Explorer`. Its parameters must be changed in
+            place: ``load_state_dict(..., assign=True)`` has no effect on the explorer.
         noise: as there.
     """
     try:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -119,24 +120,26 @@ def reload() -> None:
 def _load() -> tuple[Kernels | None, str]:
     if os.environ.get(_SWITCH) == "0":
         return None, f"{_SWITCH}=0"
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    name = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if name is None:
         return None, "no C compiler was found"
     try:
-        return Kernels(_compiled(compiler)), ""
+        # CC may have arguments: "gcc -m64".
+        return Kernels(_compiled([name] if shutil.which(name) else shlex.split(name))), ""
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line]
-        return None, f"{compiler} failed ({lines[0].strip() if lines else error})"
-    except OSError as error:
-        return None, f"{compiler} or its output could not be used ({error})"
+        return None, f"{name} failed ({lines[0].strip() if lines else error})"
+    except (OSError, ValueError) as error:  # the latter from quotes that are not closed
+        return None, f"{name} or its output could not be used ({error})"
 
 
-def _compiled(compiler: str) -> Path:
+def _compiled(compiler: list[str]) -> Path:
     """The compiled library, from the cache if it is there."""
     version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=True
+        [*compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
-    identity = (*(source.read_text() for source in _SOURCES), version, *_OPTIONS, *_processor())
+    sources = [source.read_text() for source in _SOURCES]
+    identity = (*sources, version, *compiler[1:], *_OPTIONS, *_processor())
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
     library = _cache_directory() / f"kernels-{digest}.so"
     if not library.exists():
@@ -151,9 +154,9 @@ def _compiled(compiler: str) -> Path:
     return library
 
 
-def _compile(compiler: str, output: str) -> None:
+def _compile(compiler: list[str], output: str) -> None:
     for position, native in enumerate(_NATIVE):
-        command = [compiler, *_OPTIONS, native, *map(str, _SOURCES), "-lm", "-o", output]
+        command = [*compiler, *_OPTIONS, native, *map(str, _SOURCES), "-lm", "-o", output]
         try:
             subprocess.run(command, capture_output=True, text=True, check=True)
             return
