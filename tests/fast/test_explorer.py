@@ -11,7 +11,6 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer.fast.explorer import make_explorer
-from torchrl_vmfer.fast.kernels import reload, why_unavailable
 from torchrl_vmfer.networks import Explorer, NetworkSpec, actor_network
 
 NOISE = {"deterministic": 0.1, "gaussian": None}
@@ -126,13 +125,7 @@ def test_copies(kind):
         assert_same_actions(general, copied, torch.randn(17))
 
 
-def test_without_compiled_code(kind, monkeypatch):
-    monkeypatch.setenv("VMFER_KERNELS", "0")
-    reload()
-    try:
-        assert why_unavailable()
-        _, general, fast = made(kind)
-        assert_same_actions(general, fast, torch.randn(17))
-    finally:
-        monkeypatch.undo()
-        reload()
+def test_without_compiled_code(kind, use_kernels):
+    use_kernels(False)
+    _, general, fast = made(kind)
+    assert_same_actions(general, fast, torch.randn(17))

@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-
-from torchrl_vmfer.fast import kernels
-
-
-@pytest.fixture
-def without_compiled_code(monkeypatch):
-    monkeypatch.setenv("VMFER_KERNELS", "0")
-    kernels.reload()
-    yield
-    monkeypatch.undo()
-    kernels.reload()
 
 
 def policy_of(run_dir):
@@ -22,11 +10,13 @@ def policy_of(run_dir):
     return torch.cat([tensor.flatten() for tensor in weights.values()])
 
 
-def test_a_run_without_compiled_code_says_so_and_learns_the_same(train, tmp_path, request, capfd):
+def test_a_run_without_compiled_code_says_so_and_learns_the_same(
+    train, tmp_path, use_kernels, capfd
+):
     options = ("total_frames=120", "init_random_frames=100", "sampler=vmf_rank")
     compiled = train("td3", tmp_path / "compiled", *options)
     assert "C code" not in capfd.readouterr().err
-    request.getfixturevalue("without_compiled_code")
+    use_kernels(False)
     plain = train("td3", tmp_path / "plain", *options)
     assert "C code was not compiled: VMFER_KERNELS=0" in capfd.readouterr().err
     torch.testing.assert_close(policy_of(compiled), policy_of(plain), rtol=1e-3, atol=1e-4)

@@ -21,7 +21,6 @@ from torchrl.modules import (
 from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
 
 from helpers.saved_rows import rows_in
-from torchrl_vmfer.fast import kernels
 from vmfer_recipes.training.collection import TransitionCollector
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 100, 50
@@ -187,21 +186,12 @@ def recorded(request, train, tmp_path_factory):
     return runs, WARM_UP + {"td3": 2, "sac": 1}[request.param]
 
 
-@pytest.fixture
-def without_compiled_code(monkeypatch):
-    """Compiled policies round differently from PyTorch's."""
-    monkeypatch.setenv("VMFER_KERNELS", "0")
-    kernels.reload()
-    yield
-    monkeypatch.undo()
-    kernels.reload()
-
-
 @pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
 def test_direct_collector_yields_the_transitions_of_torchrl(
-    algorithm, train, checkpoint, tmp_path, without_compiled_code
+    algorithm, train, checkpoint, tmp_path, use_kernels
 ):
     """Covers warm-up, exploration, three ends of episodes, and the random generator afterwards."""
+    use_kernels(False)  # compiled policies round differently from PyTorch's
     saved = {}
     for fast in ("true", "false"):
         train(
