@@ -37,5 +37,5 @@ def page_faults(keep):
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
 def test_tensors_of_an_update_reuse_the_same_pages():
-    assert page_faults(keep=True) < 100
+    assert page_faults(keep=True) < 2000
     assert page_faults(keep=False) > 10_000  # otherwise this test shows nothing
