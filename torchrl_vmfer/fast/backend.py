@@ -20,7 +20,6 @@ from torchrl_vmfer.fast.collector import DirectCollector
 from torchrl_vmfer.fast.explorer import make_explorer
 from torchrl_vmfer.fast.kernels import why_unavailable
 from torchrl_vmfer.fast.known_gradients import backward
-from torchrl_vmfer.fast.memory import keep_freed_memory
 from torchrl_vmfer.fast.soft_update import FastSoftUpdate
 from torchrl_vmfer.fast.storage import RowStorage, RowWriter, extend
 from torchrl_vmfer.networks import Explorer
@@ -104,13 +103,10 @@ _FAST = Backend(
 def make_backend(fast: bool) -> Backend:
     """Returns TorchRL's components, or the fast ones that replace them.
 
-    The fast version also changes two settings of this process. It flushes denormal numbers to zero:
-    Adam accumulates them for dead units, and computing with them is hundreds of times slower. And
-    it keeps freed memory for the next update, see :func:`~.memory.keep_freed_memory`.
+    The fast version also flushes denormal numbers to zero in this process. Adam accumulates them
+    for dead units, and computing with them is hundreds of times slower.
     """
     torch.set_flush_denormal(fast)
-    if fast:
-        keep_freed_memory()
     reason = why_unavailable() if fast else ""
     if not reason:
         return _FAST if fast else _GENERAL

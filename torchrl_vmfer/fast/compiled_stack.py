@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchrl_vmfer.fast.kernels import Kernels, load_kernels, pointers
 from torchrl_vmfer.fast.linear_stack import LinearStack
+from torchrl_vmfer.fast.memory import empty_tensors
 from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["CompiledStack", "make_stack"]
@@ -61,14 +62,14 @@ class CompiledStack(LinearStack):
         if not self._can_compute(inputs):
             return super().with_units(inputs)
         size = self._kernels.units_size(self._num_layers, self._sizes, self._num_rows(inputs))
-        units = inputs.new_empty(self._count * size)
+        (units,) = empty_tensors([self._count * size])
         return self._outputs(inputs, units), units
 
     def parameter_gradients(self, slope: Tensor, units: Any) -> list[Tensor]:
         """The gradients of all weights and biases, given the gradient of the outputs."""
         if not isinstance(units, Tensor):  # from PyTorch's matrix products
             return super().parameter_gradients(slope, units)
-        found = [torch.empty_like(tensor, requires_grad=False) for tensor in self._params]
+        found = empty_tensors(*(tensor.shape for tensor in self._params))
         self._gradients(slope, units, pointers(found[::2]), pointers(found[1::2]))
         return found
 

@@ -5,6 +5,7 @@
  * layer reads its panels in order, multiplies each value by one weight, and writes the panels that
  * the next layer reads, so that no copies are needed between layers.
  */
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -238,10 +239,13 @@ static void unpack(long rows, long width, const float *panels, float *matrix) {
         transpose(width, least(rows, LANES), panels, LANES, matrix, width);
 }
 
-/* Room for floats at the start of a line of the cache: vectors that cross lines take longer to load. */
-static float *allocated(long floats) {
-    long line = 64, bytes = sizeof(float) * floats;
-    return aligned_alloc(line, (bytes + line - 1) / line * line);
+/* Memory for floats at the start of a line of the cache: vectors that cross lines take longer to
+ * load. `whole` receives what to free. Not aligned_alloc: glibc before 2.38 often does not use its
+ * freed blocks again, and new pages take as long as computing what is stored in them. */
+static float *allocated(long floats, void **whole) {
+    long line = 64;
+    *whole = malloc(sizeof(float) * floats + line);
+    return *whole ? (float *)(((uintptr_t)*whole + line) / line * line) : 0;
 }
 
 static long widest(long depth, const long *sizes) {
@@ -269,7 +273,8 @@ long outputs(long depth, const long *sizes, long networks, long rows, const floa
             long stride, float *const *weights, float *const *biases, float *outputs,
             float *units) {
     long panels = panels_of(rows), out = sizes[depth], width = LANES * widest(depth, sizes);
-    float *memory = allocated(2 * width + LANES * panels * (sizes[0] + out));
+    void *whole;
+    float *memory = allocated(2 * width + LANES * panels * (sizes[0] + out), &whole);
     if (!memory) return 0;
     float *packed = memory + 2 * width, *results = packed + LANES * panels * sizes[0];
     for (long n = 0; n < networks; n++) {
@@ -298,7 +303,7 @@ long outputs(long depth, const long *sizes, long networks, long rows, const floa
         unpack(rows, out, results, outputs + rows * out * n);
         if (units) units += units_size(depth, sizes, rows);
     }
-    free(memory);
+    free(whole);
     return 1;
 }
 
@@ -313,7 +318,9 @@ long gradients(long depth, const long *sizes, long networks, long rows, float *c
               const float *units, const float *slopes, float *const *weight_gradients,
               float *const *bias_gradients, float *input_gradients, long first, long count) {
     long panels = panels_of(rows), width = widest(depth, sizes), area = LANES * panels * width;
-    float *memory = allocated(2 * area + LANES * LANES * panels + width * (width + TILE));
+    void *whole;
+    long floats = 2 * area + LANES * LANES * panels + width * (width + TILE);
+    float *memory = allocated(floats, &whole);
     if (!memory) return 0;
     float *block = memory + 2 * area, *columns = block + LANES * LANES * panels;
     for (long n = 0; n < networks; n++) {
@@ -340,6 +347,6 @@ long gradients(long depth, const long *sizes, long networks, long rows, float *c
         }
         units += units_size(depth, sizes, rows);
     }
-    free(memory);
+    free(whole);
     return 1;
 }
