@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by cProfile.
+"""Where the time of a training step goes, by cProfile, and how many new pages of memory it takes.
 
     python benchmarks/step_profile.py td3 vmf_uncertainty
     VMFER_KERNELS=0 python benchmarks/step_profile.py td3 vmf_uncertainty    # PyTorch's products
@@ -12,6 +12,7 @@ import argparse
 import cProfile
 import os
 import pstats
+import resource
 import sys
 from typing import Any, NoReturn
 
@@ -34,20 +35,28 @@ GROUPS = {
 }
 
 
+def page_faults() -> int:
+    """The number of pages that this process has mapped so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
 class Profiler:
     """Takes the place of the pipe through which a contender receives numbers of steps."""
 
     def __init__(self, steps: int) -> None:
         self._turns = [WARM_UP, steps]
+        self._steps, self._faults = steps, 0
         self._profile = cProfile.Profile()
 
     def recv(self) -> int:
         if len(self._turns) == 1:
+            self._faults = page_faults()
             self._profile.enable()
         return self._turns.pop(0) if self._turns else self._report()
 
     def send(self, result: dict[str, float]) -> None:
         self._profile.disable()
+        self._faults = page_faults() - self._faults
 
     def _report(self) -> NoReturn:
         stats: Any = pstats.Stats(self._profile)
@@ -62,6 +71,7 @@ class Profiler:
         seconds["everything else"] = total - sum(seconds.values())
         for group, spent in seconds.items():
             print(f"| {group} | {spent / total:.0%} |")
+        print(f"page faults per step: {self._faults / self._steps:.1f}")
         sys.exit()
 
 
