@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, by cProfile, and how many new pages of memory it takes.
+"""Where the time of a training step goes, by cProfile, and how many page faults it causes.
 
     python benchmarks/step_profile.py td3 vmf_uncertainty
     VMFER_KERNELS=0 python benchmarks/step_profile.py td3 vmf_uncertainty    # PyTorch's products
@@ -36,7 +36,7 @@ GROUPS = {
 
 
 def page_faults() -> int:
-    """The number of pages that this process has mapped so far."""
+    """The number of minor page faults of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 

@@ -82,7 +82,7 @@ def test_ratios_and_probabilities_of_improvement(analysis):
     areas = {arm: np.array(finals) / 2 for arm, finals in FINALS.items()}
     found = analysis.compare(areas)
     assert found["H1"].ratio.value == pytest.approx(2780 / 1400)
-    assert found["H1"].improvement == (1.0, 1.0, 1.0)  # every seed beats every seed of A
+    assert found["H1"].improvement == (1.0, 1.0, 1.0)  # every seed of B beats every seed of A
     assert found["H1"].paired_difference.value == pytest.approx((2780 - 1400) / 12)
     mann_whitney = stats.mannwhitneyu(areas["E"], areas["D"]).statistic / 36
     assert found["H4"].improvement.value == pytest.approx(mann_whitney)
@@ -93,23 +93,39 @@ def test_ratios_and_probabilities_of_improvement(analysis):
         lambda x, y, axis: x.mean(axis) / y.mean(axis),
         method="percentile",
         n_resamples=50_000,
-        rng=1,
+        random_state=1,
     ).confidence_interval
     assert found["H2"].ratio.low == pytest.approx(reference.low, rel=0.01)
     assert found["H2"].ratio.high == pytest.approx(reference.high, rel=0.01)
 
 
-def test_a_run_that_diverged_keeps_its_last_evaluation(analysis, tmp_path):
+def test_a_run_that_ended_early_is_an_error_unless_it_is_known_to_have_diverged(
+    analysis, study, capsys
+):
+    file = analysis.file_of(study / "runs", "E", 5)
+    file.unlink()
+    file.parent.rmdir()
+    write_run(file, 260, evaluations=10)
+    with pytest.raises(ValueError, match="ends at step 45,000"):
+        analysis.main(study)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_diverged_keeps_its_last_evaluation(analysis, tmp_path, monkeypatch):
     file = tmp_path / "run" / "eval.csv"
     write_run(file, 400, evaluations=21)
+    monkeypatch.setattr(analysis, "DIVERGED", {file})
     returns = analysis.read_returns(file)
     assert returns.shape == (41,)
     assert (returns[20:] == 200).all()
 
 
-def test_evaluations_at_other_steps_are_an_error(analysis, tmp_path):
+@pytest.mark.parametrize(
+    "rows", ["", "0,1\n10000,2\n", "".join(f"{5000 * i},1\n" for i in range(42))]
+)
+def test_evaluations_at_other_steps_are_an_error(analysis, tmp_path, rows):
     file = tmp_path / "eval.csv"
-    file.write_text("step,return_mean\n0,1\n10000,2\n")
+    file.write_text(f"step,return_mean\n{rows}")
     with pytest.raises(ValueError, match="every 5,000 steps"):
         analysis.read_returns(file)
 
@@ -118,7 +134,7 @@ def test_evaluations_at_other_steps_are_an_error(analysis, tmp_path):
     ("ratio", "high", "corrected_p", "expected"),
     [
         (1.6, 2.0, 0.01, "H1 (uncertainty weights): the paper's claim is supported on this task."),
-        (0.6, 0.8, 0.01, "H1 (uncertainty weights): harms on this task."),
+        (0.6, 0.8, 0.01, "H1 (uncertainty weights): this mode harms on this task."),
         (1.1, 1.4, 0.3, "H1, H2: an early effect as large as the paper's figure suggests is not"),
         (1.1, 1.6, 0.3, "H1, H2: undecided at this size."),
     ],
@@ -132,6 +148,31 @@ def test_the_reading_follows_the_protocol(analysis, ratio, high, corrected_p, ex
     assert line.startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "ratio", "expected"),
+    [
+        ("H2", 1.6, "H2 (rank weights): the paper's claim is supported on this task."),
+        ("H3", 0.6, "H3: PER alone harms."),
+        ("H4", 1.6, "H4: vMFER adds to PER."),
+        ("H4", 0.6, "H4: vMFER harms beside PER."),
+    ],
+)
+def test_the_readings_of_the_other_hypotheses(analysis, name, ratio, expected):
+    estimate = analysis.Estimate(1.0, 0.8, 1.2)
+    nothing = analysis.Comparison(estimate, estimate, estimate, 1.0, 1.0)
+    found = dict.fromkeys(analysis.HYPOTHESES, nothing)
+    found[name] = nothing._replace(ratio=analysis.Estimate(ratio, 0.5, 1.9), corrected_p=0.01)
+    assert expected in analysis.readings(found)
+
+
+def test_a_wide_interval_of_either_mode_leaves_the_claim_undecided(analysis):
+    estimate = analysis.Estimate(1.0, 0.8, 1.2)
+    nothing = analysis.Comparison(estimate, estimate, estimate, 1.0, 1.0)
+    wide = nothing._replace(ratio=analysis.Estimate(1.1, 0.8, 1.6))
+    found = dict.fromkeys(analysis.HYPOTHESES, nothing) | {"H2": wide}
+    assert analysis.readings(found) == ["H1, H2: undecided at this size."]
+
+
 def test_the_program_prints_all_tables_and_draws_the_curves(analysis, study, capsys):
     analysis.main(study)
     printed = capsys.readouterr().out
@@ -139,5 +180,5 @@ def test_the_program_prints_all_tables_and_draws_the_curves(analysis, study, cap
     assert "| 111 |" in printed  # the superseded run
     assert "H1: B against A" in printed
     assert "H1 (uncertainty weights): the paper's claim is supported on this task." in printed
-    assert "H3: PER alone helps." in printed
+    assert "H3: PER alone helps, so a launcher" in printed
     assert (study / "curves.png").stat().st_size > 0

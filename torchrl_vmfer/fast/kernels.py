@@ -129,7 +129,7 @@ def _load() -> tuple[Kernels | None, str]:
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line]
         return None, f"{name} failed ({lines[0].strip() if lines else error})"
-    except (OSError, ValueError) as error:  # the latter from quotes that are not closed
+    except (OSError, ValueError) as error:  # ValueError: unclosed quotes in CC
         return None, f"{name} or its output could not be used ({error})"
 
 

@@ -1,4 +1,4 @@
-"""Memory for the tensors of an update, which come and go at every step."""
+"""Memory for the temporary tensors of an update."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LINE = 16  # floats in a line of the cache
 def empty_tensors(*shapes: Sequence[int]) -> list[Tensor]:
     """Makes uninitialized tensors in single precision on the CPU, in one block of memory.
 
-    The memory of each tensor starts at a line of the cache. NumPy allocates it, not PyTorch:
-    PyTorch requests aligned blocks, which glibc before 2.38 often does not reuse once they are
-    freed. Depending on what else is on the heap, an update then takes new pages for its hidden
-    units and gradients at every step, which makes the critic update up to 1.7 times as long.
+    Each tensor starts at a cache line. NumPy allocates the memory, because PyTorch requests aligned
+    blocks, which glibc before 2.38 often does not reuse once they are freed. Depending on what else
+    is on the heap, the hidden units and gradients of an update then cause page faults at every
+    step. ``benchmarks/README.md`` has the numbers.
 
     Args:
         *shapes: the shapes of the tensors.
@@ -33,8 +33,8 @@ def empty_tensors(*shapes: Sequence[int]) -> list[Tensor]:
     places = np.cumsum([0, *(-(-size // _LINE) * _LINE for size in sizes)])
     block = np.empty(places[-1] + _LINE, np.float32)
     start = -block.ctypes.data // block.itemsize % _LINE
-    memory = torch.from_numpy(block)
+    # Parts of the array, not of a tensor: a gradient must not be a view of another tensor.
     return [
-        memory[start + place : start + place + size].view(tuple(shape))
+        torch.from_numpy(block[start + place : start + place + size].reshape(tuple(shape)))
         for place, size, shape in zip(places[:-1].tolist(), sizes, shapes, strict=True)
     ]

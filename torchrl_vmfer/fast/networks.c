@@ -239,9 +239,9 @@ static void unpack(long rows, long width, const float *panels, float *matrix) {
         transpose(width, least(rows, LANES), panels, LANES, matrix, width);
 }
 
-/* Memory for floats at the start of a line of the cache: vectors that cross lines take longer to
- * load. `whole` receives what to free. Not aligned_alloc: glibc before 2.38 often does not use its
- * freed blocks again, and new pages take as long as computing what is stored in them. */
+/* Allocates floats at the start of a cache line, because vectors that cross lines take longer to
+ * load. The caller frees `whole`. aligned_alloc is not used: glibc before 2.38 often does not reuse
+ * its freed blocks, and page faults on new memory are slow. */
 static float *allocated(long floats, void **whole) {
     long line = 64;
     *whole = malloc(sizeof(float) * floats + line);

@@ -127,13 +127,13 @@ def make_rank_index() -> RankIndex | RankBlocks:
 def ranks_at(
     points: np.ndarray, mass: np.ndarray, length: int, exponent: float
 ) -> np.ndarray | None:
-    """The ranks, counted from 0, at some points of a mass that decreases with the rank.
+    """Finds the ranks, counted from 0, at given points of the cumulative mass.
 
     Args:
         points: the points, from ``mass[0]`` to ``mass[length]``.
-        mass: ``mass[r + 1] - mass[r]`` is the mass of rank r.
-        length: the number of ranks.
-        exponent: how fast the mass decreases.
+        mass: the cumulative mass, ascending; ``mass[r + 1] - mass[r]`` is the mass of rank r.
+        length: the number of ranks, at least 1.
+        exponent: the a in the mass (r + 1)^-a of rank r.
 
     Returns:
         the ranks; ``None`` if there are no compiled functions.

@@ -9,7 +9,7 @@
  * lowest: [capacity], no code of an earlier block is as large, none of its own is smaller
  * before: [capacity + 1], the number of codes in all earlier blocks
  *
- * Also finds the ranks at points of a mass that decreases with the rank.
+ * Also finds the ranks at given points of the cumulative mass (`ranks_at`).
  */
 #include <math.h>
 #include <stdint.h>
@@ -45,7 +45,7 @@ static int64_t block_of(const Ranks *ranks, int64_t code) {
     return found ? found - 1 : 0;
 }
 
-/* The same, where `guess` was the block before other codes were withdrawn or inserted. */
+/* The same, but tries `guess` first, which is any block in use and usually the right one. */
 static int64_t block_near(const Ranks *ranks, int64_t code, int64_t guess) {
     int is_right = ranks->lowest[guess] <= code &&
                    (guess + 1 == ranks->blocks || code < ranks->lowest[guess + 1]);
@@ -111,7 +111,7 @@ void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
     count_before(ranks);
 }
 
-/* Requests the block that holds a code, or will, from memory. Returns its position. */
+/* Prefetches the block that holds or will hold a code, and returns its position. */
 static int64_t prefetch(const Ranks *ranks, int64_t code) {
     int64_t position = block_of(ranks, code);
     const int64_t *codes = codes_of(ranks, position);
@@ -121,7 +121,7 @@ static int64_t prefetch(const Ranks *ranks, int64_t code) {
 
 /* Sets the priorities of slots. Returns 0 if no block is left: all blocks must be filled again. */
 long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_t *bits) {
-    int64_t from[AHEAD] = {0}, to[AHEAD] = {0}; /* the blocks of the requested codes */
+    int64_t from[AHEAD] = {0}, to[AHEAD] = {0}; /* the blocks of the prefetched codes */
     for (int64_t next = 0; next < size + AHEAD; next++) {
         int64_t i = next - AHEAD, place = next % AHEAD, source = from[place], target = to[place];
         if (next + AHEAD < size) __builtin_prefetch(ranks->bits + slots[next + AHEAD], 1);
@@ -182,16 +182,18 @@ void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const doubl
     }
 }
 
-/* The ranks, counted from 0, at some points of the mass of the first `length` ranks.
+/* Finds the ranks, counted from 0, at given points of the cumulative mass of `length` ranks.
  *
  * points: [size], from mass[0] to mass[length]
  * mass:   [terms], ascending; mass[r + 1] - mass[r] is the mass of rank r, (r + 1)^(power - 1)
  * ranks:  [size], receives the ranks
+ *
+ * Returns the number of points for which the first guess was wrong.
  */
-void ranks_at(int64_t size, const double *points, const double *mass, int64_t terms,
+long ranks_at(int64_t size, const double *points, const double *mass, int64_t terms,
               int64_t length, double power, int64_t *ranks) {
-    /* The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for r:
-     * a search would be limited by memory latency. */
+    /* The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for r.
+     * This guess usually avoids a search, which would be limited by memory latency. */
     double last = terms - 0.5, end = power == 0 ? 0 : pow(last, power);
     for (int64_t i = 0; i < size; i++) {
         double guess = power == 0 ? last * exp(points[i]) : pow(power * points[i] + end, 1 / power);
@@ -199,8 +201,10 @@ void ranks_at(int64_t size, const double *points, const double *mass, int64_t te
         ranks[i] = guess > 0 ? guess < length - 1 ? (int64_t)guess : length - 1 : 0; /* 0 if NaN */
         __builtin_prefetch(mass + ranks[i]);
     }
+    long wrong = 0;
     for (int64_t i = 0; i < size; i++) {
         if (mass[ranks[i]] <= points[i] && points[i] < mass[ranks[i] + 1]) continue;
+        wrong++;
         const double *base = mass + 1; /* counts the masses that are at most the point */
         for (int64_t left = length - 1; left > 0;) {
             int64_t half = left / 2;
@@ -209,4 +213,5 @@ void ranks_at(int64_t size, const double *points, const double *mass, int64_t te
         }
         ranks[i] = base - mass - 1;
     }
+    return wrong;
 }

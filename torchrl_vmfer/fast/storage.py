@@ -147,7 +147,7 @@ class _Columns:
             and row.shape == (count, *shape)
             for row, column, shape in zip(given, self._columns, self._shapes, strict=True)
         )
-        if fit and count == 1:  # a large batch must not stay in memory
+        if fit and count == 1:  # larger batches are not kept in memory
             self._written = given
         return fit
 

@@ -71,21 +71,7 @@ class RankDistribution:
         """The ranks, counted from 0, at some fractions of the total mass."""
         mass = random * self._total(length) + self._mass[0]
         found = ranks_at(mass, self._mass, length, self.exponent)
-        if found is not None:
-            return found
-        # The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for
-        # r: a search would be limited by memory latency.
-        last, power = len(self._mass) - 0.5, 1 - self.exponent
-        if power == 0:
-            guess = last * np.exp(mass) - 0.5
-        else:
-            with np.errstate(all="ignore"):
-                guess = (power * mass + last**power) ** (1 / power) - 0.5
-        ranks = np.fmin(np.fmax(guess, 0), length - 1).astype(np.int64)
-        (wrong,) = ((self._mass[ranks] > mass) | (self._mass[ranks + 1] <= mass)).nonzero()
-        if len(wrong):
-            ranks[wrong] = self._mass[1:length].searchsorted(mass[wrong], side="right")
-        return ranks
+        return self._mass[1:length].searchsorted(mass, side="right") if found is None else found
 
     def _share(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
