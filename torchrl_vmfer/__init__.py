@@ -1,4 +1,4 @@
-"""vMFER (von Mises-Fisher Experience Resampling) as drop-in parts of TorchRL."""
+"""vMFER (von Mises-Fisher Experience Resampling): drop-in components for TorchRL."""
 
 from torchrl_vmfer import directional
 from torchrl_vmfer.losses import (

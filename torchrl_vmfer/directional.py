@@ -97,7 +97,7 @@ def mean_direction(gradients: Tensor) -> Tensor:
 
 
 def concentration(resultant_length: Tensor, dim: int) -> Tensor:
-    """Computes Banerjee's estimate k = R (p - R²) / (1 - R²) of the concentration (Eq. 3).
+    """Computes Banerjee's estimate κ = R (p - R²) / (1 - R²) of the concentration (Eq. 3).
 
     The estimate increases strictly with R. For p > 1 it has a pole at R = 1, where the function
     returns the largest value that the data type can distinguish from the pole.
@@ -111,7 +111,7 @@ def concentration(resultant_length: Tensor, dim: int) -> Tensor:
         tensor([ 0.0000,  1.8333, 10.3737])
     """
     _check_dim(dim)
-    # (p - R²)/(1 - R²) = 1 + (p - 1)/(1 - R²) has no 0/0 for p = 1, where k = R.
+    # (p - R²)/(1 - R²) = 1 + (p - 1)/(1 - R²) has no 0/0 for p = 1, where κ = R.
     gap = ((1 - resultant_length) * (1 + resultant_length)).clamp(
         min=torch.finfo(resultant_length.dtype).eps
     )

@@ -36,7 +36,7 @@ class VMFUncertainty(TensorDictModuleBase):
     - ``("vmf", "factor")``: the sampling factor p = exp(R μᵀx_e), ``[*batch]``;
     - ``("vmf", "resultant_length")``: R, ``[*batch]``;
     - ``("vmf", "mean_direction")``: μ, ``[*batch, action]``;
-    - ``("vmf", "concentration")``: Banerjee's estimate of k, ``[*batch]``.
+    - ``("vmf", "concentration")``: Banerjee's estimate of κ, ``[*batch]``.
 
     Args:
         loss_module: a TorchRL loss with an ``actor_network`` and an ensemble of critics named

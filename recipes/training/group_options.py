@@ -21,8 +21,6 @@ __all__ = [
     "WandbLoggerConfig",
 ]
 
-# Beyond these limits of the samplers, powers overflow.
-
 
 @dataclass
 class EnvConfig(Config):
@@ -52,9 +50,9 @@ class CollectorConfig(Config):
 @schema("single", group="collector")
 @dataclass
 class SingleCollectorConfig(CollectorConfig):
-    """One environment in the training process."""
+    """Environments in the training process."""
 
-    kind: str = key("single", "one environment in the training process", choices=("single",))
+    kind: str = key("single", "environments in the training process", choices=("single",))
 
 
 @dataclass

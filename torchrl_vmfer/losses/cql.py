@@ -29,7 +29,8 @@ class VMFCQLLoss(GradientTap, CQLLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure`` and ``used``.
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``used``,
+            ``directions`` and ``gradient_norm``.
 
     Examples:
         >>> import torch

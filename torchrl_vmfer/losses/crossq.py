@@ -28,8 +28,8 @@ class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``fast`` and
-            ``used``.
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``fast``, ``used``,
+            ``directions`` and ``gradient_norm``.
 
     Examples:
         >>> from tensordict import TensorDict

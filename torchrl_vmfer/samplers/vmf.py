@@ -45,10 +45,9 @@ class VMFSampler(ScoredSampler):
     - ``mode="rank"``: P(j) ∝ 1/rank(j), where the highest factor has rank 1 (Eq. 9). Equal
       factors share the probability of their ranks evenly.
 
-    With ``pool_size``, the paper's "sub-sample", each batch has a separate pool: ``pool_size``
-    slots are drawn uniformly, with replacement, and the batch is drawn from this pool by the stored
-    factors, with the probabilities above restricted to the pool. The draws of one batch share a
-    pool and are not independent.
+    ``pool_size`` implements the paper's "sub-sample". For each batch, ``pool_size`` slots are drawn
+    uniformly with replacement, and the batch is drawn from them with the probabilities above,
+    restricted to these slots. The draws of one batch share a pool and are not independent.
 
     A sampler that is never given a factor draws uniformly. It warns once, after 100 batches.
 
