@@ -168,11 +168,19 @@ def test_a_batch_has_the_requested_size_or_raises(hindsight, way, size, keys):
 
 
 @settings(max_examples=40)
-@given(JUNK, JUNK, JUNK)
-def test_a_pool_is_valid_or_not_constructed(size, mode, score):
+@given(
+    JUNK | st.just(5),
+    JUNK | st.sampled_from(["uncertainty", "rank"]),
+    JUNK | st.sampled_from([ones, lambda batch: torch.zeros(len(batch)), lambda batch: "x"]),
+)
+@example(5, "rank", ones)
+def test_a_pool_samples_valid_slots_or_raises(size, mode, score):
     pool = attempt(CandidatePool, make_buffer(), size, mode, score)
-    if pool is not None:
-        assert attempt(pool.sample) is not None or callable(score)
+    batch = None if pool is None else attempt(pool.sample)
+    assert (batch is not None) == (pool is not None and score is ones)
+    if batch is not None:
+        assert batch["index"].shape == (4,)
+        assert batch["index"].max() < ROWS
 
 
 @settings(max_examples=40)

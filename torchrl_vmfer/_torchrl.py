@@ -455,7 +455,8 @@ def prioritized_state(sampler: PrioritizedSampler, length: int) -> dict[str, Any
     """
     leaves = torch.empty(0)
     if length:
-        leaves = torch.as_tensor(sampler._sum_tree[torch.arange(length)]).cpu()
+        # The tree returns a number for a single slot.
+        leaves = torch.as_tensor(sampler._sum_tree[torch.arange(length)]).reshape(-1).cpu()
     return {
         "sampler": type(sampler).__name__,
         "alpha": float(sampler.alpha),

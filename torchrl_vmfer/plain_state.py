@@ -136,11 +136,14 @@ def save_file(state: Any, file: Path) -> None:
 
 
 def load_file(file: Path) -> Any:
-    """Loads a state saved by :func:`save_file`, without executing code from the file."""
+    """Loads a state saved by :func:`save_file`.
+
+    Damaged files are rejected, and no code from the file is executed.
+    """
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist: pass a folder written by dumps().")
     try:
-        return torch.load(file, weights_only=True, map_location="cpu")
+        return load_checked(file)
     except Exception as error:
         # PyTorch's own message recommends executing the pickle.
         is_pickle = isinstance(error, pickle.UnpicklingError)

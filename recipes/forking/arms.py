@@ -104,8 +104,6 @@ def make_arms(names: list[str], cfg: TrainingConfig) -> list[Arm]:
             f"A comparison needs two arms or more, got {counted(len(arms), 'arm')}: use "
             "arms=[fresh,vmf_rank]."
         )
-    for arm in arms:
-        arm.apply(cfg)
     return arms
 
 

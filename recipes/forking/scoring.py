@@ -91,7 +91,7 @@ class _Chunk:
         self._slots = slots
 
     def sample(self) -> TensorDictBase:
-        """The transitions of the slots, as they were collected."""
+        """The transitions of the slots. Hindsight replay relabels them, as in training."""
         batch = self._buffer.read_rows(self._slots, None)
         return batch.set("index", self._slots)
 

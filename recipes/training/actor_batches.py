@@ -14,6 +14,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer import ActorCriticReplayBuffer, CandidatePool, VMFUncertainty
 from vmfer_recipes.training.options import Config
 from vmfer_recipes.training.perception import Perception
+from vmfer_recipes.training.random_numbers import unchanged_random_numbers
 
 __all__ = ["action_distances", "make_actor_sampling", "weighted_mean"]
 
@@ -51,19 +52,19 @@ def make_actor_sampling(
         return partial(pool.sample, keys=keys)
     draw = partial(buffer.sample_actor, keys=keys)
     if sampler.kind == "weighted":
-        return lambda: _weighted(draw(), measure)
+        return lambda: _weighted(draw(), measure, cfg.device)
     if sampler.kind == "on_policy":
         return lambda: _closest_batch(buffer, perception, actor, cfg, keys)
     return draw
 
 
 def _weighted(
-    batch: TensorDictBase, measure: Callable[[TensorDictBase], TensorDictBase]
+    batch: TensorDictBase, measure: Callable[[TensorDictBase], TensorDictBase], device: str
 ) -> TensorDictBase:
     """Adds the weights p / mean p, which TorchRL's actor losses apply."""
     # The actor loss then draws the same actions as the measurement, and the random numbers of
     # training do not depend on the sampler.
-    with torch.random.fork_rng():
+    with unchanged_random_numbers(device):
         factor = measure(batch.copy())["vmf", "factor"]
     return batch.set(_WEIGHT, (factor / factor.mean()).to(batch["index"].device))
 

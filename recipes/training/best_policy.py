@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from torchrl_vmfer.plain_state import plain
-from vmfer_recipes.training.files import replacing
+from torchrl_vmfer.plain_state import plain, save_file
 
 __all__ = ["BestPolicy"]
 
@@ -44,8 +41,7 @@ class BestPolicy:
         self._write()
 
     def _write(self) -> None:
-        with replacing(self._path, "wb") as file:
-            torch.save(self._state["policy"], file)
+        save_file(self._state["policy"], self._path)
 
     def clear(self) -> None:
         """Deletes the file."""

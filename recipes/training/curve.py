@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.evaluation import Solved, solved_at
 from vmfer_recipes.training.names import run_title
 from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
@@ -37,12 +38,21 @@ _GRADIENT = {
 
 
 def draw_learning_curve(run_dir: Path) -> Path | None:
-    """Plots ``learning_curve.png`` from the run's tables. Returns ``None`` without matplotlib."""
+    """Plots ``learning_curve.png`` from the run's tables. Returns ``None`` if matplotlib fails."""
     try:
-        from matplotlib.figure import Figure
+        return _draw(run_dir)
     except ImportError:
         print("No learning curve was plotted: it requires matplotlib (`pip install matplotlib`).")
-        return None
+    except OSError:  # a full disk, for example
+        raise
+    except Exception as error:  # the run is complete without it
+        print(f"No learning curve was plotted: {type(error).__name__}: {first_line(error)}")
+    return None
+
+
+def _draw(run_dir: Path) -> Path:
+    from matplotlib.figure import Figure
+
     cfg = _config(run_dir / "config.yaml")
     evaluations = _columns(run_dir / "eval.csv")
     at_random = _columns(run_dir / "random.csv")

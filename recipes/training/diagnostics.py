@@ -15,6 +15,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer, MixedSampler, effective_sampl
 from torchrl_vmfer.samplers.any_sampler import probabilities_of
 from torchrl_vmfer.samplers.scored import ScoredSampler
 from vmfer_recipes.training.perception import Perception
+from vmfer_recipes.training.random_numbers import unchanged_random_numbers
 
 __all__ = ["Diagnostics", "cosine", "signal_to_noise"]
 
@@ -112,7 +113,7 @@ class Diagnostics:
         ]
         saved = [tensor.clone() for tensor in statistics]
         try:
-            with torch.random.fork_rng():
+            with unchanged_random_numbers(self._parameters[0].device):
                 yield
         finally:
             for tensor, value in zip(statistics, saved, strict=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import random
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,7 @@ _SIMULATION = (
 )
 # Libraries whose objects, other than environments, are taken for constant.
 _LIBRARIES = ("gymnasium", "gymnasium_robotics", "dm_control", "vmfer_recipes")
+_KINDS, _SHARED = "kinds", "shared"  # see environment_state
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 # Attributes of these types are saved as a whole.
 _SAVED_WHOLE = (
@@ -51,26 +53,37 @@ def environment_state(env: Environment) -> dict[str, Any]:
     classes belong to the same package: numbers, strings, arrays, tensors, enumerations, random
     generators, dictionaries, lists, tuples, sets and deques, and every array of a MuJoCo
     simulation. Other objects are assumed to be constant. The result holds plain data only (see
-    :func:`~vmfer_recipes.training.checkpoints.plain_data`).
+    :func:`~vmfer_recipes.training.checkpoints.plain_data`). Its entry ``"kinds"`` names the arrays
+    that share memory, and the classes of objects that an environment may create during an episode.
     """
-    state = {}
-    for depth, layer in enumerate(_layers(env)):
+    layers = list(_layers(env))
+    users = Counter(_memory(value) for layer in layers for value in vars(layer).values())
+    state: dict[str, Any] = {}
+    kinds: dict[str, list[Any]] = {}
+    for depth, layer in enumerate(layers):
         for key, value in vars(layer).items():
+            path = f"{depth}.{key}"
             try:
-                state[f"{depth}.{key}"] = _attribute_state(value)
+                state[path] = _attribute_state(value)
             except UnsavableError:
                 continue  # an object, such as a model or a renderer
-    return state
+            kind = [_SHARED] if _is_shared(value, users) else _kind(value)
+            if kind:
+                kinds[path] = kind
+    return state | {_KINDS: kinds}
 
 
 def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
     """Restores a saved state in an environment with the same name."""
     layers = list(_layers(env))
+    kinds = state.get(_KINDS, {})  # earlier versions have none
     for path, saved in state.items():
+        if path == _KINDS:
+            continue
         depth, key = path.split(".", 1)
         if int(depth) >= len(layers):
             raise ValueError(f"the environment has no object for the saved {key!r}")
-        _load_attribute_state(layers[int(depth)], key, saved)
+        _load_attribute_state(layers[int(depth)], key, saved, kinds.get(path, []))
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
@@ -182,8 +195,66 @@ def _parameters(model: mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
                     yield f"{prefix}{name}", value
 
 
-def _load_attribute_state(layer: Any, key: str, saved: Any) -> None:
+def _owner(value: Any) -> Any:
+    """The object whose memory an array uses: an array, or for instance a simulation."""
+    while isinstance(value, np.ndarray) and value.base is not None:
+        value = value.base
+    return value
+
+
+def _memory(value: Any) -> int:
+    """Identifies the memory that an array or tensor uses; 0 for other values."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().data_ptr()
+    return id(_owner(value)) if isinstance(value, np.ndarray) else 0
+
+
+def _is_shared(value: Any, users: Counter[int]) -> bool:
+    """Whether an array or tensor uses the memory of another attribute, or of another object."""
+    memory = _memory(value)
+    is_foreign = isinstance(value, np.ndarray) and not isinstance(_owner(value), np.ndarray)
+    return memory != 0 and (users[memory] > 1 or is_foreign)
+
+
+def _kind(value: Any) -> list[Any]:
+    """How to make an object to restore a state into; empty if the state is all that matters."""
+    if isinstance(value, np.random.Generator):
+        return [type(value.bit_generator).__name__]
+    if isinstance(value, deque):
+        return ["deque", value.maxlen]
+    if isinstance(value, enum.Enum):
+        return ["Enum", type(value).__module__, type(value).__qualname__]
+    return [type(value).__name__] if isinstance(value, _GENERATORS) else []
+
+
+def _made(kind: str, *details: Any) -> Any:
+    """Makes an object to restore a state into, where the environment makes it only later."""
+    if kind == "deque":
+        return deque(maxlen=details[0])
+    if kind == "Enum":
+        module, name = details
+        found: Any = sys.modules.get(module)  # a checkpoint must not import anything
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+            raise ValueError(f"the environment has no enumeration {module}.{name}")
+        return next(iter(found))
+    makers = {"RandomState": np.random.RandomState, "Random": random.Random}
+    if kind in makers:
+        return makers[kind]()
+    if kind == "Generator":
+        return torch.Generator()
+    bits = getattr(np.random, kind, None)
+    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
+        raise ValueError(f"the random generator {kind} is not known")
+    return np.random.Generator(bits())
+
+
+def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> None:
     value = getattr(layer, key, None)
+    if value is None and kind and kind[0] != _SHARED:
+        value = _made(*kind)
+        setattr(layer, key, value)
     if isinstance(value, mujoco.MjData):
         _load_simulation(value, saved)
         if isinstance(layer, ControlSuite):
@@ -210,12 +281,22 @@ def _load_attribute_state(layer: Any, key: str, saved: Any) -> None:
     elif isinstance(value, deque) and isinstance(saved, list):
         value.clear()
         value.extend(_decode(saved))
-    elif isinstance(value, torch.Tensor):
-        setattr(layer, key, saved)
-    elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
-        setattr(layer, key, saved.numpy())
+    elif isinstance(value, (np.ndarray, torch.Tensor)) and isinstance(saved, torch.Tensor):
+        _load_array(layer, key, value, saved, is_shared=kind == [_SHARED])
     else:
         setattr(layer, key, _decode(saved))
+
+
+def _load_array(
+    layer: Any, key: str, value: np.ndarray | torch.Tensor, saved: torch.Tensor, is_shared: bool
+) -> None:
+    array = saved if isinstance(value, torch.Tensor) else saved.numpy().copy()
+    can_hold = value.shape == array.shape and value.dtype == array.dtype
+    is_writable = isinstance(value, torch.Tensor) or value.flags.writeable
+    if is_shared and can_hold and is_writable:
+        value[...] = array  # in place: other attributes use the same memory
+    else:
+        setattr(layer, key, array)
 
 
 def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:
@@ -239,7 +320,7 @@ def _encode(value: Any) -> Any:
 
 def _decode(saved: Any) -> Any:
     if isinstance(saved, torch.Tensor):
-        array = saved.numpy()
+        array = saved.numpy().copy()
         return array if array.ndim else array[()]
     if isinstance(saved, dict):
         return {key: _decode(item) for key, item in saved.items()}

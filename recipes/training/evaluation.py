@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -11,21 +11,23 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
-from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_vmfer.networks import evaluating
 from vmfer_recipes.training.environments import Environment, tensors
+from vmfer_recipes.training.errors import UserError
 
 __all__ = [
     "Episode",
     "Evaluation",
     "Solved",
     "evaluate",
-    "evaluation_mode",
     "play_episode",
     "solved_at",
     "summary",
 ]
+
+_LONGEST = 100_000  # steps of an episode
 
 
 class Episode(NamedTuple):
@@ -67,6 +69,11 @@ def play_episode(
         on_step({"observation": observation, "info": info})
     total, length, is_over = 0.0, 0, False
     while not is_over:
+        if length == _LONGEST:
+            raise UserError(
+                f"an episode did not end within {_LONGEST:,} steps: give the task a time limit, "
+                "such as env.kwargs.max_episode_steps=1000."
+            )
         action = simulator.action_space.sample() if policy is None else _act(policy, observation)
         observation, reward, terminated, truncated, info = simulator.step(action)
         total, length, is_over = total + float(reward), length + 1, terminated or truncated
@@ -83,19 +90,6 @@ def play_episode(
             )
     success = info.get("is_success", info.get("success"))
     return Episode(total, length, None if success is None else float(success))
-
-
-@contextmanager
-def evaluation_mode(policy: nn.Module | None) -> Iterator[None]:
-    """A context without dropout and the like: a saved policy has none."""
-    modes = {} if policy is None else {module: module.training for module in policy.modules()}
-    for module in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _act(policy: TensorDictModuleBase, observation: Any) -> np.ndarray:
@@ -123,7 +117,7 @@ def evaluate(
     """
     env.simulator.action_space.seed(seed)
     played = []
-    with evaluation_mode(policy):
+    with nullcontext() if policy is None else evaluating(policy):
         for number in range(episodes):
             if on_episode is not None:
                 on_episode(number + 1, episodes)

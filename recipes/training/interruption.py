@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -13,11 +14,14 @@ from typing import Any
 
 __all__ = ["Interruption", "StoppedError", "leaving_ctrl_c_to_the_runs"]
 
+_PATIENCE = 10.0  # seconds
+
 
 class Interruption:
     """A context that records SIGINT and SIGTERM and exits the program at its end if one arrived.
 
-    The exit code is then 130 or 143. Further signals have no effect.
+    The exit code is then 130 or 143. Further signals have no effect, unless they arrive more than
+    ten seconds later: then the step does not seem to end, and ``KeyboardInterrupt`` is raised.
 
     Attributes:
         signal: the signal that arrived, or ``None``.
@@ -29,6 +33,7 @@ class Interruption:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._time = 0.0
 
     def __enter__(self) -> Interruption:
         Interruption.came = False
@@ -50,6 +55,10 @@ class Interruption:
             Interruption.came = True
             # Not `print`: the signal may have interrupted another `print`.
             os.write(2, f"\n{self.signal.name}: the run stops after this step.\n".encode())
+            self._time = time.monotonic()
+        elif time.monotonic() - self._time > _PATIENCE:
+            os.write(2, b"\nThe run stops now, without saving this step.\n")
+            raise KeyboardInterrupt
 
 
 class StoppedError(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.record.loggers import Logger
@@ -13,6 +12,7 @@ from torchrl_vmfer import VMFUncertainty
 from vmfer_recipes.training.evaluation import Evaluation
 from vmfer_recipes.training.loggers import make_logger
 from vmfer_recipes.training.options import Config
+from vmfer_recipes.training.random_numbers import unchanged_random_numbers
 from vmfer_recipes.training.tables import Table
 
 __all__ = ["RunLog", "agreement"]
@@ -88,7 +88,7 @@ def agreement(
         batch: the batch.
     """
     if "vmf_factor" not in info:
-        with torch.random.fork_rng():  # logging must not affect the random numbers of training
+        with unchanged_random_numbers(batch["observation"].device):
             measured = uncertainty(batch.select("observation"))["vmf"]
         info = {f"vmf_{name}": value for name, value in measured.items()}
     statistics = {}

@@ -5,17 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 __all__ = ["Averages", "Clock"]
 
 
+_MOST = 1000  # values that are kept, so that memory does not grow with the interval between rows
+_SUMS = "sums"  # an entry of the state
+
+
 class Averages:
     """Means of metrics since they were last read."""
 
     def __init__(self) -> None:
+        # Values are kept and summed later, because operations on single numbers are slow.
         self._values: dict[str, list[torch.Tensor]] = {}
+        self._sums: dict[str, tuple[float, int]] = {}  # of earlier values, and their number
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -23,25 +30,38 @@ class Averages:
     def add(self, **metrics: torch.Tensor) -> None:
         """Adds one value for each metric."""
         for name, value in metrics.items():
-            self._values.setdefault(name, []).append(value.detach())
+            values = self._values.setdefault(name, [])
+            if len(values) == _MOST:
+                self._sums[name] = self._sum(name)
+                values.clear()
+            values.append(value.detach())
+
+    def _sum(self, name: str) -> tuple[float, int]:
+        values = self._values[name]
+        total, count = self._sums.get(name, (0.0, 0))
+        return total + torch.stack(values).double().sum().item(), count + len(values)
 
     def means(self) -> dict[str, float]:
         """The means, by name."""
-        return {name: values.double().mean().item() for name, values in self.state_dict().items()}
+        sums = {name: self._sum(name) for name in self._values}
+        return {name: total / count for name, (total, count) in sums.items()}
 
     def pop(self) -> dict[str, float]:
         """The means, by name. Then removes all values."""
         means = self.means()
         self._values.clear()
+        self._sums.clear()
         return means
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The values, by name."""
-        return {name: torch.stack(values) for name, values in self._values.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """The values, by name, and the sums of earlier ones."""
+        values = {name: torch.stack(values) for name, values in self._values.items()}
+        return values | ({_SUMS: dict(self._sums)} if self._sums else {})
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restores saved values."""
-        self._values = {name: list(values) for name, values in state.items()}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        self._sums = dict(state.get(_SUMS, {}))
+        self._values = {name: list(values) for name, values in state.items() if name != _SUMS}
 
 
 class Clock:

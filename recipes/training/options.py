@@ -130,6 +130,12 @@ class TrainingConfig(Config):
                 f"init_random_frames={self.init_random_frames}: raise the first or lower the "
                 "second."
             )
+        too_late = [step for step in self.keep_checkpoints_at if step > self.total_frames]
+        if too_late:
+            raise UserError(
+                f"keep_checkpoints_at={too_late[0]} is after the last step, "
+                f"total_frames={self.total_frames}: lower the first or raise the second."
+            )
         self._check_sampler()
         if self.replay.buffer_size < self.num_envs:
             raise UserError(

@@ -27,23 +27,25 @@ class Table:
 
     def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
         self._path = path
-        self._columns = list(columns)
+        self._first_columns = list(columns)
+        self._columns: list[str] = []  # of the file, once it has rows
+        self._length = 0  # rows
 
     def clear(self) -> None:
         """Removes all rows."""
-        self._rewrite([], self._columns)
+        self._rewrite([], self._first_columns)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends a row. Missing values are left blank, and new names add a column."""
-        rows = self._read()
-        columns = list(dict.fromkeys([*(rows[0] if rows else self._columns), *row]))
-        if rows and columns == list(rows[0]):
+        columns = list(dict.fromkeys([*(self._columns or self._first_columns), *row]))
+        if columns == self._columns and self._path.exists():
             with self._path.open("a") as file:
                 csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
                 file.flush()
                 os.fsync(file.fileno())  # a checkpoint may rely on this row
+            self._length += 1
         else:
-            self._rewrite([*rows, row], columns)
+            self._rewrite([*self._read(), row], columns)
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -56,11 +58,11 @@ class Table:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
+        self._length, self._columns = len(rows), columns if rows else []
 
     def state_dict(self) -> dict[str, Any]:
         """The current number of rows, and the columns."""
-        rows = self._read()
-        return {"rows": len(rows), "columns": list(rows[0]) if rows else []}
+        return {"rows": self._length, "columns": list(self._columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Truncates the file to the saved rows and columns."""

@@ -313,6 +313,15 @@ def test_a_cache_that_cannot_be_written_is_replaced(fresh, monkeypatch):
     assert load_kernels() is not None
 
 
+def test_a_user_without_a_home_directory_has_a_temporary_cache(fresh, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert load_kernels() is not None
+
+
 def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(fresh):
     path = Path(kernels.__file__)
     # The file alone: importing the package takes seconds.

@@ -233,3 +233,14 @@ def test_a_run_of_higher_dimensional_actions_has_bands(draw, train, tmp_path):
     )
     labels = ["agreement R", "factor p", "fraction of buffer", "actor's gradient"]
     assert [axes.get_ylabel() for axes in draw(run_dir).axes[1:]] == labels
+
+
+def test_problem_with_matplotlib_is_reported_and_leaves_the_run_complete(
+    write_run, monkeypatch, capsys
+):
+    def fail(*args, **kwargs):
+        raise RuntimeError("latex could not be found")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    assert draw_learning_curve(write_run()) is None
+    assert "No learning curve was plotted: RuntimeError: latex" in capsys.readouterr().out

@@ -378,3 +378,87 @@ def test_franka_kitchen_trains_and_its_checkpoint_can_be_read(fast, train, check
     saved = checkpoint(tmp_path)
     assert saved["step"] == 5
     assert "Franka" in saved["parts"]["collector"]["environment"].values()
+
+
+class Mode(enum.Enum):
+    """The mode of Workshop-v0."""
+
+    IDLE = 0
+    BUSY = 1
+
+
+class Workshop(gym.Env):
+    """Arrays that are views of each other, and objects that are created at the first step."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def __init__(self):
+        self.state = np.zeros(2)
+        self.position = self.state[:1]
+        self.weights = torch.zeros(2)
+        self.first_weight = self.weights[:1]
+        self.numbers = self.twister = self.dice = self.noise = self.recent = self.mode = None
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state[:] = 0
+        self.weights[:] = 0
+        self.current = self.former = np.zeros(1)  # separate arrays from the first step on
+        return self._observation(), {}
+
+    def step(self, action):
+        if self.numbers is None:
+            self.numbers = np.random.Generator(np.random.Philox(3))
+            self.twister, self.dice = np.random.RandomState(3), random.Random(3)
+            self.noise = torch.Generator().manual_seed(3)
+            self.recent, self.mode = collections.deque(maxlen=2), Mode.IDLE
+        self.position += action + self.numbers.normal() + self.twister.normal()
+        self.first_weight += self.dice.random() + torch.rand(1, generator=self.noise)
+        self.recent.append(float(self.state[0]))
+        self.former, self.current = self.current, self.current + 1
+        self.mode = Mode.BUSY if self.mode is Mode.IDLE else Mode.IDLE
+        return self._observation(), float(self.mode is Mode.BUSY), False, False, {}
+
+    def _observation(self):
+        recent = sum(self.recent or [])
+        values = [self.state[0], self.weights[0], self.former[0], self.current[0], recent]
+        return np.array(values, np.float32)
+
+
+gym.register("Workshop-v0", Workshop)
+
+
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_views_and_objects_made_during_an_episode_resume_bitwise(steps_before):
+    env, other = (make_environment(EnvConfig("Workshop-v0"), seed) for seed in (0, 1))
+    actions = np.ones((7, 1), np.float32)
+    env.simulator.reset()
+    play(env.simulator, actions[:4])
+    other.simulator.reset()
+    play(other.simulator, actions[:steps_before])
+    load_environment_state(other, through_a_file(environment_state(env)))
+    assert play(other.simulator, actions) == play(env.simulator, actions)
+
+
+def test_view_of_a_simulation_is_still_one_after_a_restore():
+    env, other = (make_environment(EnvConfig("Hopper-v4"), seed) for seed in (0, 1))
+    for each in (env, other):
+        each.simulator.reset()
+        each.simulator.unwrapped.joints = each.simulator.unwrapped.data.qpos[2:]
+    play(env.simulator, np.ones((4, 3), np.float32))
+    load_environment_state(other, through_a_file(environment_state(env)))
+    play(other.simulator, np.ones((4, 3), np.float32))
+    robot = other.simulator.unwrapped
+    assert (robot.joints == robot.data.qpos[2:]).all()
+
+
+def test_enumeration_of_a_checkpoint_is_not_imported():
+    env, other = (make_environment(EnvConfig("Workshop-v0"), seed) for seed in (0, 1))
+    env.simulator.reset()
+    play(env.simulator, np.ones((1, 1), np.float32))
+    state = environment_state(env)
+    (path,) = (path for path in state["kinds"] if path.endswith(".mode"))
+    state["kinds"][path] = ["Enum", "this", "Mode"]
+    with pytest.raises(ValueError, match=r"no enumeration this\.Mode"):
+        load_environment_state(other, state)

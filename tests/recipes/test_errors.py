@@ -160,6 +160,11 @@ def test_unbounded_actions_are_rejected(error_line):
     assert "choose another environment" in line
 
 
+def test_a_checkpoint_after_the_last_step_is_rejected(error_line):
+    line = error_line("keep_checkpoints_at=[60,71,80]")
+    assert "keep_checkpoints_at=71 is after the last step, total_frames=70" in line
+
+
 def test_a_run_that_ends_before_learning_starts_is_rejected(error_line):
     line = error_line("total_frames=50", "init_random_frames=60")
     assert "total_frames=50" in line

@@ -282,6 +282,15 @@ def test_an_empty_table_has_a_header(tmp_path):
     assert (tmp_path / "table.csv").read_text() == "step,loss,speed\n2,,7\n"
 
 
+def test_a_row_is_written_without_reading_the_others(tmp_path, monkeypatch):
+    table = Table(tmp_path / "table.csv")
+    table.write({"step": 1, "loss": 0.5})
+    monkeypatch.setattr(csv, "DictReader", None)
+    table.write({"step": 2, "loss": 0.25})
+    assert table.state_dict() == {"rows": 2, "columns": ["step", "loss"]}
+    assert (tmp_path / "table.csv").read_text() == "step,loss\n1,0.5\n2,0.25\n"
+
+
 @pytest.mark.parametrize("content", [None, b"step"], ids=["missing", "shortened"])
 def test_a_table_that_lost_rows_is_not_continued(tmp_path, content):
     path = tmp_path / "table.csv"
@@ -312,6 +321,24 @@ def test_averages_resume_from_a_state_that_later_values_do_not_change():
     resumed.load_state_dict(state)
     resumed.add(a=torch.tensor(3.0))
     assert resumed.pop() == {"a": 2.0}
+
+
+def test_averages_of_many_values_use_little_memory_and_resume_exactly():
+    averages, resumed = Averages(), Averages()
+    values = torch.randn(2500, generator=torch.Generator().manual_seed(0))
+    for value in values[:2100]:
+        averages.add(a=value, b=value + 1)
+    state = averages.state_dict()
+    assert state["a"].numel() <= 1000
+    resumed.load_state_dict(state)
+    for value in values[2100:]:
+        averages.add(a=value, b=value + 1)
+        resumed.add(a=value, b=value + 1)
+    means = averages.pop()
+    assert means == resumed.pop()
+    assert means["a"] == pytest.approx(values.double().mean().item(), rel=1e-12)
+    averages.add(a=torch.tensor(7.0))
+    assert averages.pop() == {"a": 7.0}
 
 
 def test_averages_do_not_lose_small_values_in_long_sums():

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from helpers.saved_rows import rows_in
 from vmfer_recipes.evaluate import main as evaluate
 from vmfer_recipes.td3 import main as td3
+from vmfer_recipes.training import evaluation
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
 from vmfer_recipes.training.errors import UserError
@@ -116,6 +117,30 @@ def test_user_errors_are_explained_in_one_line(settings, parts, elsewhere):
     assert all(part in message for part in parts), message
     assert "\n" not in message
     assert message.count("-v") <= 5  # a few names, not the entire registry
+
+
+def test_task_whose_episodes_do_not_end_is_reported(elsewhere, train, monkeypatch):
+    class Endless(gym.Env):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Box(-1, 1, (1,))
+
+        def reset(self, seed=None, options=None):
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            return np.zeros(2, np.float32), 0.0, False, False, {}
+
+    gym.register("Endless-v0", Endless)
+    monkeypatch.setattr(evaluation, "_LONGEST", 50)
+    try:
+        with pytest.raises(
+            UserError, match=r"within 50 steps.*env\.kwargs\.max_episode_steps=1000"
+        ):
+            train("td3", elsewhere / "run", "env.name=Endless-v0")
+        limited = ("env.name=Endless-v0", "++env.kwargs.max_episode_steps=20", "total_frames=66")
+        assert (train("td3", elsewhere / "limited", *limited) / "finished").exists()
+    finally:
+        del gym.registry["Endless-v0"]
 
 
 def test_error_in_a_wrapper_shows_its_line(elsewhere, train):

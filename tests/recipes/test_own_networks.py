@@ -15,7 +15,6 @@ from torchrl_vmfer.fast import make_backend
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes import sac, td3
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.evaluation import evaluation_mode
 from vmfer_recipes.training.options import to_config
 
 MODULE = """
@@ -132,10 +131,6 @@ def test_dropout_is_off_in_evaluations_and_on_in_training(train, table, tmp_path
         observation, reward, _, is_over, _ = env.step(policy.act(observation))
         total += reward
     assert float(table(run_dir / "eval.csv")[-1]["return_mean"]) == pytest.approx(total, rel=1e-4)
-    module = torch.nn.Dropout()
-    with evaluation_mode(module):
-        assert not module.training
-    assert module.training
 
 
 def test_the_policy_of_a_custom_network_requires_its_module(straight_run, monkeypatch):

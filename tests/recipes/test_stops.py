@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from vmfer_recipes import td3
+from vmfer_recipes.training import interruption
 from vmfer_recipes.training.lock import LockedError, lock
 
 RUN = ("td3", "sampler=vmf_rank")
@@ -230,6 +231,20 @@ def test_several_signals_act_like_one(start, table, tmp_path):
     assert newest(run_dir) > 0
     assert f"Stopped {run_dir} at step {newest(run_dir)}." in (tmp_path / "log").read_text()
     assert_intact(run_dir, table)
+
+
+def test_signal_stops_a_step_that_does_not_end(train, at_step, monkeypatch, tmp_path, capfd):
+    def hang():
+        while True:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.01)
+
+    monkeypatch.setattr(interruption, "_PATIENCE", 0.05)
+    before = signal.getsignal(signal.SIGINT)
+    with at_step(97, hang), pytest.raises(KeyboardInterrupt):
+        train("td3", tmp_path)
+    assert "The run stops now, without saving this step." in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.fixture

@@ -247,6 +247,37 @@ def test_a_full_ring_does_not_load_into_a_larger_one():
         larger.load_state_dict(state)
 
 
+def test_a_ring_does_not_load_into_a_smaller_one_that_it_fills():
+    source = make()
+    source.extend(rows(0, CAPACITY - 1))
+    smaller = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY - 1), batch_size=BATCH)
+    message = f"capacity {CAPACITY}, but this storage has the capacity {CAPACITY - 1}"
+    with pytest.raises(ValueError, match=message):
+        smaller.load_state_dict(source.state_dict())
+
+
+def test_a_full_grid_loads_if_its_capacity_was_rounded_up():
+    source, target = (
+        ActorCriticReplayBuffer(storage=LazyTensorStorage(20, ndim=2), batch_size=BATCH)
+        for _ in range(2)
+    )
+    grid = TensorDict({"number": torch.arange(21).view(3, 7)}, [3, 7])
+    source.extend(grid)
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(target[:]["number"].flatten(), source[:]["number"].flatten())
+    smaller = ActorCriticReplayBuffer(storage=LazyTensorStorage(14, ndim=2), batch_size=BATCH)
+    with pytest.raises(ValueError, match="construct it with the same capacity"):
+        smaller.load_state_dict(source.state_dict())
+
+
+@pytest.mark.parametrize("critic", ["per", "rank_per"])
+def test_a_single_transition_is_restored(critic):
+    source, target = make(critic), make(critic, seed=99)
+    source.extend(rows(0, 1))
+    target.load_state_dict(source.state_dict())
+    assert_same_future(source, target)
+
+
 def damage(name):
     def change(state):
         state["actor_sampler"]["priorities"].fill_(1.0)

@@ -47,3 +47,15 @@ def test_loading_runs_no_code_from_the_file(plant, tmp_path):
     with pytest.raises(RuntimeError, match="cannot be read"):
         make("rank_per", "vmf_rank", seed=99, prefetch=2).loads(tmp_path / "saved")
     assert not (tmp_path / "marker").exists()
+
+
+def test_a_damaged_file_is_not_loaded(tmp_path):
+    used_buffer().dumps(tmp_path / "saved")
+    (file,) = (tmp_path / "saved").iterdir()
+    content = bytearray(file.read_bytes())
+    content[content.index(torch.arange(25, 30).numpy().tobytes())] ^= 64
+    file.write_bytes(content)
+    target = make("rank_per", "vmf_rank", seed=99)
+    with pytest.raises(RuntimeError, match=r"the checksum of .* is wrong"):
+        target.loads(tmp_path / "saved")
+    assert len(target) == 0

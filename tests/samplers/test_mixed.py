@@ -167,6 +167,20 @@ def test_data_that_were_there_before_can_be_drawn():
     assert len(batch["row"][:200].unique()) == len(batch["row"][200:].unique()) == 6
 
 
+@pytest.mark.parametrize("first", ["write", "priority"])
+def test_data_that_were_there_before_are_not_forgotten_by_later_calls(first):
+    storage = LazyTensorStorage(10)
+    storage.set(torch.arange(4), rows(0, 4))
+    sampler = MixedSampler(prioritized(), RandomSampler(), 1.0)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=400)
+    if first == "write":
+        buffer.extend(rows(4, 1))
+        assert len(buffer.sample()["index"].unique()) == 5
+    else:
+        buffer.update_priority(torch.tensor([1]), torch.tensor([1e-9]))
+        assert sorted(buffer.sample()["index"].unique().tolist()) == [0, 2, 3]
+
+
 @pytest.mark.parametrize("by_file", [False, True])
 def test_a_resumed_mixture_continues_with_identical_draws(make_mixture, by_file, tmp_path):
     def make():

@@ -177,12 +177,12 @@ def _processor() -> list[str]:
 
 
 def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    directory = Path(base) / "torchrl_vmfer"
     try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        directory = Path(base) / "torchrl_vmfer"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(directory, os.W_OK):
             return directory
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
         pass
     return Path(tempfile.mkdtemp(prefix="torchrl_vmfer-"))

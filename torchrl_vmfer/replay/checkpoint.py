@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,8 +132,14 @@ def _rows_from_plain(state: Any) -> TensorDict | list[TensorDict]:
 def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Raises an error if saved rows do not fit a storage."""
     length, capacity = state["length"], state["capacity"]
-    is_full = length == capacity
-    if length > storage.max_size or (is_full and storage.ndim == 1 and capacity < storage.max_size):
+    if storage.ndim == 1:
+        # Where a full storage continues to write depends on its capacity.
+        is_full = length == min(capacity, storage.max_size)
+        fits = length <= storage.max_size and (capacity == storage.max_size or not is_full)
+    else:  # TorchRL rounds the capacity up at the first write
+        row_size = 1 if rows is None else rows.batch_size[1 : storage.ndim].numel()
+        fits = rows is None or len(rows) <= math.ceil(storage.max_size / row_size)
+    if not fits:
         raise ValueError(
             f"The state holds {length} rows of a storage with the capacity {capacity}, but this "
             f"storage has the capacity {storage.max_size}: construct it with the same capacity."

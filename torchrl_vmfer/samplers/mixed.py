@@ -161,6 +161,8 @@ class MixedSampler(BaseSampler):
     @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Reports written slots to both samplers."""
+        if storage is not None:
+            self._follow(storage)
         slots = flat_slots(index, storage)
         self._num_slots = max(self._num_slots, int(slots.max(initial=-1)) + 1)
         for part in self.parts:
@@ -181,6 +183,8 @@ class MixedSampler(BaseSampler):
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
         """Updates the priorities of the samplers that use them, or of none if one rejects them."""
+        if storage is not None:
+            self._follow(storage)
         if len(self._prioritized) > 1:
             self.check_priority(index, priority, storage=storage)
         for part in self._prioritized:
