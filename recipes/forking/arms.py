@@ -59,7 +59,7 @@ class Arm:
             sampler = OmegaConf.to_object(sampler)
         others = {key: value for key, value in self.values.items() if "." not in key}
         try:
-            applied = dataclasses.replace(cfg, sampler=sampler, **others)
+            applied = dataclasses.replace(cfg, sampler=sampler, keep_checkpoints_at=[], **others)
             validate(applied)
             applied.check()
         except UserError as error:

@@ -230,7 +230,6 @@ def _config(
         num_eval_episodes=episodes,
         checkpoint_interval=interval,
         keep_checkpoint=False,
-        keep_checkpoints_at=[],
         logger=CSVLoggerConfig(),
         resume=True,
         run_dir=str(path / arm.folder / f"draw{draw}"),

@@ -57,7 +57,11 @@ def environment_state(env: Environment) -> dict[str, Any]:
     that share memory, and the classes of objects that an environment may create during an episode.
     """
     layers = list(_layers(env))
-    users = Counter(_memory(value) for layer in layers for value in vars(layer).values())
+    arrays = [
+        value for layer in layers for value in vars(layer).values() if isinstance(value, np.ndarray)
+    ]
+    users = Counter(id(_owner(array)) for array in arrays)
+    shared = [memory for memory, count in users.items() if count > 1]
     state: dict[str, Any] = {}
     kinds: dict[str, list[Any]] = {}
     for depth, layer in enumerate(layers):
@@ -67,7 +71,7 @@ def environment_state(env: Environment) -> dict[str, Any]:
                 state[path] = _attribute_state(value)
             except UnsavableError:
                 continue  # an object, such as a model or a renderer
-            kind = [_SHARED] if _is_shared(value, users) else _kind(value)
+            kind = _place(value, shared) or _kind(value)
             if kind:
                 kinds[path] = kind
     return state | {_KINDS: kinds}
@@ -77,13 +81,18 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
     """Restores a saved state in an environment with the same name."""
     layers = list(_layers(env))
     kinds = state.get(_KINDS, {})  # earlier versions have none
+    memory: dict[int, np.ndarray] = {}
     for path, saved in state.items():
         if path == _KINDS:
             continue
         depth, key = path.split(".", 1)
         if int(depth) >= len(layers):
             raise ValueError(f"the environment has no object for the saved {key!r}")
-        _load_attribute_state(layers[int(depth)], key, saved, kinds.get(path, []))
+        layer, kind = layers[int(depth)], kinds.get(path, [])
+        if kind and kind[0] == _SHARED:
+            setattr(layer, key, _placed(saved.numpy(), memory, *kind[1:]))
+        else:
+            _load_attribute_state(layer, key, saved, kind)
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
@@ -202,22 +211,33 @@ def _owner(value: Any) -> Any:
     return value
 
 
-def _memory(value: Any) -> int:
-    """Identifies the memory that an array or tensor uses; 0 for other values."""
-    if isinstance(value, torch.Tensor):
-        return value.untyped_storage().data_ptr()
-    return id(_owner(value)) if isinstance(value, np.ndarray) else 0
+def _place(value: Any, shared: list[int]) -> list[Any]:
+    """Where an array lies in memory that other attributes also use; empty if none does."""
+    owner = _owner(value)
+    is_shared = isinstance(value, np.ndarray) and id(owner) in shared
+    if not (is_shared and isinstance(owner, np.ndarray)):
+        return []
+    offset = value.ctypes.data - owner.ctypes.data
+    return [_SHARED, shared.index(id(owner)), owner.nbytes, offset, list(value.strides)]
 
 
-def _is_shared(value: Any, users: Counter[int]) -> bool:
-    """Whether an array or tensor uses the memory of another attribute, or of another object."""
-    memory = _memory(value)
-    is_foreign = isinstance(value, np.ndarray) and not isinstance(_owner(value), np.ndarray)
-    return memory != 0 and (users[memory] > 1 or is_foreign)
+def _placed(
+    saved: np.ndarray,
+    memory: dict[int, np.ndarray],
+    number: int,
+    size: int,
+    offset: int,
+    strides: list[int],
+) -> np.ndarray:
+    """The array at a saved :func:`_place`, in memory that the arrays of the same number share."""
+    whole = memory.setdefault(number, np.zeros(size, np.uint8))
+    array = np.ndarray(saved.shape, saved.dtype, whole, offset, strides)
+    array[...] = saved
+    return array
 
 
 def _kind(value: Any) -> list[Any]:
-    """How to make an object to restore a state into; empty if the state is all that matters."""
+    """The class of an object that an environment may not have created yet; empty for others."""
     if isinstance(value, np.random.Generator):
         return [type(value.bit_generator).__name__]
     if isinstance(value, deque):
@@ -227,8 +247,8 @@ def _kind(value: Any) -> list[Any]:
     return [type(value).__name__] if isinstance(value, _GENERATORS) else []
 
 
-def _made(kind: str, *details: Any) -> Any:
-    """Makes an object to restore a state into, where the environment makes it only later."""
+def _created(kind: str, *details: Any) -> Any:
+    """Creates an object that a saved state belongs to."""
     if kind == "deque":
         return deque(maxlen=details[0])
     if kind == "Enum":
@@ -252,8 +272,8 @@ def _made(kind: str, *details: Any) -> Any:
 
 def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> None:
     value = getattr(layer, key, None)
-    if value is None and kind and kind[0] != _SHARED:
-        value = _made(*kind)
+    if value is None and kind:
+        value = _created(*kind)
         setattr(layer, key, value)
     if isinstance(value, mujoco.MjData):
         _load_simulation(value, saved)
@@ -281,22 +301,17 @@ def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> 
     elif isinstance(value, deque) and isinstance(saved, list):
         value.clear()
         value.extend(_decode(saved))
-    elif isinstance(value, (np.ndarray, torch.Tensor)) and isinstance(saved, torch.Tensor):
-        _load_array(layer, key, value, saved, is_shared=kind == [_SHARED])
+    elif isinstance(value, torch.Tensor):
+        setattr(layer, key, saved)
+    elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
+        array = saved.numpy().copy(order="K")
+        is_foreign = not isinstance(_owner(value), np.ndarray)
+        if is_foreign and value.flags.writeable and value.shape == array.shape:
+            value[...] = array  # a view of a simulation
+        else:
+            setattr(layer, key, array)
     else:
         setattr(layer, key, _decode(saved))
-
-
-def _load_array(
-    layer: Any, key: str, value: np.ndarray | torch.Tensor, saved: torch.Tensor, is_shared: bool
-) -> None:
-    array = saved if isinstance(value, torch.Tensor) else saved.numpy().copy()
-    can_hold = value.shape == array.shape and value.dtype == array.dtype
-    is_writable = isinstance(value, torch.Tensor) or value.flags.writeable
-    if is_shared and can_hold and is_writable:
-        value[...] = array  # in place: other attributes use the same memory
-    else:
-        setattr(layer, key, array)
 
 
 def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:
@@ -320,7 +335,7 @@ def _encode(value: Any) -> Any:
 
 def _decode(saved: Any) -> Any:
     if isinstance(saved, torch.Tensor):
-        array = saved.numpy().copy()
+        array = saved.numpy().copy(order="K")
         return array if array.ndim else array[()]
     if isinstance(saved, dict):
         return {key: _decode(item) for key, item in saved.items()}

@@ -21,7 +21,7 @@ class Interruption:
     """A context that records SIGINT and SIGTERM and exits the program at its end if one arrived.
 
     The exit code is then 130 or 143. Further signals have no effect, unless they arrive more than
-    ten seconds later: then the step does not seem to end, and ``KeyboardInterrupt`` is raised.
+    ten seconds later: the step does not seem to end, so ``KeyboardInterrupt`` is raised.
 
     Attributes:
         signal: the signal that arrived, or ``None``.
@@ -51,11 +51,11 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
+            self._time = time.monotonic()  # first: another signal may interrupt this method
             self.signal = signal.Signals(number)
             Interruption.came = True
             # Not `print`: the signal may have interrupted another `print`.
             os.write(2, f"\n{self.signal.name}: the run stops after this step.\n".encode())
-            self._time = time.monotonic()
         elif time.monotonic() - self._time > _PATIENCE:
             os.write(2, b"\nThe run stops now, without saving this step.\n")
             raise KeyboardInterrupt

@@ -13,7 +13,6 @@ __all__ = ["Averages", "Clock"]
 
 
 _MOST = 1000  # values that are kept, so that memory does not grow with the interval between rows
-_SUMS = "sums"  # an entry of the state
 
 
 class Averages:
@@ -31,15 +30,15 @@ class Averages:
         """Adds one value for each metric."""
         for name, value in metrics.items():
             values = self._values.setdefault(name, [])
-            if len(values) == _MOST:
+            if len(values) >= _MOST:
                 self._sums[name] = self._sum(name)
                 values.clear()
             values.append(value.detach())
 
     def _sum(self, name: str) -> tuple[float, int]:
-        values = self._values[name]
+        values = torch.stack(self._values[name]).double()
         total, count = self._sums.get(name, (0.0, 0))
-        return total + torch.stack(values).double().sum().item(), count + len(values)
+        return total + values.sum().item(), count + values.numel()
 
     def means(self) -> dict[str, float]:
         """The means, by name."""
@@ -56,12 +55,14 @@ class Averages:
     def state_dict(self) -> dict[str, Any]:
         """The values, by name, and the sums of earlier ones."""
         values = {name: torch.stack(values) for name, values in self._values.items()}
-        return values | ({_SUMS: dict(self._sums)} if self._sums else {})
+        return {"values": values, "sums": dict(self._sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
-        self._sums = dict(state.get(_SUMS, {}))
-        self._values = {name: list(values) for name, values in state.items() if name != _SUMS}
+        has_sums = isinstance(state.get("sums"), dict)  # states of earlier versions are the values
+        self._sums = dict(state["sums"]) if has_sums else {}
+        saved = state["values"] if has_sums else state
+        self._values = {name: list(values) for name, values in saved.items()}
 
 
 class Clock:

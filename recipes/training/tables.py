@@ -28,8 +28,10 @@ class Table:
     def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
         self._path = path
         self._first_columns = list(columns)
-        self._columns: list[str] = []  # of the file, once it has rows
-        self._length = 0  # rows
+        # What is in the file, which is read only if something else changed its size.
+        self._columns: list[str] = []
+        self._length = 0
+        self._size = -1
 
     def clear(self) -> None:
         """Removes all rows."""
@@ -37,15 +39,27 @@ class Table:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends a row. Missing values are left blank, and new names add a column."""
+        self._look()
         columns = list(dict.fromkeys([*(self._columns or self._first_columns), *row]))
-        if columns == self._columns and self._path.exists():
+        if columns == self._columns:
             with self._path.open("a") as file:
                 csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
                 file.flush()
                 os.fsync(file.fileno())  # a checkpoint may rely on this row
-            self._length += 1
+            self._remember(self._length + 1, columns)
         else:
             self._rewrite([*self._read(), row], columns)
+
+    def _look(self) -> None:
+        """Reads length and columns again if the file was changed."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._size:
+            rows = self._read()
+            self._remember(len(rows), list(rows[0]) if rows else [])
+
+    def _remember(self, length: int, columns: list[str]) -> None:
+        self._length, self._columns = length, columns if length else []
+        self._size = self._path.stat().st_size if self._path.exists() else 0
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -58,10 +72,11 @@ class Table:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        self._length, self._columns = len(rows), columns if rows else []
+        self._remember(len(rows), columns)
 
     def state_dict(self) -> dict[str, Any]:
         """The current number of rows, and the columns."""
+        self._look()
         return {"rows": self._length, "columns": list(self._columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

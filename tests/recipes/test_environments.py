@@ -387,10 +387,13 @@ class Mode(enum.Enum):
     BUSY = 1
 
 
+ORIGIN = np.zeros(1)  # a constant that all episodes share
+
+
 class Workshop(gym.Env):
     """Arrays that are views of each other, and objects that are created at the first step."""
 
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (5,))
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (7,))
     action_space = gym.spaces.Box(-1, 1, (1,))
 
     def __init__(self):
@@ -398,13 +401,16 @@ class Workshop(gym.Env):
         self.position = self.state[:1]
         self.weights = torch.zeros(2)
         self.first_weight = self.weights[:1]
+        self.goals = np.arange(8.0)
+        self.matrix = np.asfortranarray(np.random.default_rng(0).normal(size=(64, 64)))
         self.numbers = self.twister = self.dice = self.noise = self.recent = self.mode = None
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.state[:] = 0
         self.weights[:] = 0
-        self.current = self.former = np.zeros(1)  # separate arrays from the first step on
+        self.current = self.former = ORIGIN  # separate arrays from the first step on
+        self.goal = self.goals[:1]
         return self._observation(), {}
 
     def step(self, action):
@@ -417,13 +423,16 @@ class Workshop(gym.Env):
         self.first_weight += self.dice.random() + torch.rand(1, generator=self.noise)
         self.recent.append(float(self.state[0]))
         self.former, self.current = self.current, self.current + 1
+        start = int(self.current[0]) % 8
+        self.goal = self.goals[start : start + 1]
         self.mode = Mode.BUSY if self.mode is Mode.IDLE else Mode.IDLE
         return self._observation(), float(self.mode is Mode.BUSY), False, False, {}
 
     def _observation(self):
         recent = sum(self.recent or [])
-        values = [self.state[0], self.weights[0], self.former[0], self.current[0], recent]
-        return np.array(values, np.float32)
+        product = (self.matrix @ np.linspace(0, self.state[0], 64)).sum()
+        values = [self.state[0], self.weights[0], self.former[0], self.current[0]]
+        return np.array([*values, recent, self.goal[0] + self.goals.sum(), product])
 
 
 gym.register("Workshop-v0", Workshop)
@@ -439,6 +448,7 @@ def test_views_and_objects_made_during_an_episode_resume_bitwise(steps_before):
     play(other.simulator, actions[:steps_before])
     load_environment_state(other, through_a_file(environment_state(env)))
     assert play(other.simulator, actions) == play(env.simulator, actions)
+    assert ORIGIN == 0
 
 
 def test_view_of_a_simulation_is_still_one_after_a_restore():

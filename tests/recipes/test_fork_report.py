@@ -90,6 +90,13 @@ def test_the_dose_of_an_arm_is_its_power_if_nothing_else_differs(configuration, 
     assert {arm.name: arm.dose(cfg) for arm in make_arms(list(doses), cfg)} == doses
 
 
+def test_a_run_that_ended_before_some_of_the_checkpoints_to_keep_can_be_forked(configuration):
+    cfg = to_config(configuration("td3", "run"))
+    cfg.keep_checkpoints_at = [cfg.total_frames + 1]
+    (first, _) = make_arms(["fresh", "vmf_rank"], cfg)
+    assert first.apply(cfg).keep_checkpoints_at == []
+
+
 def test_pictures_show_every_arm():
     found = [*results([[[1, 2]]]), *results([[[-3, -4]]], "power")]
     comparisons = compare(found, [FRESH, RANK, POWER])

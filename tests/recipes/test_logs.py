@@ -291,6 +291,16 @@ def test_a_row_is_written_without_reading_the_others(tmp_path, monkeypatch):
     assert (tmp_path / "table.csv").read_text() == "step,loss\n1,0.5\n2,0.25\n"
 
 
+def test_rows_are_written_to_a_table_that_was_changed_by_hand(tmp_path):
+    table = Table(tmp_path / "table.csv")
+    table.write({"step": 1, "loss": 0.5})
+    (tmp_path / "table.csv").write_text("step,loss,note\n1,0.5,good\n2,0.25,better\n")
+    table.write({"step": 3, "loss": 0.125})
+    assert table.state_dict() == {"rows": 3, "columns": ["step", "loss", "note"]}
+    table.write({"step": 4, "speed": 7})
+    assert (tmp_path / "table.csv").read_text().endswith("3,0.125,,\n4,,,7\n")
+
+
 @pytest.mark.parametrize("content", [None, b"step"], ids=["missing", "shortened"])
 def test_a_table_that_lost_rows_is_not_continued(tmp_path, content):
     path = tmp_path / "table.csv"
@@ -307,6 +317,8 @@ def test_averages_cover_the_values_added_since_the_last_read():
     averages.add(a=torch.tensor(1.0), b=torch.tensor(5.0))
     averages.add(a=torch.tensor(2.0))
     assert averages.pop() == {"a": 1.5, "b": 5.0}
+    averages.add(a=torch.tensor([1.0, 3.0]))
+    assert averages.pop() == {"a": 2.0}
     averages.add(a=torch.tensor(7.0))
     assert averages.pop() == {"a": 7.0}
     assert averages.pop() == {}
@@ -329,7 +341,7 @@ def test_averages_of_many_values_use_little_memory_and_resume_exactly():
     for value in values[:2100]:
         averages.add(a=value, b=value + 1)
     state = averages.state_dict()
-    assert state["a"].numel() <= 1000
+    assert state["values"]["a"].numel() <= 1000
     resumed.load_state_dict(state)
     for value in values[2100:]:
         averages.add(a=value, b=value + 1)

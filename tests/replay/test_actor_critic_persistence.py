@@ -265,9 +265,12 @@ def test_a_full_grid_loads_if_its_capacity_was_rounded_up():
     source.extend(grid)
     target.load_state_dict(source.state_dict())
     assert torch.equal(target[:]["number"].flatten(), source[:]["number"].flatten())
-    smaller = ActorCriticReplayBuffer(storage=LazyTensorStorage(14, ndim=2), batch_size=BATCH)
-    with pytest.raises(ValueError, match="construct it with the same capacity"):
-        smaller.load_state_dict(source.state_dict())
+    for capacity in (14, 42):
+        other = ActorCriticReplayBuffer(
+            storage=LazyTensorStorage(capacity, ndim=2), batch_size=BATCH
+        )
+        with pytest.raises(ValueError, match="construct it with the same capacity"):
+            other.load_state_dict(source.state_dict())
 
 
 @pytest.mark.parametrize("critic", ["per", "rank_per"])

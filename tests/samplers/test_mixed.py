@@ -170,15 +170,15 @@ def test_data_that_were_there_before_can_be_drawn():
 @pytest.mark.parametrize("first", ["write", "priority"])
 def test_data_that_were_there_before_are_not_forgotten_by_later_calls(first):
     storage = LazyTensorStorage(10)
-    storage.set(torch.arange(4), rows(0, 4))
+    storage.set(torch.arange(5), rows(0, 5))
     sampler = MixedSampler(prioritized(), RandomSampler(), 1.0)
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=400)
     if first == "write":
-        buffer.extend(rows(4, 1))
+        buffer.mark_update(torch.tensor([4]))
         assert len(buffer.sample()["index"].unique()) == 5
     else:
         buffer.update_priority(torch.tensor([1]), torch.tensor([1e-9]))
-        assert sorted(buffer.sample()["index"].unique().tolist()) == [0, 2, 3]
+        assert sorted(buffer.sample()["index"].unique().tolist()) == [0, 2, 3, 4]
 
 
 @pytest.mark.parametrize("by_file", [False, True])

@@ -132,14 +132,13 @@ def _rows_from_plain(state: Any) -> TensorDict | list[TensorDict]:
 def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
     """Raises an error if saved rows do not fit a storage."""
     length, capacity = state["length"], state["capacity"]
-    if storage.ndim == 1:
-        # Where a full storage continues to write depends on its capacity.
-        is_full = length == min(capacity, storage.max_size)
-        fits = length <= storage.max_size and (capacity == storage.max_size or not is_full)
-    else:  # TorchRL rounds the capacity up at the first write
-        row_size = 1 if rows is None else rows.batch_size[1 : storage.ndim].numel()
-        fits = rows is None or len(rows) <= math.ceil(storage.max_size / row_size)
-    if not fits:
+    is_grid = storage.ndim > 1 and isinstance(rows, TensorDictBase)
+    row_size = rows.batch_size[1 : storage.ndim].numel() if is_grid else 1
+    count = 0 if rows is None else len(rows)
+    # TorchRL rounds the capacity of a grid up at the first write.
+    saved_room, room = (math.ceil(size / row_size) for size in (capacity, storage.max_size))
+    # Where a full storage continues to write depends on its capacity.
+    if count > room or (saved_room != room and count == min(saved_room, room)):
         raise ValueError(
             f"The state holds {length} rows of a storage with the capacity {capacity}, but this "
             f"storage has the capacity {storage.max_size}: construct it with the same capacity."

@@ -161,9 +161,10 @@ class MixedSampler(BaseSampler):
     @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Reports written slots to both samplers."""
-        if storage is not None:
-            self._follow(storage)
         slots = flat_slots(index, storage)
+        num_new = int((slots >= self._num_slots).sum())
+        if storage is not None and num_new < len(storage) - self._num_slots:
+            self._follow(storage)  # there are also slots that were never reported
         self._num_slots = max(self._num_slots, int(slots.max(initial=-1)) + 1)
         for part in self.parts:
             part.mark_update(index, storage=storage)
