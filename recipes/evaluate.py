@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from vmfer_recipes.training.command_line import read_folder_and_options
 from vmfer_recipes.training.errors import UserError, counted, first_line
 from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.keys import Config, key, validate
+from vmfer_recipes.training.keys import Config, key
 from vmfer_recipes.training.launch import program, quiet_torchrl
+from vmfer_recipes.training.validation import validate
 
 if TYPE_CHECKING:
     from tensordict.nn import TensorDictModule

@@ -13,12 +13,13 @@ from omegaconf import OmegaConf
 from vmfer_recipes.training.choices import CONFIGS, choices_of
 from vmfer_recipes.training.command_line import read_command_line
 from vmfer_recipes.training.errors import UserError, counted, near_names
-from vmfer_recipes.training.keys import describe, validate
+from vmfer_recipes.training.keys import describe
 from vmfer_recipes.training.mistakes import explain
 from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.own_parts import own_choice
 from vmfer_recipes.training.replay_options import SamplerConfig
+from vmfer_recipes.training.validation import validate
 
 __all__ = ["Arm", "make_arms"]
 

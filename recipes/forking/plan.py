@@ -16,8 +16,8 @@ from vmfer_recipes.forking.sources import Source, find_sources, setting_of
 from vmfer_recipes.training.errors import UserError, first_line, unwritable
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.group_options import CSVLoggerConfig
-from vmfer_recipes.training.keys import differing
 from vmfer_recipes.training.names import folder_name, group_name
+from vmfer_recipes.training.nested import differing
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.run_directory import RunDirectory
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import differing, flat
+from vmfer_recipes.training.nested import differing, flat
 from vmfer_recipes.training.options import INCIDENTAL, TrainingConfig
 from vmfer_recipes.training.saved_config import load_config
 

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import first_line
 from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.keys import MISSING, Key, describe, flat
+from vmfer_recipes.training.keys import MISSING, Key, describe
+from vmfer_recipes.training.nested import flat
 from vmfer_recipes.training.options import INCIDENTAL
 from vmfer_recipes.training.tables import read_columns
 

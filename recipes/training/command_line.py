@@ -19,16 +19,10 @@ from yaml import YAMLError
 from vmfer_recipes.training.choices import choices_of
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.help import folder_help_text
-from vmfer_recipes.training.keys import (
-    Config,
-    Key,
-    describe,
-    groups,
-    to_config,
-    wrong_value,
-)
+from vmfer_recipes.training.keys import Config, Key, describe, groups
 from vmfer_recipes.training.mistakes import check_form, no_choice, unknown_key
 from vmfer_recipes.training.own_parts import register_choice
+from vmfer_recipes.training.validation import to_config, wrong_value
 
 __all__ = [
     "CommandLine",

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import MISSING, OmegaConf
 
-from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.names import folder_name
 
 __all__ = [
@@ -21,8 +19,6 @@ __all__ = [
     "Config",
     "Key",
     "describe",
-    "differing",
-    "flat",
     "group",
     "groups",
     "key",
@@ -30,9 +26,6 @@ __all__ = [
     "recipe_schemas",
     "schema",
     "schemas_of",
-    "to_config",
-    "validate",
-    "wrong_value",
 ]
 
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
@@ -296,94 +289,6 @@ def _describe_group(name: str, base: type[Config]) -> list[Key]:
         )
         for each, having in found.values()
     ]
-
-
-def validate(config: Config, prefix: str = "") -> None:
-    """Raises ``UserError`` for the first value that has a wrong type or lies outside its range."""
-    described = {each.name: each for each in describe(type(config))}
-    known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    for name in vars(config).keys() - known:  # entries of a dictionary that the choice lacks
-        group = prefix.rstrip(".")
-        choice = getattr(config, "name", getattr(config, "kind", "this choice"))
-        raise UserError(
-            f"{prefix}{name} has no effect on {group}={choice}: leave it out, or use it with a "
-            f"class of your own, as in {group}=my_package.MyClass."
-        )
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if field.name in described:
-            if not described[field.name].allows(value):
-                raise wrong_value(name, described[field.name], value)
-        elif isinstance(value, Config):
-            validate(value, f"{name}.")
-        else:
-            raise UserError(f"{name} must be a group, got {value!r}: choose one with {name}=.")
-
-
-def wrong_value(name: str, expected: Key, value: Any) -> UserError:
-    """The error for a value that a key does not allow."""
-    is_integral = isinstance(value, float) and value.is_integer()
-    cure = f" Write {int(value)}." if is_integral and float not in expected.types else ""
-    return UserError(f"{name} must be {expected.expected}, got {value!r}.{cure}")
-
-
-def to_config(cfg: DictConfig) -> Any:
-    """Converts a composed Hydra configuration to its dataclass and validates it.
-
-    Args:
-        cfg: a configuration that was composed with the schema of a recipe.
-    """
-    try:
-        config = OmegaConf.to_object(cfg)
-    except MissingMandatoryValue as error:
-        name = error.full_key or ""
-        raise UserError(f"{name} has no value: set it with {name}=.") from error
-    except OmegaConfBaseException as error:
-        name = str(error.full_key).partition("[")[0]
-        raise UserError(
-            f"{name}={_unresolved(cfg, name)} cannot be resolved ({first_line(error)}): refer only "
-            "to keys and variables that exist."
-        ) from error
-    if not isinstance(config, Config):
-        raise TypeError(f"A configuration composed with a schema is required, got {type(config)}.")
-    validate(config)
-    config.check()
-    return config
-
-
-def _unresolved(cfg: DictConfig, name: str) -> Any:
-    """A value as written, with unresolved references."""
-    value: Any = OmegaConf.to_container(cfg, resolve=False)
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """The keys in which two dictionaries differ, in alphabetical order.
-
-    Example:
-        >>> differing({"seed": 0, "tau": 0.1}, {"seed": 1, "tau": 0.1, "gamma": 0.9})
-        ['gamma', 'seed']
-    """
-    keys = sorted(first.keys() | second.keys())
-    return [key for key in keys if first.get(key) != second.get(key)]
-
-
-def flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as one dictionary of dotted keys.
-
-    Example:
-        >>> flat({"seed": 0, "env": {"name": "Hopper-v4"}})
-        {'seed': 0, 'env.name': 'Hopper-v4'}
-    """
-    if not isinstance(config, dict):
-        return {prefix[:-1]: config}
-    return {
-        key: value
-        for name, item in config.items()
-        for key, value in flat(item, f"{prefix}{name}.").items()
-    }
 
 
 def _is_config(hint: Any) -> bool:

@@ -30,11 +30,12 @@ from vmfer_recipes.training.interruption import (
     StoppedError,
     leaving_ctrl_c_to_the_runs,
 )
-from vmfer_recipes.training.keys import Config, to_config
+from vmfer_recipes.training.keys import Config
 from vmfer_recipes.training.lock import LockedError
 from vmfer_recipes.training.mistakes import explain
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.own_parts import register_recipe, script_name
+from vmfer_recipes.training.validation import to_config
 
 __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
 

@@ -12,8 +12,9 @@ from typing import Any
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.imports import import_class
-from vmfer_recipes.training.keys import Config, flat
+from vmfer_recipes.training.keys import Config
 from vmfer_recipes.training.names import group_name, run_name
+from vmfer_recipes.training.nested import flat
 
 __all__ = ["check_logger", "make_logger"]
 

@@ -10,7 +10,8 @@ from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from vmfer_recipes.training.choices import choices_of
 from vmfer_recipes.training.errors import UserError, did_you_mean, first_line, near_names
-from vmfer_recipes.training.keys import Config, Key, describe, groups, recipe_schemas, wrong_value
+from vmfer_recipes.training.keys import Config, Key, describe, groups, recipe_schemas
+from vmfer_recipes.training.validation import wrong_value
 
 __all__ = ["check_form", "explain", "no_choice", "unknown_key"]
 

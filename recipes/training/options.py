@@ -9,9 +9,10 @@ from typing import Any
 
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.group_options import CollectorConfig, EnvConfig, LoggerConfig
-from vmfer_recipes.training.keys import MISSING, Config, group, key, to_config
+from vmfer_recipes.training.keys import MISSING, Config, group, key
 from vmfer_recipes.training.loggers import check_logger
 from vmfer_recipes.training.replay_options import ReplayConfig, SamplerConfig
+from vmfer_recipes.training.validation import to_config
 
 __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
 

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.training.errors import UserError, first_line, unwritable
 from vmfer_recipes.training.files import replacing
-from vmfer_recipes.training.keys import differing, flat
 from vmfer_recipes.training.lock import lock
+from vmfer_recipes.training.nested import differing, flat
 from vmfer_recipes.training.options import Config
 
 __all__ = ["RunDirectory"]

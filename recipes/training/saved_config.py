@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.keys import MISSING, Config, describe, schemas_of, validate
+from vmfer_recipes.training.keys import MISSING, Config, describe, schemas_of
 from vmfer_recipes.training.options import TrainingConfig
+from vmfer_recipes.training.validation import validate
 
 __all__ = ["load_config"]
 

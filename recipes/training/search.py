@@ -25,13 +25,14 @@ from hydra.core.utils import JobReturn, setup_globals
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.interruption import StoppedError
-from vmfer_recipes.training.keys import Config, describe, key, validate
+from vmfer_recipes.training.keys import Config, describe, key
 from vmfer_recipes.training.lock import lock
 from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.sweep_jobs import Job, check_parts
 from vmfer_recipes.training.sweeps import RecipeSweeper
 from vmfer_recipes.training.tables import read_columns
+from vmfer_recipes.training.validation import validate
 
 __all__ = ["SearchConf", "SearchSweeper", "objective"]
 

@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 
 from vmfer_recipes.training._hydra import without_hydra
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import to_config
 from vmfer_recipes.training.options import TrainingConfig
+from vmfer_recipes.training.validation import to_config
 
 __all__ = ["Job", "check_parts", "nothing_started", "position_override", "sweep_position"]
 

@@ -17,7 +17,8 @@ from vmfer_recipes import sac, shooting, td3, td3_bc
 from vmfer_recipes.training import keys, launch
 from vmfer_recipes.training.algorithms import TD3Config
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import Config, describe, key, validate
+from vmfer_recipes.training.keys import Config, describe, key
+from vmfer_recipes.training.validation import validate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {"td3": td3, "sac": sac, "td3_bc": td3_bc, "shooting": shooting}

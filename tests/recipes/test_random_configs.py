@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from vmfer_recipes.training.algorithms import algorithms
 from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import Config, describe, validate
+from vmfer_recipes.training.keys import Config, describe
 from vmfer_recipes.training.launch import recipe
 from vmfer_recipes.training.options import to_config
+from vmfer_recipes.training.validation import validate
 
 CONFIGS = algorithms()
 RECIPES = tuple(CONFIGS)
