@@ -7,10 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    ROOT / "README.md",
+    *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "benchmarks" / "README.md",
-    *sorted((ROOT / "results").glob("*/*.md")),
+    *sorted((ROOT / "results").glob("**/*.md")),
 ]
 
 
