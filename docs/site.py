@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 LINKED = (
     "CHANGELOG.md",
     "CITATION.cff",
+    "CONTRIBUTING.md",
     "benchmarks/README.md",
     "examples/**/*.py",
     "results/**/*.*",

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 def site(tmp_path_factory):
     target = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", target],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", target],
         cwd=ROOT,
         capture_output=True,
         text=True,
