@@ -1,6 +1,7 @@
 """TorchRL's trainers with vMFER's optimization steppers, on a real task."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +20,13 @@ from torchrl.objectives import SoftUpdate
 from torchrl.trainers.algorithms.sac import SACTrainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper, TD3Trainer
 
-from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFSampler, VMFTD3Loss
+from torchrl_vmfer import (
+    ActorCriticReplayBuffer,
+    GradientNormSampler,
+    VMFSACLoss,
+    VMFSampler,
+    VMFTD3Loss,
+)
 from torchrl_vmfer.trainers import VMFSACOptimizationStepper, VMFTD3OptimizationStepper
 
 FRAMES = 96
@@ -163,6 +170,29 @@ def test_the_critics_of_td3_learn_as_in_torchrl_from_the_same_data():
         trainer.train()
         trained.append(trainer.loss_module.qvalue_network_params.data)
     assert (trained[0] == trained[1]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_the_actors_sampler_receives_its_own_signal(algorithm, monkeypatch):
+    received, measured = [], []
+
+    class Recording(GradientNormSampler):
+        def update_priority(self, index, priority, *, storage=None):
+            received.append(priority)
+            super().update_priority(index, priority, storage=storage)
+
+    def recorded(batch, actor_loss):
+        loss, metadata = actor_loss(batch)
+        measured.append(metadata["vmf_gradient_norm"])
+        return loss, metadata
+
+    buffer = make_buffer(actor_sampler=Recording())
+    trainer = make_trainer(algorithm, buffer, STEPPERS[algorithm][1], {"gradient_norm": True})
+    loss = trainer.loss_module
+    monkeypatch.setattr(loss, "actor_loss", partial(recorded, actor_loss=loss.actor_loss))
+    trainer.train()
+    assert len(received) == len(measured) > 10
+    assert all(map(torch.equal, received, measured))
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])

@@ -12,6 +12,8 @@ from torch import Tensor
 from torchrl.trainers import DefaultOptimizationStepper, Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
+from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES
+
 __all__ = ["VMFSACOptimizationStepper", "VMFTD3OptimizationStepper"]
 
 
@@ -99,7 +101,7 @@ class _Proxy:
         return getattr(self._trainer, name)
 
     def actor_loss(self) -> tuple[Tensor, Any]:
-        """Computes the actor loss on a separate batch and stores the factors of that batch."""
+        """Computes the actor loss on a separate batch and stores what it measured on that batch."""
         buffer = self._trainer.replay_buffer
         if not hasattr(buffer, "sample_actor"):
             raise TypeError(
@@ -108,9 +110,12 @@ class _Proxy:
             )
         batch = buffer.sample_actor()
         loss, metadata = self._trainer.compute_loss(batch, method="actor_loss")
-        factor = metadata.get("vmf_factor", None)
-        if factor is not None:
-            buffer.update_actor_priority(batch, factor)
+        measured = batch.select("index", "index_generation", strict=False)
+        for entry in SIGNAL_ENTRIES.values():
+            values = metadata.get(entry, None)
+            if values is not None:
+                measured.set(entry, values)
+        buffer.update_tensordict_priority(measured)
         return loss, metadata
 
 

@@ -16,7 +16,7 @@ from vmfer_recipes.forking.plan import Fork, ForkDirectory, Moment
 from vmfer_recipes.forking.sessions import PartialSession
 from vmfer_recipes.forking.start import (
     ForkedAgent,
-    load_parts,
+    load_source_parts,
     make_agent,
     recipe_of,
     starting_state,
@@ -53,7 +53,7 @@ def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
         agent = make_agent(cfg, backend)
         parts = starting_state(checkpoint, agent, fork)["parts"]
         components = {name: part for name, part in agent.components().items() if name != "policy"}
-        load_parts({**components, "random": GlobalRNGState()}, parts, fork.source)
+        load_source_parts({**components, "random": GlobalRNGState()}, parts, fork.source)
         frozen = dataclasses.replace(agent, buffer=_FrozenReplay(agent.buffer))  # type: ignore[arg-type]
         session = PartialSession(backend, agent.actor_optimizer, updates)
         for _ in session.steps(**agent.components()):
@@ -78,7 +78,7 @@ def evaluate_checkpoint(moment: Moment, checkpoint: dict[str, Any]) -> Evaluatio
     cfg = moment.forks[0].cfg
     agent = make_agent(cfg, _backend(cfg))
     parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
-    load_parts({"perception": agent.perception, "loss": agent.loss}, parts, moment.source)
+    load_source_parts({"perception": agent.perception, "loss": agent.loss}, parts, moment.source)
     return _evaluated(agent, cfg, parts)
 
 

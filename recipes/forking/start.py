@@ -19,18 +19,20 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
 from torchrl_vmfer.plain_state import load_checked
+from torchrl_vmfer.samplers.any_sampler import sampler_state
 from vmfer_recipes.forking.plan import Fork
 from vmfer_recipes.forking.scoring import report_transitions, score_buffer
 from vmfer_recipes.forking.sources import Source
 from vmfer_recipes.training.agent import Agent
+from vmfer_recipes.training.checkpoints import MismatchError, load_parts
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.options import TrainingConfig
 
 __all__ = [
     "ActorDraws",
     "ForkedAgent",
-    "load_parts",
     "load_source",
+    "load_source_parts",
     "make_agent",
     "recipe_of",
     "starting_state",
@@ -140,16 +142,16 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     parts = _parts(copy.deepcopy(checkpoint["parts"]), components, fork.source)
     parts["replay"] = {
         **parts["replay"],
-        "actor_sampler": agent.buffer.state_dict()["actor_sampler"],
+        "actor_sampler": _actor_sampler_state(agent),
         "generator": (torch.Generator().manual_seed(draws).get_state(), "cpu"),
     }
     parts["actor_draws"] = {"generator": torch.Generator().manual_seed(actor_draws).get_state()}
-    load_parts(components, parts, fork.source)
+    load_source_parts(components, parts, fork.source)
     report_transitions(agent.buffer)
     # Stochastic policies sample actions to compute the scores: the same ones in all draws.
     torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))
     score_buffer(agent, recipe_of(fork.cfg), make_backend(fork.cfg.fast))
-    parts["replay"]["actor_sampler"] = agent.buffer.state_dict()["actor_sampler"]
+    parts["replay"]["actor_sampler"] = _actor_sampler_state(agent)
     if agent.collector is not None:
         agent.collector.reseed(environment)
         parts["collector"] = agent.collector.state_dict()
@@ -167,6 +169,11 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     return {"step": step, "policy": checkpoint.get("policy"), "parts": parts}
 
 
+def _actor_sampler_state(agent: ForkedAgent) -> dict[str, Any]:
+    buffer = agent.buffer
+    return sampler_state(buffer.actor_sampler, len(buffer), "actor_sampler")
+
+
 def _parts(parts: dict[str, Any], components: dict[str, Any], source: Source) -> dict[str, Any]:
     """The parts of a checkpoint, with initial states for parts that later versions added."""
     for name, part in components.items():
@@ -177,13 +184,12 @@ def _parts(parts: dict[str, Any], components: dict[str, Any], source: Source) ->
     return parts
 
 
-def load_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:
-    """Loads the parts of a checkpoint into components of the same names."""
+def load_source_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:
+    """Loads the parts of the checkpoint of a source into components of the same names."""
     try:
-        for name, part in components.items():
-            part.load_state_dict(parts[name])
-    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise _unfit(source, first_line(error)) from error
+        load_parts(components, parts)
+    except MismatchError as error:
+        raise _unfit(source, str(error)) from error
 
 
 def _unfit(source: Source, reason: str) -> UserError:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
 from torchrl_vmfer.fast import Backend
+from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES
 from vmfer_recipes.training.actor_batches import make_actor_sampling
 from vmfer_recipes.training.collection import make_collector
 from vmfer_recipes.training.diagnostics import Diagnostics
@@ -119,8 +120,8 @@ class Agent:
 
     def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
         """Passes factors or gradient norms to the actor's sampler, if it uses them."""
-        if self.signal in ("factor", "gradient_norm"):
-            values = info[f"vmf_{self.signal}"]
+        if self.signal in SIGNAL_ENTRIES:
+            values = info[SIGNAL_ENTRIES[self.signal]]
             store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
 
     def log_agreement(

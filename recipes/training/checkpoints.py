@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,15 @@ from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 
-__all__ = ["Checkpoints", "UnreadableError", "UnsavableError", "check_readable", "plain_data"]
+__all__ = [
+    "Checkpoints",
+    "MismatchError",
+    "UnreadableError",
+    "UnsavableError",
+    "check_readable",
+    "load_parts",
+    "plain_data",
+]
 
 
 class UnreadableError(UserError):
@@ -28,6 +37,19 @@ class UnreadableError(UserError):
 
 class UnsavableError(UserError):
     """Raised if a state holds an object that a checkpoint cannot store."""
+
+
+class MismatchError(Exception):
+    """Raised if the state of a component does not fit it."""
+
+
+def load_parts(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Loads the states of a checkpoint into the components of the same names."""
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(states[name])
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise MismatchError(first_line(error)) from error
 
 
 def plain_data(value: Any, place: str = "the state") -> Any:

@@ -18,7 +18,12 @@ from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.training.best_policy import BestPolicy
-from vmfer_recipes.training.checkpoints import Checkpoints, check_readable
+from vmfer_recipes.training.checkpoints import (
+    Checkpoints,
+    MismatchError,
+    check_readable,
+    load_parts,
+)
 from vmfer_recipes.training.curve import draw_learning_curve
 from vmfer_recipes.training.environment_state import EnvironmentPart
 from vmfer_recipes.training.environments import make_environment
@@ -197,21 +202,24 @@ class Session(TrainingSession):
 
     def _restore(self, parts: dict[str, Stateful]) -> int:
         state = self._checkpoints.load()
-        path = self._directory.path
         if state is None:
             return 0
         try:
-            for name, part in parts.items():
-                if name != "evaluation" or name in state["parts"]:  # older checkpoints have none
-                    part.load_state_dict(state["parts"][name])
-            self._directory.reopen()
-            for name, file in self._files.items():
-                file.load_state_dict(state["parts"][name])
-        except (KeyError, RuntimeError, ValueError) as error:
+            saved = state["parts"]
+            if "evaluation" not in saved:  # older checkpoints have none
+                parts = {name: part for name, part in parts.items() if name != "evaluation"}
+            load_parts(parts, saved)
+            files = {name: saved[name] for name in self._files}
+        except (KeyError, TypeError, MismatchError) as error:
             raise UserError(
-                f"The checkpoint of step {state['step']} in {path} does not match this "
-                f"configuration or version ({first_line(error)}): choose another run_dir."
+                f"The checkpoint of step {state['step']} in {self._directory.path} does not match "
+                f"this configuration or version ({first_line(error)}): choose another run_dir."
             ) from error
+        for name, table in self._log.tables.items():
+            table.check(files[name])  # before any file is changed
+        self._directory.reopen()
+        for name, file in self._files.items():
+            file.load_state_dict(files[name])
         return state["step"]
 
     @property

@@ -79,20 +79,22 @@ class Table:
         self._look()
         return {"rows": self._length, "columns": list(self._columns)}
 
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raises an error if the file lacks some of the saved rows."""
+        length = len(self._read())
+        if length < state["rows"]:
+            raise UserError(
+                f"{self._path} is shorter than at the last checkpoint ({counted(length, 'row')}, "
+                f"not {state['rows']}): restore a copy of it, or choose another run_dir."
+            )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Truncates the file to the saved rows and columns."""
-        rows = self._read()
-        if len(rows) < state["rows"]:
-            raise UserError(
-                f"{self._path} is shorter than at the last checkpoint "
-                f"({counted(len(rows), 'row')}, not {state['rows']}): it was changed by "
-                "hand. Choose another run_dir."
-            )
+        self.check(state)
         if state["rows"]:
             columns = state["columns"]
-            self._rewrite(
-                [{name: row[name] for name in columns} for row in rows[: state["rows"]]], columns
-            )
+            rows = self._read()[: state["rows"]]
+            self._rewrite([{name: row[name] for name in columns} for row in rows], columns)
         else:
             self.clear()
 

@@ -179,6 +179,18 @@ def test_run_without_a_checkpoint_is_not_continued(train, tmp_path):
     train("td3", run_dir, "total_frames=66")  # says that it is finished
 
 
+@pytest.mark.parametrize("name", ["eval.csv", "train.csv"])
+def test_refused_continuation_leaves_the_finished_run_as_it_is(name, short_run, finish, tmp_path):
+    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
+    (run_dir / name).write_text("")
+    (run_dir / "lock").unlink()  # holds the id of the process
+    before = content(run_dir)
+    with pytest.raises(UserError, match=f"{name} is shorter than at the last checkpoint"):
+        finish(RUN[0], run_dir, *RUN[1:])
+    (run_dir / "lock").unlink()
+    assert content(run_dir) == before
+
+
 def test_only_other_lengths_are_allowed(short_run, finish):
     run_dir = short_run(*RUN)
     before = content(run_dir)

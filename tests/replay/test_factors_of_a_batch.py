@@ -8,6 +8,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler
 
 from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer.samplers.any_sampler import probabilities_of
 
 LENGTH = 16
 
@@ -52,6 +53,18 @@ def test_a_batch_without_factors_updates_only_the_critics_sampler():
     batch["td_error"] = torch.full((6,), 9.0)
     buffer.update_tensordict_priority(batch)
     assert (factors(buffer) == 1).all()
+
+
+@pytest.mark.parametrize("critic", [RankPrioritizedSampler, per])
+def test_a_batch_without_td_errors_updates_only_the_actors_sampler(critic):
+    buffer = make_buffer(critic_sampler=critic())
+    buffer.update_priority(torch.arange(LENGTH), torch.linspace(0.1, 5, LENGTH))
+    before = probabilities_of(buffer.critic_sampler, LENGTH)
+    batch = buffer.sample_actor()
+    batch["vmf_factor"] = torch.full((6,), 2.0)
+    buffer.update_tensordict_priority(batch)
+    assert torch.equal(probabilities_of(buffer.critic_sampler, LENGTH), before)
+    torch.testing.assert_close(factors(buffer), expected(batch["index"], 2.0))
 
 
 def test_an_actor_sampler_without_priorities_is_not_updated():

@@ -38,6 +38,21 @@ def used_buffer(sampler, storage=LazyTensorStorage, **kwargs):
     return buffer
 
 
+@pytest.mark.parametrize("make", [lambda: VMFSampler("rank"), RankPrioritizedSampler])
+@pytest.mark.parametrize("length", [1000, 1024, 1025])
+def test_a_loaded_sampler_rounds_as_one_that_has_grown(make, length):
+    sampler, storage = make(), LazyTensorStorage(2000)
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
+    for start in range(0, length, 125):
+        count = min(125, length - start)
+        buffer.extend(rows(count))
+        buffer.update_priority(torch.arange(start, start + count), 1 + torch.rand(count))
+        buffer.sample()
+    loaded = make()
+    loaded.load_state_dict(sampler.state_dict())
+    assert torch.equal(loaded.probabilities(storage), sampler.probabilities(storage))
+
+
 def numbers(state):
     return {name: value for name, value in state.items() if not isinstance(value, (str, NoneType))}
 

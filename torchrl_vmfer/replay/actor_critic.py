@@ -12,6 +12,7 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
+from torchrl.data import PrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
@@ -31,17 +32,12 @@ from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
-from torchrl_vmfer.samplers.any_sampler import report_existing, signal_of
+from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES, report_existing, signal_of
 from torchrl_vmfer.samplers.slots import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
 
 _FILE = "replay_buffer.pt"
-# The entries that losses write for the signals of the actor's sampler.
-_SIGNAL_ENTRIES: dict[str | None, str] = {
-    "factor": "vmf_factor",
-    "gradient_norm": "vmf_gradient_norm",
-}
 Draw = Callable[[Storage, int], tuple[Any, dict[str, Any]]]
 
 
@@ -316,14 +312,16 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 samples by gradient norms. Missing entries are skipped.
         """
         batch = data if data.ndim else data.unsqueeze(0)
-        # TorchRL supports only its own PrioritizedSampler and silently ignores others.
         sampler = self.critic_sampler
-        if not (isinstance(sampler, SeamSampler) and signal_of(sampler) == "td_error"):
-            super().update_tensordict_priority(data)
-        elif self.priority_key in data.keys(True):
+        takes_errors = isinstance(sampler, PrioritizedSampler) or (
+            isinstance(sampler, SeamSampler) and signal_of(sampler) == "td_error"
+        )
+        # Not TorchRL's method: it ignores other samplers, and gives a batch without the entry the
+        # highest priority.
+        if takes_errors and self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)
             self.update_priority(batch["index"], self.priorities_in(batch), generation)
-        entry = _SIGNAL_ENTRIES.get(signal_of(self.actor_sampler))
+        entry = SIGNAL_ENTRIES.get(signal_of(self.actor_sampler) or "")
         values = None if entry is None else batch.get(entry, None)
         if values is not None:
             self.update_actor_priority(batch, values)

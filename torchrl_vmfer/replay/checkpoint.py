@@ -78,6 +78,11 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
         for one in state["prefetched"]
     ]
     buffer.check_prefetched(prefetched)
+    if state["transform"] and not buffer.has_transform:
+        raise ValueError(
+            "The state holds that of a transform, but the buffer has none: construct it with the "
+            "transform of the saved one."
+        )
     _check_rows(buffer.storage, state["storage"], rows)
     before = _parts_state(buffer)
     try:

@@ -15,12 +15,16 @@ from torchrl_vmfer.plain_state import plain
 from torchrl_vmfer.samplers.base import BaseSampler
 
 __all__ = [
+    "SIGNAL_ENTRIES",
     "load_sampler_state",
     "probabilities_of",
     "report_existing",
     "sampler_state",
     "signal_of",
 ]
+
+SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
+"""The entries that actor losses write, by the signal of the samplers that use them."""
 
 
 def signal_of(sampler: Sampler) -> str | None:

@@ -88,9 +88,11 @@ class RankDistribution:
         return (self._share(end - size, end) / self._total(len(priorities)))[group]
 
     def _refresh(self, priorities: np.ndarray) -> None:
-        if len(self._mass) <= len(priorities):
+        # It depends on the number of slots alone: a loaded sampler must round as the saved one.
+        size = 1 << len(priorities).bit_length()
+        if len(self._mass) != size + 1:
             # Summed from the smallest term: otherwise small terms would be lost to rounding.
-            ranks = np.arange(1 << len(priorities).bit_length(), 0, -1, dtype=np.float64)
+            ranks = np.arange(size, 0, -1, dtype=np.float64)
             self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
         slots = self._changed.take()
         if slots is None or len(priorities) < len(self._index):
