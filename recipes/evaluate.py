@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -52,7 +53,7 @@ def main() -> None:
             f"{run_dir} has no config.yaml: give the directory of a run, such as "
             "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
         )
-    cfg, env_cfg = _load_config(config)
+    cfg = _load_config(config)
     # Imported here, so that --help and mistakes are answered at once.
     from vmfer_recipes.training.environments import make_environment
     from vmfer_recipes.training.evaluation import evaluate
@@ -61,11 +62,10 @@ def main() -> None:
     from vmfer_recipes.training.video import record_video
 
     quiet_torchrl()
-    goals = cfg.replay.kind == "her"
     saved = load_policy_of_run(run_dir, options.policy)
-    env = make_environment(env_cfg, options.seed, goals)
-    policy = _for_recipes(saved, env, goals)
-    print(f"Evaluating {saved.source}, step {saved.step}, on {env_cfg.name}.", flush=True)
+    env = make_environment(cfg.env, options.seed, cfg.goals)
+    policy = _for_recipes(saved, env, cfg.goals)
+    print(f"Evaluating {saved.source}, step {saved.step}, on {cfg.env.name}.", flush=True)
     result = evaluate(policy, env, options.episodes, options.seed)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
@@ -77,22 +77,23 @@ def main() -> None:
     if reference is not None:
         print(reference.describe(result))
     if options.video:
-        video = record_video(policy, env_cfg, options.seed, run_dir / "video.mp4", goals)
+        video = record_video(policy, cfg.env, options.seed, run_dir / "video.mp4", cfg.goals)
         print(f"Video: {video}")
 
 
-def _load_config(file: Path) -> tuple[Any, EnvConfig]:
-    """The configuration of a run, and that of its environment."""
+def _load_config(file: Path) -> SimpleNamespace:
+    """The keys of a run that its evaluation needs: ``env``, ``goals`` and ``dataset``."""
     try:
-        cfg: Any = OmegaConf.load(file)
-        _ = cfg.replay.kind  # read now, so that a missing key is reported here
-        env_cfg = EnvConfig(**OmegaConf.to_object(cfg.env))  # type: ignore[arg-type]
-        validate(env_cfg, "env.")
+        # Not resolved: a file from elsewhere must not read this machine's environment variables.
+        saved: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        env = EnvConfig(**saved["env"])
+        validate(env, "env.")
+        goals = saved["replay"]["kind"] == "her"
     except Exception as error:
         raise UserError(
             f"{file} is not the configuration of a run ({first_line(error)})."
         ) from error
-    return cfg, env_cfg
+    return SimpleNamespace(env=env, goals=goals, dataset=saved.get("dataset"))
 
 
 def _for_recipes(saved: Policy, env: Environment, goals: bool) -> TensorDictModule:

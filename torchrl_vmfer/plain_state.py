@@ -124,7 +124,7 @@ def _non_tensor(value: Any, ndim: int) -> Any:
 def save_file(state: Any, file: Path) -> None:
     """Saves a state to a file. A failed save leaves an existing file intact."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(file.name + ".unfinished")
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
     try:
         with open(unfinished, "wb") as stream:
             torch.save(state, stream)

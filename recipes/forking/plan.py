@@ -90,8 +90,12 @@ class Moment:
         if not self.record.exists():
             return None
         try:
-            return dict(json.loads(self.record.read_text()))
-        except (OSError, ValueError) as error:
+            record = json.loads(self.record.read_text())
+            missing = {"fingerprint", "run", "return_mean"}.difference(record)
+            if missing:
+                raise ValueError(f"it has no {min(missing)}")
+            return dict(record)
+        except (OSError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.record} cannot be read ({first_line(error)}): delete it, and the same "
                 "command writes it again."

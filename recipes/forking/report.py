@@ -110,7 +110,10 @@ def _table(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
         "p": "{:.3f}",
         "p (Holm)": "{:.3f}",
     }
-    caption = "Returns after the fork, and their paired differences from the reference."
+    caption = (
+        "Returns after the fork, as means over the finished forks, and their paired differences "
+        "from the reference."
+    )
     return Table("forks", caption, rows, formats)
 
 

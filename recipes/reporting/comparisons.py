@@ -19,6 +19,7 @@ from vmfer_recipes.reporting.inference import (
 )
 from vmfer_recipes.reporting.methods import Method, Task
 from vmfer_recipes.reporting.results import LEVEL, Average, Cell, Comparison, Study
+from vmfer_recipes.reporting.runs import described
 from vmfer_recipes.reporting.statistics import (
     best_possible_p,
     estimate,
@@ -133,7 +134,7 @@ def average_over_tasks(study: Study) -> None:
                 "less, so a percentage of it is meaningless."
             )
             continue
-        suite = "paper" if task.name in paper["tasks"] else "other"
+        suite = "paper" if task.name in paper["tasks"] and not task.variant else "other"
         key = (study.order(comparison.cell.method), task.total_frames, task.version, suite)
         groups[key].append(comparison)
     for (_, frames, version, suite), members in sorted(groups.items(), key=lambda item: item[0]):
@@ -180,8 +181,17 @@ def _mean_probability(*cells: np.ndarray) -> float:
 
 
 def _paper_number(method: Method, columns: dict[str, dict[str, float]]) -> float | None:
-    settings = dict(method.settings)
-    # The paper's table has two critics and one update per step; ablations are not in it.
-    if settings.get("num_critics", "2") != "2" or settings.get("utd_ratio", "1") != "1":
+    if _changed(method):  # the paper's table has no other hyperparameters
         return None
     return columns.get(method.family, {}).get(method.sampler)
+
+
+def _changed(method: Method) -> list[str]:
+    """The keys of the recipe and of the sampler whose values are not the defaults."""
+    defaults: dict[str, set[str]] = defaultdict(set)  # the kinds of a sampler may differ in them
+    for each in described(method.algorithm):
+        group, _, name = each.name.rpartition(".")
+        # What sampler=vmf_rank sets does not count.
+        if not group or (group == "sampler" and name not in ("name", "kind", "mode")):
+            defaults[each.name].add(repr(each.default))
+    return [key for key, value in method.settings if value not in defaults.get(key, {value})]

@@ -19,7 +19,15 @@ from vmfer_recipes.training.nested import flat
 from vmfer_recipes.training.options import INCIDENTAL
 from vmfer_recipes.training.tables import read_columns
 
-__all__ = ["LeftOut", "NoTrainingRunError", "Run", "frozen", "read_config", "read_runs"]
+__all__ = [
+    "LeftOut",
+    "NoTrainingRunError",
+    "Run",
+    "described",
+    "frozen",
+    "read_config",
+    "read_runs",
+]
 
 # Keys of the task, which is kept apart from the method.
 _TASK = ("env", "dataset")
@@ -204,7 +212,7 @@ def _later_keys(config: dict[str, Any]) -> dict[str, Any]:
     """The defaults of keys that the run of an earlier version lacks."""
     return {
         each.name: each.default
-        for each in _described(config["algorithm"])
+        for each in described(config["algorithm"])
         if each.default != MISSING
         and ("." not in each.name or _has_kind(config, each.name.split(".")[0], each.kinds))
     }
@@ -216,7 +224,8 @@ def _has_kind(config: dict[str, Any], group: str, kinds: tuple[str, ...]) -> boo
 
 
 @functools.cache
-def _described(algorithm: str) -> list[Key]:
+def described(algorithm: str) -> list[Key]:
+    """The keys of a recipe of this package; none for other algorithms."""
     known = algorithms()
     return describe(known[algorithm]) if algorithm in known else []
 

@@ -14,7 +14,8 @@ __all__ = ["replacing"]
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[Any]:
     """Opens a file that replaces ``path`` once it is complete. Until then, the old file remains."""
-    unfinished = path.with_name(path.name + ".unfinished")
+    # Several processes may write the same file, such as the report of forks.
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
         with unfinished.open(mode) as file:
             yield file

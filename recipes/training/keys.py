@@ -275,17 +275,20 @@ def describe(config: type[Config]) -> list[Key]:
 
 
 def _describe_group(name: str, base: type[Config]) -> list[Key]:
-    kinds = _SCHEMAS.get(name) or {"": base}
+    all_kinds: list[str] = []
     found: dict[str, tuple[Key, list[str]]] = {}
-    for kind, config in kinds.items():
-        for each in describe(config):
+    for config in _SCHEMAS.get(name, {"": base}).values():
+        described = describe(config)
+        kinds = next((each.choices for each in described if each.name == "kind"), ("",))
+        all_kinds += kinds
+        for each in described:
             _, having = found.setdefault(repr(each), (each, []))
-            having.append(kind)
+            having += kinds
     return [
         dataclasses.replace(
             each,
             name=f"{name}.{each.name}",
-            kinds=() if len(having) == len(kinds) else tuple(having),
+            kinds=() if having == all_kinds else tuple(having),
         )
         for each, having in found.values()
     ]

@@ -123,9 +123,15 @@ class RunDirectory:
         return True
 
     def lock(self) -> FileIO:
-        """Locks the directory, which is created if needed, until the returned file is closed."""
+        """Locks the directory, which is created if needed, until the returned file is closed.
+
+        Removes the unfinished files of a process that was killed.
+        """
         with self.writing():
-            return lock(self.path)
+            held = lock(self.path)
+            for leftover in self.path.glob("*.unfinished"):
+                leftover.unlink()
+        return held
 
     def write_config(self) -> None:
         """Writes the file with the configuration."""

@@ -26,7 +26,7 @@ from vmfer_recipes.training.errors import UserError, first_line
 from vmfer_recipes.training.files import replacing
 from vmfer_recipes.training.interruption import StoppedError
 from vmfer_recipes.training.keys import Config, describe, key
-from vmfer_recipes.training.lock import lock
+from vmfer_recipes.training.lock import LockedError, lock
 from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.sweep_jobs import Job, check_parts
@@ -235,8 +235,20 @@ class _Trials:
         except StoppedError:
             raise
         except Exception as error:
+            self._check_ended(number)
             self.fail(number, error)
         self._write_table()
+
+    def _check_ended(self, number: int) -> None:
+        """Raises an error if another process is still running a trial."""
+        if self.run_dir(number).exists():
+            try:
+                lock(self.run_dir(number)).close()
+            except LockedError as error:
+                raise UserError(
+                    f"Another process runs trial {number} of this search: run the same command "
+                    "again when it has ended."
+                ) from error
 
     def fail(self, number: int, error: Exception) -> None:
         """Counts a trial as failed. The search continues."""

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from vmfer_recipes.training._hydra import current_job
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.interruption import StoppedError
 from vmfer_recipes.training.options import TrainingConfig
 from vmfer_recipes.training.sweep_directories import check_directories, with_swept_keys
 from vmfer_recipes.training.sweep_jobs import Job, check_parts, nothing_started, position_override
@@ -125,11 +126,19 @@ class GridSweeper(RecipeSweeper):
         check_parts(jobs)
         self.record([job.config for job in jobs])
         size, returns = self._batch or len(jobs), []
+        errors: list[Exception] = []
         for first in range(0, len(jobs), size):
             results = self.launch(jobs[first : first + size], first, len(jobs))
-            for result in results:
-                _ = result.return_value  # raises the error of the run
             returns.append(results)
+            for result in results:
+                try:
+                    _ = result.return_value  # raises the error of the run
+                except StoppedError:
+                    raise
+                except Exception as error:  # the other runs continue
+                    errors.append(error)
+        if errors:
+            raise errors[0]
         return returns
 
     def _jobs(self, overrides: list[Override]) -> list[Job]:

@@ -7,6 +7,8 @@ import os
 import pickle
 import resource
 import shutil
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -145,6 +147,20 @@ def test_full_disk_leaves_only_the_old_file(tmp_path):
         torch.save({"weight": torch.zeros(100_000)}, stream)
     assert names(tmp_path) == ["policy.pt"]
     assert torch.load(file, weights_only=True)["weight"].equal(torch.ones(3))
+
+
+def test_two_processes_may_write_the_same_file(tmp_path):
+    file = tmp_path / "report.md"
+    write = (
+        "import sys; from pathlib import Path; from vmfer_recipes.training.files import replacing\n"
+        "with replacing(Path(sys.argv[1])) as file: file.write('theirs')"
+    )
+    with replacing(file) as stream:
+        stream.write("ours")
+        subprocess.run([sys.executable, "-c", write, file], check=True)
+        assert file.read_text() == "theirs"
+    assert file.read_text() == "ours"
+    assert names(tmp_path) == ["report.md"]
 
 
 def test_failed_first_checkpoint_reports_that_there_is_no_older_one(tmp_path, capsys):

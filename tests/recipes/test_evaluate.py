@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from vmfer_recipes import evaluate
 
@@ -79,6 +80,14 @@ def test_a_directory_that_holds_no_run_is_rejected(error_line, tmp_path):
     line = error_line(tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in line
     assert "config.yaml" in line
+
+
+def test_a_configuration_does_not_read_environment_variables(error_line, copy, monkeypatch):
+    monkeypatch.setenv("TOKEN", "secret")
+    config = OmegaConf.load(copy / "config.yaml")
+    config.env.name = "${oc.env:TOKEN}"
+    OmegaConf.save(config, copy / "config.yaml")
+    assert "secret" not in error_line(copy)
 
 
 def test_a_run_without_policy_and_checkpoint_is_rejected(error_line, copy):

@@ -392,6 +392,9 @@ def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, c
     record = tmp_path / "seed0/step80/checkpoint.json"
     record.write_text(record.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
     assert "holds forks of another checkpoint" in failure(capsys, execute, *here)
+    for damaged in ("[]", "3", '{"run": "here"}', "{"):
+        record.write_text(damaged)
+        assert "checkpoint.json cannot be read" in failure(capsys, execute, *here)
 
 
 @pytest.mark.slow

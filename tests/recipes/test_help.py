@@ -109,6 +109,17 @@ def test_an_external_recipe_adds_keys_and_changes_defaults():
     assert {each.name for each in describe(TD3Config)} < described.keys()
 
 
+def test_the_kinds_of_a_key_are_values_of_the_kind():
+    choices = {each.name: set() for each in describe(TD3Config) if each.name.endswith(".kind")}
+    for each in describe(TD3Config):
+        if each.name in choices:
+            choices[each.name] |= {*each.choices}
+    assert {"per", "per_rank"} <= choices["replay.kind"]
+    for each in describe(TD3Config):
+        if each.kinds:
+            assert {*each.kinds} <= choices[f"{each.name.split('.')[0]}.kind"], each.name
+
+
 def test_a_field_without_a_description_raises_an_error():
     @dataclass
     class MineConfig(Config):

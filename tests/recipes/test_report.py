@@ -144,6 +144,25 @@ def test_final_score_and_area_of_a_known_curve(write_run, study_of):
     assert cell.curves["return"]["mean"][3] == pytest.approx(30)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_critics": 5},
+        {"directions": "pre_tanh"},
+        {"sampler.share": 0.5},
+        {"hidden": [64, 64]},
+        {"env.kwargs.ctrl_cost_weight": 0.0},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_settings_than_the_papers_have_no_number_of_the_paper(other, write_run, study_of):
+    for seed in range(2):
+        write_run("uniform", seed, 100, **other)
+        write_run("vmf_rank", seed, 120, **other)
+    (average,) = study_of().averages
+    assert average.paper is None
+
+
 def test_improvement_is_a_mean_of_ratios_over_tasks(write_run, study_of):
     for env, base, gain in (("Hopper-v4", 100, 1.2), ("Ant-v4", 1000, 1.0)):
         for seed in range(4):

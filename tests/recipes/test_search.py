@@ -16,6 +16,7 @@ from hydra.core.config_store import ConfigStore
 
 from vmfer_recipes.training.algorithms import TD3Config
 from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.training.lock import lock
 from vmfer_recipes.training.search import objective
 from vmfer_recipes.training.sweep_records import read_records
 
@@ -43,7 +44,8 @@ def search(tmp_path, monkeypatch):
             if len(started) - 1 == crash_at:
                 raise KeyboardInterrupt
             run_dir = Path(cfg.run_dir)
-            run_dir.mkdir(parents=True)
+            with lock(run_dir):
+                pass
             score = math.nan if cfg.num_critics == 7 else -abs(math.log10(cfg.critic_lr) + 3)
             table = f"step,return_mean\n0,0\n{cfg.total_frames},{score}\n"
             (run_dir / "eval.csv").write_text(table)
@@ -88,6 +90,22 @@ def test_an_interrupted_search_resumes_with_the_same_trials(search, tmp_path, ca
     rest = search(3, *SPACE, folder="again")
     assert _values(rest) == _values(whole[1:])
     assert _table(tmp_path / "again") == table
+
+
+def test_a_trial_that_another_process_runs_is_left_to_it(search, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        search(2, SPACE[0], crash_at=0)  # the trial is drawn
+    (directory,) = (run.run_dir for run in read_records(tmp_path)[0][:1])
+    directory.mkdir(parents=True)
+    held = lock(directory)
+    capsys.readouterr()
+
+    with pytest.raises(SystemExit) as exit_:
+        search(2, SPACE[0])
+    assert exit_.value.code == 2
+    assert "error: Another process runs trial 0 of this search" in capsys.readouterr().err
+    held.close()
+    assert len(search(2, SPACE[0])) == 2  # it has not failed
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from vmfer_recipes.toy.options import ShootingConfig
 from vmfer_recipes.training.algorithms import TD3Config
+from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.launch import Recipe
 from vmfer_recipes.training.sweep_jobs import sweep_position
 from vmfer_recipes.training.sweep_records import read_records
@@ -127,6 +128,25 @@ def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypa
     Recipe("td3", TD3Config, run, "td3")()
     assert recorded == [{tmp_path / "out/0.1", tmp_path / "out/0.2"}] * 2
     assert sweep_position() is None
+
+
+def test_a_failed_run_does_not_end_a_sweep_of_several_batches(tmp_path, monkeypatch, capsys):
+    started = []
+
+    def run(cfg):
+        started.append(cfg.seed)
+        if cfg.seed == 1:
+            raise UserError("no luck")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["td3.py", "-m", "seed=0,1,2,3", "hydra.sweeper.max_batch_size=2"]
+    )
+    with pytest.raises(SystemExit) as exit_:
+        Recipe("td3", TD3Config, run, "td3")()
+    assert exit_.value.code == 2
+    assert started == [0, 1, 2, 3]
+    assert "(no luck). The other runs have ended" in capsys.readouterr().err
 
 
 def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
