@@ -125,7 +125,7 @@ def _load() -> tuple[Kernels | None, str]:
         return None, "no C compiler was found"
     try:
         # CC may have arguments: "gcc -m64".
-        return Kernels(_compiled([name] if shutil.which(name) else shlex.split(name))), ""
+        return _compiled([name] if shutil.which(name) else shlex.split(name)), ""
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line]
         return None, f"{name} failed ({lines[0].strip() if lines else error})"
@@ -133,25 +133,26 @@ def _load() -> tuple[Kernels | None, str]:
         return None, f"{name} or its output could not be used ({error})"
 
 
-def _compiled(compiler: list[str]) -> Path:
-    """The compiled library, from the cache if it is there."""
+def _compiled(compiler: list[str]) -> Kernels:
+    """The compiled functions, from the cache if they are there."""
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, text=True, check=True
     ).stdout
     sources = [source.read_text() for source in _SOURCES]
     identity = (*sources, version, *compiler[1:], *_OPTIONS, *_processor())
     digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
-    library = _cache_directory() / f"kernels-{digest}.so"
-    if not library.exists():
-        # Several processes may compile at the same time.
-        handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
-        os.close(handle)
-        try:
-            _compile(compiler, temporary)
-            os.replace(temporary, library)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    return library
+    name, cache = f"kernels-{digest}.so", _cache_directory()
+    if cache is not None and (cache / name).exists():
+        return Kernels(cache / name)
+    can_write = cache is not None and os.access(cache, os.W_OK)
+    # Several processes may compile at the same time. A library that is loaded may be deleted.
+    with tempfile.TemporaryDirectory(dir=cache if can_write else None) as folder:
+        library = Path(folder) / name
+        _compile(compiler, str(library))
+        kernels = Kernels(library)
+        if cache is not None and can_write:
+            library.replace(cache / name)
+    return kernels
 
 
 def _compile(compiler: list[str], output: str) -> None:
@@ -176,13 +177,12 @@ def _processor() -> list[str]:
     return [platform.machine(), platform.processor(), *sorted(found)]
 
 
-def _cache_directory() -> Path:
+def _cache_directory() -> Path | None:
+    """The folder of compiled libraries, or ``None`` if it cannot be made."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         directory = Path(base) / "torchrl_vmfer"
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(directory, os.W_OK):
-            return directory
     except (OSError, RuntimeError):  # RuntimeError: there is no home directory
-        pass
-    return Path(tempfile.mkdtemp(prefix="torchrl_vmfer-"))
+        return None
+    return directory
