@@ -181,17 +181,18 @@ def _mean_probability(*cells: np.ndarray) -> float:
 
 
 def _paper_number(method: Method, columns: dict[str, dict[str, float]]) -> float | None:
-    if _changed(method):  # the paper's table has no other hyperparameters
+    if _changed(method):  # the paper's table covers only the default hyperparameters
         return None
     return columns.get(method.family, {}).get(method.sampler)
 
 
 def _changed(method: Method) -> list[str]:
     """The keys of the recipe and of the sampler whose values are not the defaults."""
-    defaults: dict[str, set[str]] = defaultdict(set)  # the kinds of a sampler may differ in them
+    # Several for some keys, because the default may depend on the kind of sampler.
+    defaults: dict[str, set[str]] = defaultdict(set)
     for each in described(method.algorithm):
         group, _, name = each.name.rpartition(".")
-        # What sampler=vmf_rank sets does not count.
+        # The choice of a sampler, such as sampler=vmf_rank, does not count as a change.
         if not group or (group == "sampler" and name not in ("name", "kind", "mode")):
             defaults[each.name].add(repr(each.default))
     return [key for key, value in method.settings if value not in defaults.get(key, {value})]

@@ -246,8 +246,8 @@ class _Trials:
                 lock(self.run_dir(number)).close()
             except LockedError as error:
                 raise UserError(
-                    f"Another process runs trial {number} of this search: run the same command "
-                    "again when it has ended."
+                    f"Another process is running trial {number} of this search: run the same "
+                    "command again once it has ended."
                 ) from error
 
     def fail(self, number: int, error: Exception) -> None:

@@ -103,7 +103,7 @@ def test_a_trial_that_another_process_runs_is_left_to_it(search, tmp_path, capsy
     with pytest.raises(SystemExit) as exit_:
         search(2, SPACE[0])
     assert exit_.value.code == 2
-    assert "error: Another process runs trial 0 of this search" in capsys.readouterr().err
+    assert "error: Another process is running trial 0 of this search" in capsys.readouterr().err
     held.close()
     assert len(search(2, SPACE[0])) == 2  # it has not failed
 

@@ -145,7 +145,7 @@ def _compiled(compiler: list[str]) -> Kernels:
     if cache is not None and (cache / name).exists():
         return Kernels(cache / name)
     can_write = cache is not None and os.access(cache, os.W_OK)
-    # Several processes may compile at the same time. A library that is loaded may be deleted.
+    # Several processes may compile at the same time. A loaded library can be deleted.
     with tempfile.TemporaryDirectory(dir=cache if can_write else None) as folder:
         library = Path(folder) / name
         _compile(compiler, str(library))

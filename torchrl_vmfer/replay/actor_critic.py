@@ -316,8 +316,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         takes_errors = isinstance(sampler, PrioritizedSampler) or (
             isinstance(sampler, SeamSampler) and signal_of(sampler) == "td_error"
         )
-        # Not TorchRL's method: it ignores other samplers, and gives a batch without the entry the
-        # highest priority.
+        # TorchRL's method is not used: it ignores all samplers but its own, and assigns the highest
+        # priority to a batch that lacks the entry.
         if takes_errors and self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)
             self.update_priority(batch["index"], self.priorities_in(batch), generation)

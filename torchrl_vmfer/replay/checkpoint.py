@@ -80,8 +80,8 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
     buffer.check_prefetched(prefetched)
     if state["transform"] and not buffer.has_transform:
         raise ValueError(
-            "The state holds that of a transform, but the buffer has none: construct it with the "
-            "transform of the saved one."
+            "The saved state includes that of a transform, but this buffer has no transform: "
+            "construct the buffer with the same transform as the saved one."
         )
     _check_rows(buffer.storage, state["storage"], rows)
     before = _parts_state(buffer)

@@ -88,7 +88,8 @@ class RankDistribution:
         return (self._share(end - size, end) / self._total(len(priorities)))[group]
 
     def _refresh(self, priorities: np.ndarray) -> None:
-        # It depends on the number of slots alone: a loaded sampler must round as the saved one.
+        # The size depends only on the number of slots, so that a loaded sampler rounds like the
+        # saved one.
         size = 1 << len(priorities).bit_length()
         if len(self._mass) != size + 1:
             # Summed from the smallest term: otherwise small terms would be lost to rounding.
