@@ -15,6 +15,7 @@ from torchrl.data import (
     PrioritizedSampler,
     TensorDictRoundRobinWriter,
 )
+from torchrl.envs import ObservationNorm
 
 from helpers.actor_critic import (
     BATCH,
@@ -245,6 +246,16 @@ def test_a_full_ring_does_not_load_into_a_larger_one():
     message = f"capacity {CAPACITY}, but this storage has the capacity {CAPACITY + 1}"
     with pytest.raises(ValueError, match=message):
         larger.load_state_dict(state)
+
+
+def test_the_state_of_a_transform_does_not_load_into_a_buffer_without_one():
+    normalize = ObservationNorm(loc=1.0, scale=2.0, in_keys=["observation"])
+    source, target = (
+        ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, **kwargs)
+        for kwargs in ({"transform": normalize}, {})
+    )
+    with pytest.raises(ValueError, match="this buffer has no transform"):
+        target.load_state_dict(source.state_dict())
 
 
 def test_a_ring_does_not_load_into_a_smaller_one_that_it_fills():
