@@ -95,6 +95,8 @@ class RemoteReplay:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return method(*args, **kwargs)
+            except ValueError:  # the buffer is there and refused an argument
+                raise
             except Exception as error:  # Ray has no specific class for a lost actor
                 raise UserError(
                     f"The replay buffer of collector=ray failed in {name} ({first_line(error)}): "

@@ -8,15 +8,19 @@ import re
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
 
 from helpers.saved_rows import rows_in
-from torchrl_vmfer import ActorCriticReplayBuffer
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.options import to_config
+from vmfer_recipes.training.replay import store_priorities
 from vmfer_recipes.training.workers import Workers
 
 KINDS = ("multi_sync", "multi_async")
@@ -299,3 +303,21 @@ def test_ray_run_with_the_buffer_in_an_actor_finishes(train, table, checkpoint, 
     assert len(factors) == CAPACITY
     assert (factors == 1).any()  # new ones
     assert (factors > 1).any()
+
+
+@pytest.mark.slow
+def test_ray_buffer_that_refuses_a_factor_is_reported_as_divergence(configuration, tmp_path):
+    pytest.importorskip("ray")
+    from vmfer_recipes.training.ray_workers import RemoteReplay
+
+    cfg = to_config(configuration("td3", tmp_path, *TINY, "collector=ray"))
+    parts = {"storage": partial(LazyTensorStorage, 8), "actor_sampler": VMFSampler}
+    buffer = RemoteReplay(cfg, **parts)
+    try:
+        buffer.actor.extend(TensorDict({"observation": torch.zeros(8)}, [8]))
+        batch = buffer.sample_actor()
+        factors = torch.full(batch.shape, torch.nan)
+        with pytest.raises(UserError, match="a sampling factor is not finite"):
+            store_priorities(buffer.update_actor_priority, batch, factors, "factor")
+    finally:
+        buffer.actor.shutdown()
