@@ -339,7 +339,9 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
 
     def priorities_in(self, batch: TensorDictBase) -> Tensor:
         """The entry ``priority_key`` as one number per transition."""
-        return self._get_priority_vector(batch)
+        if hasattr(self._sampler, "reduction"):
+            return self._get_priority_vector(batch)
+        return batch.get(self.priority_key).reshape(*batch.shape, -1).amax(-1)
 
     @contextmanager
     def holding_prefetched(self) -> Iterator[list[tuple[TensorDictBase, dict[str, Any]]]]:

@@ -104,15 +104,22 @@ def tensordict_to_plain(data: TensorDictBase, where: str) -> dict[str, Any]:
     }
 
 
-def tensordict_from_plain(state: dict[str, Any]) -> TensorDict:
-    """Restores the output of :func:`tensordict_to_plain`."""
+def tensordict_from_plain(
+    state: dict[str, Any], device: str | torch.device | None = None
+) -> TensorDict:
+    """Restores the output of :func:`tensordict_to_plain`.
+
+    Args:
+        state: the output.
+        device: replaces the device of TensorDicts that were saved with one.
+    """
     size = torch.Size(state["batch_size"])
     entries = {
         **state["tensors"],
-        **{key: tensordict_from_plain(entry) for key, entry in state["nested"].items()},
+        **{key: tensordict_from_plain(entry, device) for key, entry in state["nested"].items()},
         **{key: _non_tensor(value, len(size)) for key, value in state["values"].items()},
     }
-    return TensorDict(entries, size, device=state["device"])
+    return TensorDict(entries, size, device=state["device"] and (device or state["device"]))
 
 
 def _non_tensor(value: Any, ndim: int) -> Any:

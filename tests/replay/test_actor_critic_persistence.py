@@ -348,3 +348,39 @@ def test_a_missing_folder_leaves_the_actors_factors_unchanged(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         buffer.loads(tmp_path / "nowhere")
     assert torch.equal(buffer.actor_sampler.probabilities(), before)
+
+
+def test_a_state_saved_on_another_device_is_loaded_onto_that_of_the_storage():
+    source = used_buffer("rank_per", "vmf_uncertainty", prefetch=2)
+    state = source.state_dict()
+    for part in (state["storage"]["rows"], *(one["batch"] for one in state["prefetched"])):
+        part["device"] = "cuda:7"  # the tensors themselves were loaded onto the CPU
+    target = make("rank_per", "vmf_uncertainty", seed=99, prefetch=2)
+    target.load_state_dict(state)
+    assert_same_future(source, target)
+
+
+def test_rows_in_a_list_are_copies_of_a_state():
+    source = ActorCriticReplayBuffer(storage=ListStorage(4), batch_size=2)
+    source.extend(rows(0, 4))
+    state = source.state_dict()
+    targets = [ActorCriticReplayBuffer(storage=ListStorage(4), batch_size=2) for _ in range(2)]
+    for target in targets:
+        target.load_state_dict(state)
+    for entry in targets[0][0].values(True, True):
+        entry.zero_().sub_(7)
+    assert_equal(targets[1][:], source[:])
+
+
+@pytest.mark.parametrize(
+    ("saved", "loading"),
+    [("per", "uniform"), ("rank_per", "uniform"), ("uniform", "without_replacement")],
+)
+def test_the_state_of_another_sampler_is_refused_and_changes_nothing(saved, loading):
+    source, target = used_buffer(saved), used_buffer(loading, seed=99)
+    before = target.state_dict()
+    with pytest.raises(ValueError, match="with the same samplers as the saved one"):
+        target.load_state_dict(source.state_dict())
+    twin = make(loading, "vmf_rank")
+    twin.load_state_dict(before)
+    assert_same_future(target, twin)

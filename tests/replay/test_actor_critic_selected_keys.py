@@ -151,6 +151,9 @@ def test_entries_that_are_not_tensors_can_be_selected(storage, keys):
     }
 
 
-def test_sample_units_are_an_error_that_says_what_to_do():
-    with pytest.raises(ValueError, match="leave out sample_unit"):
-        make(sample_unit=Sequence(length=2))
+@pytest.mark.parametrize(
+    "option", [{"sample_unit": Sequence(length=2)}, {"consume_after_n_samples": 2}]
+)
+def test_options_that_the_actor_ignores_are_errors_that_say_what_to_do(option):
+    with pytest.raises(ValueError, match=f"leave out {next(iter(option))}="):
+        make(**option)

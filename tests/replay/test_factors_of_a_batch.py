@@ -90,3 +90,20 @@ def test_sampler_is_another_name_for_critic_sampler():
     assert isinstance(buffer.actor_sampler, VMFSampler)
     with pytest.raises(TypeError, match="another name for `critic_sampler=`"):
         make_buffer(sampler=RandomSampler(), critic_sampler=RandomSampler())
+
+
+class OwnSampler(RandomSampler):
+    """A user's sampler of the critics that uses TD errors."""
+
+    signal = "td_error"
+
+    def update_priority(self, index, priority, *, storage=None):
+        self.updated = priority
+
+
+def test_a_users_sampler_of_the_critics_receives_td_errors():
+    buffer = make_buffer(critic_sampler=OwnSampler())
+    batch = buffer.sample()
+    batch["td_error"] = torch.arange(6.0)
+    buffer.update_tensordict_priority(batch)
+    assert torch.equal(buffer.critic_sampler.updated.flatten(), torch.arange(6.0))

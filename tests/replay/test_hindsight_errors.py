@@ -19,7 +19,6 @@ from helpers.hindsight import World, make
         ({"strategy": "random"}, ValueError, "'future', 'final', 'episode'.*'random'"),
         ({"reward_fn": None}, TypeError, "gymnasium_reward"),
         ({"sample_unit": Sequence(length=2)}, ValueError, "leave out sample_unit"),
-        ({"consume_after_n_samples": 2}, ValueError, "leave out consume_after_n_samples=2"),
         ({"writer": TensorDictMaxValueWriter()}, ValueError, "TensorDictMaxValueWriter: leave"),
         ({"storage": lambda n: LazyTensorStorage(n, ndim=2)}, ValueError, "ndim=2: flatten"),
     ],

@@ -1,5 +1,7 @@
 """Relabeled samples: new goals and rewards, and the requested entries."""
 
+import pickle
+
 import gymnasium
 import pytest
 import torch
@@ -150,6 +152,7 @@ def test_gymnasium_rewards_equal_those_of_the_environment():
     achieved = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     desired = torch.tensor([[0.0, 0.0, 0.04], [0.0, 0.0, 0.06]])
     assert reward(achieved, desired).tolist() == [0.0, -1.0]
+    assert pickle.loads(pickle.dumps(reward))(achieved, desired).tolist() == [0.0, -1.0]
     environment.close()
 
 

@@ -1,5 +1,7 @@
 """MixedSampler draws exact shares of two samplers and passes everything on to both."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torchrl.data import (
     LazyTensorStorage,
     PrioritizedSampler,
     RandomSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictReplayBuffer,
     TensorStorage,
 )
@@ -138,8 +142,17 @@ def test_priorities_that_one_sampler_rejects_reach_none(value):
     assert torch.equal(sampler.probabilities(), before)
 
 
-def test_buffers_pass_td_errors_to_a_mixture_of_the_critics():
-    sampler = MixedSampler(LAPSampler(1.0), RandomSampler(), 0.5)
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        (partial(LAPSampler, 1.0), RandomSampler, [0.375, 0.625]),
+        (partial(PrioritizedSampler, 2, 1.0, 1.0, eps=0.0), RandomSampler, [0.375, 0.625]),
+        (partial(PrioritizedSampler, 2, 1.0, 1.0, eps=0.0), partial(LAPSampler, 1.0), [0.25, 0.75]),
+        (RandomSampler, VMFSampler, [0.5, 0.5]),  # does not take any
+    ],
+)
+def test_buffers_pass_td_errors_to_a_mixture_of_the_critics(first, second, expected):
+    sampler = MixedSampler(first(), second(), 0.5)
     buffer = ActorCriticReplayBuffer(
         storage=TensorStorage(rows(0, 2)), critic_sampler=sampler, batch_size=2
     )
@@ -148,7 +161,7 @@ def test_buffers_pass_td_errors_to_a_mixture_of_the_critics():
     buffer.update_tensordict_priority(
         TensorDict({"index": torch.arange(2), "td_error": td_error}, [2])
     )
-    assert sampler.probabilities().tolist() == [0.375, 0.625]
+    np.testing.assert_allclose(sampler.probabilities(), expected, rtol=1e-6)
 
 
 def test_storages_of_two_dimensions():
@@ -230,6 +243,27 @@ def test_an_incompatible_state_changes_neither_sampler():
 def test_a_bad_share_is_rejected(share):
     with pytest.raises(ValueError, match=r"share must lie in \[0, 1\], got"):
         MixedSampler(VMFSampler(), RandomSampler(), share)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("second", [VMFSampler, RankPrioritizedSampler])
+def test_a_sampler_without_replacement_draws_each_row_once_in_a_pass(share, second):
+    sampler = MixedSampler(SamplerWithoutReplacement(), second(), share)
+    buffer = filled_buffer(sampler, 10, batch_size=6, generator=seeded(3))
+    drawn = []
+    for _ in range(40):
+        batch = buffer.sample()
+        assert len(batch) <= 6
+        assert ("priority_weight" in batch) == (second is RankPrioritizedSampler)
+        if share == 0.5:
+            drawn += batch["index"][: len(batch) - 3].tolist()
+    for start in range(0, len(drawn) - 9, 10):
+        assert sorted(drawn[start : start + 10]) == list(range(10))
+
+
+def test_samplers_of_slices_are_rejected():
+    with pytest.raises(TypeError, match="second must draw single transitions, not slices"):
+        MixedSampler(VMFSampler(), SliceSampler(num_slices=2), 0.5)
 
 
 def test_samplers_that_expect_different_signals_are_rejected():

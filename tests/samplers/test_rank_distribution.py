@@ -58,3 +58,12 @@ def test_indices_may_be_overwritten_after_an_update():
         torch.manual_seed(0)
         drawn.append(sampler.sample(buffer.storage, 5000)[0])
     assert torch.equal(*drawn)
+
+
+def test_probabilities_leave_the_index_alone():
+    """A thread that prefetches batches may be reading it."""
+    ranks = RankDistribution()
+    ranks.draw(np.ones(8, np.float32), 4, None)
+    ranks.mark_all()
+    ranks._index = None
+    np.testing.assert_allclose(ranks.probabilities(np.array([1, 2], np.float32)), [1 / 3, 2 / 3])

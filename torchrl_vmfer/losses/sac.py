@@ -89,11 +89,15 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
     """
 
     fast_updates = FastSAC
-    critic_loss_name = "qvalue_v2_loss"
 
     def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
         self.entropy_gradient = entropy_gradient
         super().__init__(*args, **kwargs)
+
+    @property
+    def critic_loss_name(self) -> str:  # type: ignore[override]
+        """TorchRL's method for the critic loss, which depends on whether there is a V(s)."""
+        return "qvalue_v2_loss" if self.value_network_params is None else "qvalue_v1_loss"
 
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
         """The gradients of -Q_i, or with ``entropy_gradient`` of α log π - Q_i."""

@@ -12,13 +12,11 @@ import torch
 from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
-from torchrl.data import PrioritizedSampler
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
-    SeamSampler,
     empty_sampler,
     entries_of,
     forward_to_ray_actor,
@@ -32,7 +30,12 @@ from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import checkpoint
 from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
-from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES, report_existing, signal_of
+from torchrl_vmfer.samplers.any_sampler import (
+    SIGNAL_ENTRIES,
+    report_existing,
+    signal_of,
+    takes_td_errors,
+)
 from torchrl_vmfer.samplers.slots import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
@@ -64,7 +67,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
             ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` applies to
             the critics' batches only: the actor's batches use the newest factors.
-            ``sample_unit`` is not supported.
+            ``sample_unit`` and ``consume_after_n_samples`` are not supported.
 
     Examples:
         >>> from torchrl.data import LazyTensorStorage
@@ -91,11 +94,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 "`sampler=` is another name for `critic_sampler=`: pass only one of them. The "
                 "actor's sampler is `actor_sampler=`."
             )
-        if kwargs.get("sample_unit") is not None:
-            raise ValueError(
-                f"{type(self).__name__} draws single transitions for the actor: leave out "
-                f"sample_unit={kwargs['sample_unit']!r}."
-            )
+        for option in ("sample_unit", "consume_after_n_samples"):
+            if kwargs.get(option) is not None:
+                raise ValueError(
+                    f"{type(self).__name__} draws single transitions for the actor, any number of "
+                    f"times: leave out {option}={kwargs[option]!r}."
+                )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
         self._foreign_writes = ForeignWrites()
         self._last_draw: tuple[Any, Tensor] | None = None  # the actor's index and its generation
@@ -312,13 +316,9 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 samples by gradient norms. Missing entries are skipped.
         """
         batch = data if data.ndim else data.unsqueeze(0)
-        sampler = self.critic_sampler
-        takes_errors = isinstance(sampler, PrioritizedSampler) or (
-            isinstance(sampler, SeamSampler) and signal_of(sampler) == "td_error"
-        )
         # TorchRL's method is not used: it ignores all samplers but its own, and assigns the highest
         # priority to a batch that lacks the entry.
-        if takes_errors and self.priority_key in data.keys(True):
+        if takes_td_errors(self.critic_sampler) and self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)
             self.update_priority(batch["index"], self.priorities_in(batch), generation)
         entry = SIGNAL_ENTRIES.get(signal_of(self.actor_sampler) or "")

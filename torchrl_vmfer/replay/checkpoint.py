@@ -72,9 +72,11 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
             f"The state has no {missing[0]!r}: it was not saved by ActorCriticReplayBuffer."
         )
     saved = state["storage"]["rows"]
-    rows = None if saved is None else _rows_from_plain(saved)
+    device = buffer.storage.device  # the saved one may not exist here
+    device = None if device == "auto" else device
+    rows = None if saved is None else _rows_from_plain(saved, device)
     prefetched = [
-        (tensordict_from_plain(one["batch"]).clone(), plain(one["info"], "info"))
+        (tensordict_from_plain(one["batch"], device).clone(), plain(one["info"], "info"))
         for one in state["prefetched"]
     ]
     buffer.check_prefetched(prefetched)
@@ -127,11 +129,11 @@ def _rows_to_plain(rows: Any) -> Any:
     return [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(rows)]
 
 
-def _rows_from_plain(state: Any) -> TensorDict | list[TensorDict]:
+def _rows_from_plain(state: Any, device: torch.device | None) -> TensorDict | list[TensorDict]:
     """Restores the output of :func:`_rows_to_plain`."""
     if isinstance(state, list):
-        return [tensordict_from_plain(row) for row in state]
-    return tensordict_from_plain(state)
+        return [tensordict_from_plain(row, device).clone() for row in state]  # kept as they are
+    return tensordict_from_plain(state, device)
 
 
 def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:

@@ -22,6 +22,17 @@ __all__ = ["HindsightReplayBuffer"]
 RewardFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+class _GymnasiumReward:
+    """The reward of an environment as a function of goals, which processes can receive."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    def __call__(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        goals = (achieved.cpu().numpy(), desired.cpu().numpy())
+        return torch.as_tensor(self.environment.compute_reward(*goals, {}))
+
+
 class HindsightReplayBuffer(ActorCriticReplayBuffer):
     """An :class:`~torchrl_vmfer.ActorCriticReplayBuffer` with hindsight relabeling.
 
@@ -34,7 +45,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     Goals come from the steps in the buffer, including those of unfinished episodes. An index of the
     episodes is updated at each write, so the cost of sampling is independent of the buffer size. It
     is rebuilt from the stored data after a load, and after changes that bypass ``add`` and
-    ``extend``, such as ``buffer[index] = data``.
+    ``extend``, such as ``buffer[index] = data`` in a buffer that no other process shares.
 
     Keyword Args:
         reward_fn: returns the rewards ``[n]`` or ``[n, 1]`` for achieved goals ``[n, *goal]`` and
@@ -48,7 +59,9 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         done_key: the flag that marks the end of an episode.
         trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
             transitions of several environments may be interleaved. Without it, episodes must be
-            written one after the other.
+            written one after the other. A number continues the unfinished episode with the same
+            number. A new collector counts from 0 again, so let its numbers start after the largest
+            stored one, or set ``done`` in the last step of the old one's episodes.
         **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have
             one dimension and the writer must be round-robin (the default).
 
@@ -93,11 +106,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             raise ValueError(f"her_ratio is a probability and must lie in [0, 1], got {her_ratio}.")
         if strategy not in get_args(Strategy):
             raise ValueError(f"strategy must be one of {get_args(Strategy)}, got {strategy!r}.")
-        if kwargs.get("consume_after_n_samples") is not None:
-            raise ValueError(
-                "HindsightReplayBuffer requires that transitions are overwritten in order: "
-                f"leave out consume_after_n_samples={kwargs['consume_after_n_samples']!r}."
-            )
         self.reward_fn = reward_fn
         self.her_ratio = her_ratio
         self.strategy: Strategy = strategy
@@ -125,12 +133,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 f"{type(environment).__name__} has no compute_reward(achieved, desired, info): "
                 "hindsight relabeling requires an environment with goals, such as FetchReach-v4."
             )
-
-        def reward_fn(achieved: Tensor, desired: Tensor) -> Tensor:
-            goals = (achieved.cpu().numpy(), desired.cpu().numpy())
-            return torch.as_tensor(environment.compute_reward(*goals, {}))
-
-        return reward_fn
+        return _GymnasiumReward(environment)
 
     def check_parts(self) -> None:
         """Raises an error if storage or writer do not support hindsight relabeling."""

@@ -21,6 +21,7 @@ __all__ = [
     "report_existing",
     "sampler_state",
     "signal_of",
+    "takes_td_errors",
 ]
 
 SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
@@ -41,6 +42,14 @@ def signal_of(sampler: Sampler) -> str | None:
     """
     takes_priorities = type(sampler).update_priority is not Sampler.update_priority
     return getattr(sampler, "signal", "factor" if takes_priorities else None)
+
+
+def takes_td_errors(sampler: Sampler) -> bool:
+    """Whether a sampler of the critics is updated with TD errors."""
+    if isinstance(sampler, PrioritizedSampler):
+        return True  # its priorities can be anything
+    default = getattr(sampler, "signal", None) == "td_error"
+    return getattr(sampler, "takes_td_errors", default)
 
 
 def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
@@ -108,4 +117,16 @@ def load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
     if isinstance(sampler, PrioritizedSampler):
         load_prioritized_state(sampler, state)
     else:
+        _check_entries(sampler, state)
         sampler.load_state_dict(state)
+
+
+def _check_entries(sampler: Sampler, state: dict[str, Any]) -> None:
+    """Raises an error if one of TorchRL's samplers would ignore or miss entries of a state."""
+    is_stock = type(sampler).__module__.startswith("torchrl.")
+    if is_stock and state.keys() != sampler.state_dict().keys():
+        raise ValueError(
+            f"The state has the entries {sorted(state)}, but {type(sampler).__name__} saves "
+            f"{sorted(sampler.state_dict())}: construct the buffer with the same samplers as the "
+            "saved one."
+        )

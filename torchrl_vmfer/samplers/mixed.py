@@ -7,7 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data import PrioritizedSampler
+from torchrl.data.replay_buffers.samplers import (
+    Sampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import empty_sampler, set_generator
@@ -17,6 +22,7 @@ from torchrl_vmfer.samplers.any_sampler import (
     report_existing,
     sampler_state,
     signal_of,
+    takes_td_errors,
 )
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.slots import flat_slots, uniform
@@ -30,16 +36,18 @@ class MixedSampler(BaseSampler):
     """A sampler that draws a share of each batch from one sampler and the rest from another.
 
     ``share * batch_size`` rows come from ``first`` on average: if this is not an integer, it is
-    rounded up or down at random. The rows of ``first`` precede those of ``second``. If only one of
-    the samplers returns importance weights (``"priority_weight"``), the rows of the other have the
-    weight 1. Other metadata are kept only if both samplers return them.
+    rounded up or down at random. The rows of ``first`` precede those of ``second``. A sampler
+    without replacement may return fewer rows at the end of a pass. If only one of the samplers
+    returns importance weights (``"priority_weight"``), the rows of the other have the weight 1.
+    Other metadata are kept only if both samplers return them.
 
     Writes are reported to both samplers, and ``update_priority`` to those that use priorities. Both
     use the random generator of the buffer.
 
     Args:
-        first: any TorchRL sampler.
-        second: any other TorchRL sampler. If both use priorities, they must expect the same signal.
+        first: any TorchRL sampler, except those of slices.
+        second: another one. If both use priorities, they must expect the same signal; TorchRL's
+            ``PrioritizedSampler`` takes any.
         share: the share of the batch that is drawn from ``first``, from 0 to 1. Loading a state
             with another share raises an error.
 
@@ -65,11 +73,15 @@ class MixedSampler(BaseSampler):
         for name, part in {"first": first, "second": second}.items():
             if not isinstance(part, Sampler):
                 raise TypeError(f"{name} must be a Sampler, got {part!r}.")
+            if isinstance(part, SliceSampler):
+                raise TypeError(f"{name} must draw single transitions, not slices: got {part!r}.")
         if first is second:
             raise ValueError("first and second must be two samplers, got the same one twice.")
         if not 0 <= share <= 1:
             raise ValueError(f"share must lie in [0, 1], got {share!r}.")
-        signals = {signal_of(first), signal_of(second)} - {None}
+        # TorchRL's PrioritizedSampler takes any signal.
+        strict = [part for part in (first, second) if not isinstance(part, PrioritizedSampler)]
+        signals = {signal_of(part) for part in strict} - {None}
         if len(signals) > 1:
             raise ValueError(
                 f"first and second must expect the same signal, but {type(first).__name__} expects "
@@ -78,8 +90,8 @@ class MixedSampler(BaseSampler):
         self.first = first
         self.second = second
         self._share = float(share)
-        self._signal = signals.pop() if signals else None
         self._prioritized = [part for part in self.parts if signal_of(part) is not None]
+        self._signal = signals.pop() if signals else "factor" if self._prioritized else None
         self._num_slots = 0
 
     @property
@@ -91,6 +103,11 @@ class MixedSampler(BaseSampler):
     def signal(self) -> str | None:
         """What ``update_priority`` expects: the signal of the samplers that use priorities."""
         return self._signal
+
+    @property
+    def takes_td_errors(self) -> bool:
+        """Whether ``update_priority`` expects TD errors if this is the sampler of the critics."""
+        return bool(self._prioritized) and all(map(takes_td_errors, self._prioritized))
 
     @property
     def parts(self) -> tuple[Sampler, Sampler]:
@@ -110,9 +127,9 @@ class MixedSampler(BaseSampler):
         draws = []
         for part, size in zip(self.parts, counts, strict=True):
             set_generator(part, self.generator)
-            draws.append(part.sample(storage, size))
+            draws.append(_drawn(part, storage, size))
         (first, first_info), (second, second_info) = draws
-        info = _joined_info((first_info, second_info), counts)
+        info = _joined_info((first_info, second_info), (_num_rows(first), _num_rows(second)))
         if isinstance(first, tuple):
             return tuple(map(_joined, zip(first, second, strict=True))), info
         return _joined((first, second)), info
@@ -238,6 +255,17 @@ class MixedSampler(BaseSampler):
 
     def __repr__(self) -> str:
         return f"MixedSampler({self.first!r}, {self.second!r}, share={self.share})"
+
+
+def _drawn(part: Sampler, storage: Storage, size: int) -> tuple[Any, dict[str, Tensor]]:
+    if size == 0 and isinstance(part, SamplerWithoutReplacement):  # it cannot draw nothing
+        none = torch.empty(0, dtype=torch.int64)
+        return none if storage.ndim == 1 else (none,) * storage.ndim, {}
+    return part.sample(storage, size)
+
+
+def _num_rows(index: Any) -> int:
+    return len(index[0] if isinstance(index, tuple) else index)
 
 
 def _joined(tensors: tuple[Tensor, Tensor]) -> Tensor:

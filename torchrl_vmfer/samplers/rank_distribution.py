@@ -64,40 +64,43 @@ class RankDistribution:
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The lowest probability of any slot, divided by those of drawn slots."""
-        lowest = self._share(*self._index.ties_at(np.array([len(self._index) - 1])))
-        return lowest / self._share(first, end)
+        lowest = _share(self._mass, *self._index.ties_at(np.array([len(self._index) - 1])))
+        return lowest / _share(self._mass, first, end)
 
     def _ranks_of(self, random: np.ndarray, length: int) -> np.ndarray:
         """The ranks, counted from 0, at some fractions of the total mass."""
-        mass = random * self._total(length) + self._mass[0]
+        mass = random * (self._mass[length] - self._mass[0]) + self._mass[0]
         found = ranks_at(mass, self._mass, length, self.exponent)
         return self._mass[1:length].searchsorted(mass, side="right") if found is None else found
 
-    def _share(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
-        return (self._mass[end] - self._mass[first]) / (end - first)
-
-    def _total(self, length: int) -> float:
-        return float(self._mass[length] - self._mass[0])
-
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""
-        self._refresh(priorities)
+        # Changes nothing: a thread that prefetches batches may be drawing.
+        mass = self._mass_for(len(priorities))
         _, group, size = np.unique(-priorities, return_inverse=True, return_counts=True)
         end = np.cumsum(size)
-        return (self._share(end - size, end) / self._total(len(priorities)))[group]
+        return (_share(mass, end - size, end) / (mass[len(priorities)] - mass[0]))[group]
 
-    def _refresh(self, priorities: np.ndarray) -> None:
+    def _mass_for(self, length: int) -> np.ndarray:
         # The size depends only on the number of slots, so that a loaded sampler rounds like the
         # saved one.
-        size = 1 << len(priorities).bit_length()
-        if len(self._mass) != size + 1:
-            # Summed from the smallest term: otherwise small terms would be lost to rounding.
-            ranks = np.arange(size, 0, -1, dtype=np.float64)
-            self._mass = -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
+        size = 1 << length.bit_length()
+        if len(self._mass) == size + 1:
+            return self._mass
+        # Summed from the smallest term: otherwise small terms would be lost to rounding.
+        ranks = np.arange(size, 0, -1, dtype=np.float64)
+        return -np.append(np.cumsum(ranks**-self.exponent)[::-1], 0.0)
+
+    def _refresh(self, priorities: np.ndarray) -> None:
+        self._mass = self._mass_for(len(priorities))
         slots = self._changed.take()
         if slots is None or len(priorities) < len(self._index):
             self._index.rebuild(priorities)
         elif len(slots):
             slots = slots[slots < len(priorities)]
             self._index.update(slots, priorities[slots])
+
+
+def _share(mass: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
+    return (mass[end] - mass[first]) / (end - first)
