@@ -339,7 +339,7 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
 
     def priorities_in(self, batch: TensorDictBase) -> Tensor:
         """The entry ``priority_key`` as one number per transition."""
-        if hasattr(self._sampler, "reduction"):
+        if hasattr(self.sampler, "reduction"):
             return self._get_priority_vector(batch)
         return batch.get(self.priority_key).reshape(*batch.shape, -1).amax(-1)
 
