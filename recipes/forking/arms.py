@@ -118,6 +118,11 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     for word in words:
         _check_override(word, name)
     sampler = cfg.sampler
+    if choice is None and sampler.kind != "own" and sampler.name not in choices_of("sampler"):
+        raise UserError(
+            f"The arm {name!r} names no sampler, and sampler.name={sampler.name} of the run is not "
+            "a choice of sampler=: write a choice before the overrides."
+        )
     start = choice or (sampler.path if sampler.kind == "own" else sampler.name)
     composed = _composed([f"sampler={start}", *words], name, cfg)
     keys = [word.partition("=")[0].lstrip("+") for word in words]

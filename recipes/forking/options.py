@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.keys import MISSING, Config, key
 
 __all__ = ["ForkConfig"]
@@ -27,8 +28,8 @@ class ForkConfig(Config):
         "full training (live), or updates of the actor only (frozen)",
         choices=("live", "frozen"),
     )
-    steps: int = key(10_000, "environment steps of a fork with mode=live", low=1)
-    updates: int = key(500, "updates of the actor with mode=frozen", low=1)
+    steps: int | None = key(None, "environment steps with mode=live; null: 10,000", low=1)
+    updates: int | None = key(None, "updates of the actor with mode=frozen; null: 500", low=1)
     draws: int = key(
         5, "repetitions of each arm, with different random numbers", low=1, high=10_000
     )
@@ -36,3 +37,17 @@ class ForkConfig(Config):
         None, "episodes of an evaluation, before and after; null: as in the first run", low=1
     )
     out: str | None = key(None, "directory of all output; null: in runs/forks")
+
+    @property
+    def length(self) -> int:
+        """The number of steps or updates of a fork."""
+        return (self.steps or 10_000) if self.mode == "live" else (self.updates or 500)
+
+    def check_length(self) -> None:
+        """Raises an error if the length of the other mode is given."""
+        other = "updates" if self.mode == "live" else "steps"
+        if getattr(self, other) is not None:
+            raise UserError(
+                f"{other}={getattr(self, other)} has no effect with mode={self.mode}: leave it "
+                "out, or choose the other mode."
+            )

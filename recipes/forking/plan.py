@@ -145,7 +145,7 @@ class Plan:
         cfg = self.moments[0].forks[0].cfg
         return {
             "mode": options.mode,
-            length: getattr(options, length),
+            length: options.length,
             "num_eval_episodes": cfg.num_eval_episodes,
             "run": setting_of(self.moments[0].source.cfg),
         }
@@ -190,6 +190,7 @@ def _flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 def make_plan(options: ForkConfig) -> Plan:
     """Finds the checkpoints, reads the arms and lists all forks."""
+    options.check_length()
     sources = find_sources(options.run, options.at)
     first = sources[0].cfg
     arms = make_arms(options.arms, first)
@@ -200,8 +201,7 @@ def make_plan(options: ForkConfig) -> Plan:
                 f"baseline={name} is not an arm: use one of {', '.join(arm.name for arm in arms)}."
             )
         arms.sort(key=lambda arm: arm.name != name)
-    length = options.steps if options.mode == "live" else options.updates
-    default = f"runs/forks/{folder_name(group_name(first))}/{options.mode}-{length}"
+    default = f"runs/forks/{folder_name(group_name(first))}/{options.mode}-{options.length}"
     out = Path(options.out or default)
     episodes = options.num_eval_episodes or first.num_eval_episodes
     moments = []
@@ -223,10 +223,10 @@ def _config(
 ) -> TrainingConfig:
     cfg = arm.apply(source.cfg)
     is_live = options.mode == "live"
-    last = source.step + (options.steps if is_live else 0)
+    last = source.step + (options.length if is_live else 0)
     interval = cfg.checkpoint_interval
     if is_live:
-        interval = min(interval, max(options.steps // 4, _LEAST_INTERVAL))
+        interval = min(interval, max(options.length // 4, _LEAST_INTERVAL))
     cfg = dataclasses.replace(
         cfg,
         total_frames=last,

@@ -65,9 +65,9 @@ def write_report(plan: Plan, results: Sequence[Result]) -> list[str]:
 def _question(plan: Plan) -> str:
     options, source = plan.options, plan.moments[0].source
     length = (
-        f"{counted(options.steps, 'environment step')} of full training"
+        f"{counted(options.length, 'environment step')} of full training"
         if options.mode == "live"
-        else f"{counted(options.updates, 'update')} of the actor with frozen critics"
+        else f"{counted(options.length, 'update')} of the actor with frozen critics"
     )
     names = ", ".join(arm.name for arm in plan.arms)
     return (

@@ -57,7 +57,7 @@ def _run(fork: Fork, plan: Plan, checkpoint: dict[str, Any]) -> None:
     if plan.options.mode == "live":
         continue_training(fork, checkpoint)
     else:
-        train_actor(fork, checkpoint, plan.options.updates)
+        train_actor(fork, checkpoint, plan.options.length)
 
 
 def _write_record(moment: Moment, checkpoint: dict[str, Any]) -> None:

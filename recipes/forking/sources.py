@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vmfer_recipes.training.checkpoints import checkpoint_files, step_of
 from vmfer_recipes.training.errors import UserError
 from vmfer_recipes.training.nested import differing, flat
 from vmfer_recipes.training.options import INCIDENTAL, TrainingConfig
@@ -115,8 +116,8 @@ def _check_same_setting(
 
 def _checkpoints(run_dir: Path, at: list[int]) -> list[tuple[int, Path]]:
     folder = run_dir / "checkpoint"
-    kept = {_step(file): file for file in (folder / "kept").glob("step_*.pt")}
-    newest = dict(sorted((_step(file), file) for file in folder.glob("step_*.pt"))[-1:])
+    kept = {step_of(file): file for file in checkpoint_files(folder / "kept")}
+    newest = dict(sorted((step_of(file), file) for file in checkpoint_files(folder))[-1:])
     available = newest | kept
     missing = [step for step in at if step not in available]
     if missing or not (at or kept):
@@ -129,7 +130,3 @@ def _checkpoints(run_dir: Path, at: list[int]) -> list[tuple[int, Path]]:
             "more."
         )
     return [(step, available[step]) for step in sorted(set(at) or kept)]
-
-
-def _step(file: Path) -> int:
-    return int(file.stem.removeprefix("step_"))

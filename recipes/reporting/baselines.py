@@ -20,9 +20,9 @@ __all__ = ["DEFAULT_BASELINE", "Baseline"]
 
 DEFAULT_BASELINE = "uniform"
 
-# In other algorithms, extra critics only measure the uncertainty: the baseline is the same for any
-# number of them.
-_ALL_CRITICS_COUNT = ("redq", "tqc")
+# In these, critics beyond the second measure the uncertainty, and give TD errors to what uses them.
+_TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
+_USE_TD_ERRORS = {*map(repr, ("per", "per_rank", "lap", "own", "inverse_td"))}  # kinds
 _SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
 _MOST_LISTED = 8
 
@@ -128,8 +128,7 @@ class Baseline:
         differing = self.differing(method, nearest)
         values = dict(nearest.settings)
         told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-        irrelevant = set() if method.algorithm in _ALL_CRITICS_COUNT else {"num_critics"}
-        if set(differing) <= irrelevant:
+        if not differing or (differing == ["num_critics"] and _extra_critics_measure(nearest)):
             return nearest, told
         return None, f"the nearest run with {self} has other hyperparameters: {told}"
 
@@ -144,6 +143,15 @@ class Baseline:
 
     def _full(self) -> dict[str, str]:
         return {f"{key}.name" if key in _SHORT else key: v for key, v in self.wanted.items()}
+
+
+def _extra_critics_measure(baseline: Method) -> bool:
+    """Whether a baseline would be the same with more critics."""
+    settings = dict(baseline.settings)
+    # Older runs have no kind, but one of the package's choices.
+    kinds = {settings.get(f"{group}.kind", settings[f"{group}.name"]) for group in _SHORT}
+    has_two = int(settings["num_critics"]) >= 2
+    return baseline.algorithm in _TWO_CRITICS_COUNT and has_two and not kinds & _USE_TD_ERRORS
 
 
 def _is_equal(setting: str, text: str) -> bool:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 
 from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.inference import (
@@ -26,6 +27,7 @@ from vmfer_recipes.reporting.statistics import (
     mean_improvement,
     probability_of_improvement,
 )
+from vmfer_recipes.training.choices import CONFIGS
 
 __all__ = ["average_over_tasks", "compare_on_task"]
 
@@ -187,12 +189,16 @@ def _paper_number(method: Method, columns: dict[str, dict[str, float]]) -> float
 
 
 def _changed(method: Method) -> list[str]:
-    """The keys of the recipe and of the sampler whose values are not the defaults."""
+    """The keys of the recipe, the sampler and the replay whose values are not the defaults."""
     # Several for some keys, because the default may depend on the kind of sampler.
     defaults: dict[str, set[str]] = defaultdict(set)
     for each in described(method.algorithm):
         group, _, name = each.name.rpartition(".")
         # The choice of a sampler, such as sampler=vmf_rank, does not count as a change.
-        if not group or (group == "sampler" and name not in ("name", "kind", "mode")):
+        if not group or (group in ("sampler", "replay") and name not in ("name", "kind", "mode")):
             defaults[each.name].add(repr(each.default))
+    file = CONFIGS / "replay" / f"{method.replay}.yaml"
+    if file.exists():
+        for key, value in OmegaConf.load(file).items():
+            defaults[f"replay.{key!s}"] = {repr(value)}
     return [key for key, value in method.settings if value not in defaults.get(key, {value})]

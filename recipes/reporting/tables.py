@@ -11,6 +11,7 @@ from vmfer_recipes.reporting.results import LEVEL, Cell, Study
 from vmfer_recipes.reporting.scores import FINAL_SHARE
 
 __all__ = [
+    "NAMES",
     "average_table",
     "comparison_table",
     "curve_table",
@@ -21,6 +22,12 @@ __all__ = [
     "significance_table",
     "speed_table",
 ]
+
+NAMES = (
+    *("average_improvement", "comparisons", "tests", "scores_return", "scores_success_rate"),
+    *("speed", "curves", "runs", "left_out"),
+)
+"""The names of all tables."""
 
 _NUMBERS = ("AUC (mean)", "AUC (IQM)", "final (mean)", "final (IQM)")
 _INTERVAL = "in brackets, the 95 % stratified-bootstrap interval"

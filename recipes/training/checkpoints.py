@@ -26,8 +26,10 @@ __all__ = [
     "UnreadableError",
     "UnsavableError",
     "check_readable",
+    "checkpoint_files",
     "load_parts",
     "plain_data",
+    "step_of",
 ]
 
 
@@ -89,6 +91,16 @@ def check_readable(state: dict[str, Any]) -> None:
         ) from error
 
 
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, without copies that were given another name."""
+    return [*folder.glob(f"step_{'[0-9]' * 12}.pt")]
+
+
+def step_of(file: Path) -> int:
+    """The step of a checkpoint, read from its name."""
+    return int(file.stem.removeprefix("step_"))
+
+
 class Checkpoints:
     """The newest checkpoints of a run.
 
@@ -102,13 +114,18 @@ class Checkpoints:
         self._keep = keep
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("step_*.pt"), reverse=True)
+        return sorted(checkpoint_files(self._folder), reverse=True)
 
     @property
     def newest_step(self) -> int | None:
         """The step of the newest checkpoint, read from its name, or ``None`` without any."""
         files = self._files()
-        return int(files[0].stem.removeprefix("step_")) if files else None
+        return step_of(files[0]) if files else None
+
+    @property
+    def steps(self) -> set[int]:
+        """The steps of all checkpoints, read from their names."""
+        return {step_of(file) for file in self._files()}
 
     def reduce(self, to: int) -> Path | None:
         """Deletes the oldest until this many are left. Returns the newest of these."""
@@ -149,14 +166,18 @@ class Checkpoints:
         Unreadable files are reported. If no file is readable, it raises an error: restarting from
         step 0 would overwrite the output of the run.
         """
-        for leftover in self._folder.glob("*.unfinished"):  # from a killed process
-            leftover.unlink()
+        self.clean()
         try:
             return self.read()
         except UnreadableError as error:
             raise UnreadableError(
                 f"{error}: delete the run directory to restart from step 0, or restore a backup."
             ) from error
+
+    def clean(self) -> None:
+        """Removes the unfinished files of a process that was killed."""
+        for leftover in self._folder.glob("*.unfinished"):
+            leftover.unlink()
 
     def read(self, **kwargs: Any) -> dict[str, Any] | None:
         """Like :meth:`load`, but for a run of another process: changes no file.

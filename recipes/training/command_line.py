@@ -160,6 +160,8 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         raise UserError(f"{argument} gives several values: add -m to train one run for each.")
     if name.startswith(("hydra.", "hydra/")):
         return argument
+    if name == "algorithm":
+        raise UserError(f"{argument} has no effect on what is trained: run another recipe instead.")
     if name == "experiment":
         _check_experiment(override, argument)
         return argument

@@ -124,6 +124,13 @@ def _saved_id(file: Path) -> str:
 def _own(cfg: Config, run_dir: Path) -> Any:
     from torchrl.record.loggers import Logger
 
-    logger = import_class(cfg.logger.path, Logger, "logger")(run_name(cfg), str(run_dir))
+    kind = import_class(cfg.logger.path, Logger, "logger")
+    try:
+        logger = kind(run_name(cfg), str(run_dir))
+    except Exception as error:
+        raise UserError(
+            f"logger={cfg.logger.path} cannot be made ({type(error).__name__}: "
+            f"{first_line(error)})."
+        ) from error
     logger.log_hparams(flat(cfg.as_dict()))
     return logger

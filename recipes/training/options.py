@@ -53,7 +53,7 @@ class TrainingConfig(Config):
         1, "critic updates per environment step; target networks follow them", low=1
     )
     num_critics: int = key(
-        2, "size of the ensemble; only the uncertainty uses critics beyond the second", low=1
+        2, "size of the ensemble; critics beyond the second measure the uncertainty", low=1
     )
     batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
     directions: str = key(

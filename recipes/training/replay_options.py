@@ -201,8 +201,8 @@ class PrioritizedReplayConfig(ReplayConfig):
     kind: str = key(
         "per", "priorities from TD errors (per) or their ranks", choices=("per", "per_rank")
     )
-    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0)
-    beta: float = key(0.4, "exponent of the importance weights; 1 removes the bias", low=0)
+    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
+    beta: float = key(0.4, "exponent of the importance weights; 1 removes the bias", low=0, high=1)
 
 
 @schema("lap", group="replay")

@@ -50,7 +50,7 @@ def load_config(run_dir: Path) -> TrainingConfig:
     try:
         config = _restored(algorithms()[algorithm], saved)
         validate(config)
-    except (UserError, TypeError, AttributeError, ValueError) as error:
+    except (UserError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{file} does not fit this version of {algorithm} ({first_line(error)})."
         ) from error

@@ -28,7 +28,9 @@ from vmfer_recipes.training.interruption import StoppedError
 from vmfer_recipes.training.keys import Config, describe, key
 from vmfer_recipes.training.lock import LockedError, lock
 from vmfer_recipes.training.names import folder_name
+from vmfer_recipes.training.nested import flat
 from vmfer_recipes.training.options import TrainingConfig
+from vmfer_recipes.training.run_directory import INCIDENTAL
 from vmfer_recipes.training.sweep_jobs import Job, check_parts
 from vmfer_recipes.training.sweeps import RecipeSweeper
 from vmfer_recipes.training.tables import read_columns
@@ -88,7 +90,7 @@ class SearchSweeper(RecipeSweeper):
         ends = {each.get_key_element(): _ends(each) for each in sweeps}
         config = self._check(fixed, ends)
         space = {each.get_key_element(): _distribution(each, config) for each in sweeps}
-        identity = repr((sorted(fixed.items() - {("run_dir", fixed.get("run_dir"))}), space))
+        identity = repr((_fixed_values(config, space), space))
         identity += repr([getattr(self._settings, name) for name in _IDENTITY])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
         task = "" if "env" in space else f"-{folder_name(config.env.name)}"
@@ -131,7 +133,7 @@ class SearchSweeper(RecipeSweeper):
         trials.print_best()
 
 
-# What makes two searches different, besides the overrides.
+# The keys of the sweeper that make two searches different.
 _IDENTITY = ("objective", "metric", "direction", "seed")
 
 
@@ -307,6 +309,13 @@ def objective(run_dir: Path, total_frames: int, kind: str, metric: str) -> float
     if not math.isfinite(value):
         raise UserError(f"{metric} is {value} in {run_dir / 'eval.csv'}.")
     return value
+
+
+def _fixed_values(config: Any, space: dict[str, Any]) -> dict[str, Any]:
+    """The values that all trials share, by dotted key, including those of an experiment."""
+    free = tuple(f"{name}." for name in (*INCIDENTAL, *space))
+    values = flat(config.as_dict())
+    return {name: value for name, value in values.items() if not f"{name}.".startswith(free)}
 
 
 def _ends(override: Override) -> list[str]:

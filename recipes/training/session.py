@@ -198,7 +198,24 @@ class Session(TrainingSession):
                 self._log.clear()
                 self._best.clear()
         self._directory.write_config()
+        self._keep_passed(policy, parts, start)
         return start
+
+    def _keep_passed(
+        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], start: int
+    ) -> None:
+        """Keeps the checkpoint of the step from which a run resumes, if it is to be kept."""
+        self._kept.clean()
+        passed = {step for step in self.cfg.keep_checkpoints_at if step <= start}
+        missing = passed - self._kept.steps
+        if start in missing:
+            self._save(self._state(policy, parts, start), self._kept)
+        for step in sorted(missing - {start}):
+            print(
+                f"keep_checkpoints_at: no checkpoint of step {step} is kept, because the run had "
+                f"already passed it; it resumes from step {start}.",
+                file=sys.stderr,
+            )
 
     def _restore(self, parts: dict[str, Stateful]) -> int:
         state = self._checkpoints.load()

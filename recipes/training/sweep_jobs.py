@@ -70,11 +70,12 @@ def nothing_started(job: Job) -> Iterator[None]:
 
 
 def check_parts(jobs: list[Job]) -> None:
-    """Raises ``UserError`` for an environment that cannot be made.
+    """Raises ``UserError`` for an environment or a class of the user's own that cannot be used.
 
-    Each one is made once, because a misspelled name must not end a run hours later.
+    Each one is tried once, because a misspelled name must not end a run hours later.
     """
     from vmfer_recipes.training.environments import make_environment
+    from vmfer_recipes.training.imports import import_class
 
     seen: set[str] = set()
     for job in jobs:
@@ -82,10 +83,18 @@ def check_parts(jobs: list[Job]) -> None:
         if not isinstance(cfg, TrainingConfig):
             continue
         goals, part = cfg.replay.kind == "her", repr((cfg.env, cfg.replay.kind))
-        if part not in seen:
-            with nothing_started(job):
+        own = {
+            f"{group}={getattr(cfg, group).path}": (group, getattr(cfg, group).path)
+            for group in ("sampler", "replay", "logger")
+            if getattr(cfg, group).kind == "own"
+        }
+        with nothing_started(job):
+            if part not in seen:
                 make_environment(cfg.env, cfg.seed, goals=goals).close()
-        seen.add(part)
+            for choice in own.keys() - seen:
+                group, path = own[choice]
+                import_class(path, object, group)
+        seen |= {part, *own}
 
 
 def position_override(total: int) -> str:

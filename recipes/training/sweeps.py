@@ -121,6 +121,8 @@ class GridSweeper(RecipeSweeper):
     def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
         """Checks all runs, records the sweep and executes it."""
         setup_globals()
+        if self._batch is not None and self._batch < 1:
+            raise UserError(f"hydra.sweeper.max_batch_size must be at least 1, got {self._batch}.")
         jobs = self._jobs(self.parse(arguments))
         check_directories(jobs)
         check_parts(jobs)

@@ -333,3 +333,11 @@ def test_a_million_transitions_are_saved_in_under_ten_seconds(replay, configurat
     start = time.perf_counter()
     assert Checkpoints(tmp_path).save(1, {"replay": buffer.state_dict()})
     assert time.perf_counter() - start < 10
+
+
+def test_a_copy_with_another_name_is_not_a_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"step": 7})
+    shutil.copy(tmp_path / "step_000000000007.pt", tmp_path / "step_000000000009_backup.pt")
+    assert checkpoints.newest_step == 7
+    assert checkpoints.load()["step"] == 7

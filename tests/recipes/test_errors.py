@@ -236,6 +236,7 @@ def test_a_value_of_the_wrong_type_is_rejected_with_its_key(error_line, override
         "replay.buffer_size=0",
         "sampler.smoothing=7",
         "sampler.initial_factor=-1",
+        "algorithm=sac",
     ],
 )
 def test_a_value_out_of_range_is_rejected_with_its_key(error_line, override):

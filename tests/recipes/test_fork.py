@@ -28,6 +28,7 @@ SOURCE = (
     "replay.buffer_size=50",
     "keep_checkpoints_at=[80,100]",
 )
+LENGTHS = {"live": "steps=10", "frozen": "updates=6"}
 NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
 
 
@@ -120,7 +121,7 @@ def test_arms_of_a_draw_have_common_random_numbers_and_draws_do_not(source, tmp_
 
 @pytest.mark.parametrize("mode", ["live", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_the_same_command_gives_the_same_forks(source, tmp_path, forks, mode, assert_equal):
-    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", "steps=10", "updates=5", "draws=1")
+    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", LENGTHS[mode], "draws=1")
     one = forks(source, tmp_path / "one", *arguments)
     assert one == forks(source, tmp_path / "other", *arguments)
     assert len({*returns(one)}) == 2
@@ -319,6 +320,8 @@ MISTAKES = {
     ("mode=lively",): "mode must be live or frozen",
     ("draws=0",): "draws must be a whole number from 1",
     ("at=[80,many]",): "at must be a list of whole numbers",
+    ("mode=frozen", "steps=7"): "steps=7 has no effect with mode=frozen",
+    ("updates=7",): "updates=7 has no effect with mode=live",
     ("steps=1.5",): "steps must be a whole number",
     ("--steps", "10"): "write steps=10",
     ("nonsense",): "write key=value",
@@ -363,6 +366,12 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
     assert "both have seed=0" in failure(capsys, execute, f"run=[{source},{same[4:]}]")
     other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
     assert "does not fit this version of td3 (there is no key" in failure(capsys, execute, other)
+    lacking = copy("lacking", "logger:\n  kind: csv\n", "")
+    assert "does not fit this version of td3 ('logger')" in failure(capsys, execute, lacking)
+    renamed = copy("renamed", "name: fresh", "name: mine")
+    overrides = "arms=[fresh,directions=pre_tanh]"
+    line = failure(capsys, execute, renamed, overrides, "at=80", f"out={tmp_path}/out")
+    assert "names no sampler, and sampler.name=mine of the run is not a choice" in line
     shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
     shutil.copy(source / "config.yaml", tmp_path / "own")
     assert "has no kept checkpoints (available: 120)" in failure(capsys, execute, own)
@@ -403,5 +412,5 @@ def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, c
 def test_other_algorithms_can_be_forked(algorithm, mode, train, tmp_path, forks):
     wide = () if algorithm == "redq" else ("critic_hidden=[16,16]",)
     run = train(algorithm, tmp_path / "run", *SOURCE, *wide, "utd_ratio=1")
-    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", "steps=6", "updates=6", "draws=2")
+    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", LENGTHS[mode], "draws=2")
     assert len({*returns(forks(run, tmp_path / "out", *arguments))}) == 4

@@ -234,6 +234,21 @@ def test_wandb_without_a_login_is_rejected_before_training(configuration, wandb_
         to_config(configuration("td3", tmp_path / "run", "logger=wandb"))
 
 
+def test_a_custom_logger_that_fails_is_named(train, tmp_path, monkeypatch):
+    (tmp_path / "failing_logger.py").write_text(
+        "from torchrl.record.loggers import CSVLogger\n"
+        "class Failing(CSVLogger):\n"
+        "    def __init__(self, name, log_dir):\n"
+        "        raise ModuleNotFoundError('No module named my_tracker')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = "failing_logger.Failing"
+    own = OwnLoggerConfig(name="Failing", path=path)
+    ConfigStore.instance().store("failing_logger", own, group="logger")
+    with pytest.raises(UserError, match=f"logger={path} cannot be made .*my_tracker"):
+        train("td3", tmp_path / "run", "logger=failing_logger", *SHORT)
+
+
 def test_a_custom_logger_receives_hyperparameters_and_tables(train, tmp_path, monkeypatch):
     (tmp_path / "my_logging.py").write_text(
         "from torchrl.record.loggers import CSVLogger\n"

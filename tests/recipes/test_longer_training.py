@@ -255,3 +255,21 @@ def test_table_drops_the_columns_of_removed_rows(tmp_path):
     table.write({"step": 2, "critic_loss": 0.5, "actor_loss": 1.0})
     table.load_state_dict(saved)
     assert (tmp_path / "train.csv").read_bytes() == before
+
+
+def test_a_checkpoint_is_kept_of_the_step_from_which_a_run_continues(
+    short_run, finish, tmp_path, capfd
+):
+    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
+    kept = run_dir / "checkpoint" / "kept"
+    kept.mkdir()
+    (kept / "step_000000000060.pt.99.unfinished").touch()  # of a killed process
+    before = torch.load(run_dir / "checkpoint" / "step_000000000095.pt", weights_only=True)
+    finish(RUN[0], run_dir, *RUN[1:], "keep_checkpoints_at=[60,95,100]")
+    names = sorted(file.name for file in kept.iterdir())
+    assert names == ["step_000000000095.pt", "step_000000000100.pt"]
+    state = torch.load(kept / names[0], weights_only=True)
+    assert state["step"] == before["step"]
+    replay = [each["parts"]["replay"]["actor_sampler"]["priorities"] for each in (state, before)]
+    assert torch.equal(*replay)
+    assert "no checkpoint of step 60 is kept" in capfd.readouterr().err

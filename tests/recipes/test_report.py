@@ -152,6 +152,7 @@ def test_final_score_and_area_of_a_known_curve(write_run, study_of):
         {"sampler.share": 0.5},
         {"hidden": [64, 64]},
         {"env.kwargs.ctrl_cost_weight": 0.0},
+        {"replay.buffer_size": 1000},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -486,3 +487,21 @@ def test_offline_runs_are_compared_on_the_same_dataset(write_run, tmp_path):
         (("dataset", "'medium'"),),
     }
     assert len(methods) == 2
+
+
+def test_a_report_replaces_all_of_an_earlier_one(write_run, study_of, tmp_path):
+    folder = tmp_path / "report"
+    write_run("uniform")
+    run = write_run("vmf_rank")
+    write_report(study_of(), folder)
+    assert (folder / "tables" / "comparisons.csv").exists()
+    assert list(folder.glob("pictures/improvement_*.png"))
+    own = folder / "tables" / "mine.csv"
+    own.write_text("kept")
+    shutil.rmtree(run)
+    write_report(study_of(), folder)
+    fresh = tmp_path / "fresh"
+    write_report(study_of(), fresh)
+    own.unlink()
+    files = [{str(f.relative_to(each)) for f in each.rglob("*")} for each in (folder, fresh)]
+    assert files[0] == files[1]

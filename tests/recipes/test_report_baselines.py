@@ -417,3 +417,22 @@ def test_a_baseline_that_is_not_finished_is_reported(write_run, study_of):
 def test_a_baseline_that_cannot_be_parsed_is_an_error():
     with pytest.raises(UserError, match="cannot be parsed"):
         Baseline("sampler=,replay=per").check([])
+
+
+@pytest.mark.parametrize(
+    ("critics", "baseline", "comparable"),
+    [
+        ((2, 5), {}, True),
+        ((1, 2), {}, False),  # without the minimum of two critics
+        ((2, 5), {"algorithm": "redq"}, False),
+        ((2, 5), {"algorithm": "my_redq"}, False),
+        ((2, 5), {"replay": "per"}, False),  # all critics have TD errors
+        ((2, 5), {"replay.kind": "own"}, False),
+    ],
+)
+def test_more_critics_are_compared_only_if_the_baseline_does_not_use_them(
+    critics, baseline, comparable, write_run, study_of
+):
+    write_run("fresh", num_critics=critics[0], **baseline)
+    write_run("vmf_rank", num_critics=critics[1], **baseline)
+    assert bool(_pairs(study_of("fresh"))) == comparable

@@ -216,3 +216,13 @@ def test_the_example_is_resumed_after_a_kill(tmp_path):
     assert "Best of 3 trials" in done.stdout
     assert [row["state"] for row in _table(tmp_path)] == ["complete"] * 3
     assert {*tmp_path.glob("found/trial*/")} == {tmp_path / f"found/trial00{n}" for n in range(3)}
+
+
+def test_other_values_in_an_experiment_start_another_search(search, tmp_path):
+    file = tmp_path / "own" / "experiment" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    given = ("--config-dir", str(tmp_path / "own"), "+experiment=mine", SPACE[0])
+    for frames in (30_000, 40_000, 30_000):
+        file.write_text(f"# @package _global_\ntotal_frames: {frames}\n")
+        search(1, *given)
+    assert len(list((tmp_path / "runs/search").iterdir())) == 2

@@ -197,3 +197,15 @@ def test_another_run_in_a_directory_is_reported_before_the_first_run(error_line,
     line = error_line("run_dir=runs/${seed}", "seed=1,2", "env=InvertedPendulum-v4")
     assert f"{Path('runs/2')} holds a run of another configuration" in line
     assert line.endswith("No run was started; this one is seed=2.")
+
+
+def test_a_batch_of_no_runs_is_rejected(error_line):
+    line = error_line("seed=0,1", "hydra.sweeper.max_batch_size=-1")
+    assert line == "error: hydra.sweeper.max_batch_size must be at least 1, got -1."
+
+
+@pytest.mark.parametrize("group", ["sampler", "replay", "logger"])
+def test_a_misspelled_class_of_the_users_own_ends_a_sweep_before_its_first_run(group, error_line):
+    line = error_line(f"{group}=nowhere_at_all.Typo", "seed=0,1")
+    assert "nowhere_at_all" in line
+    assert "No run was started" in line
