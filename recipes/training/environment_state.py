@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import enum
 import random
-import sys
 from collections import Counter, deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import mujoco
 import numpy as np
 import torch
-from gymnasium.wrappers.utils import RunningMeanStd
 
-from vmfer_recipes.training.checkpoints import UnsavableError, plain_data
+from vmfer_recipes.training.array_values import decode, encode
+from vmfer_recipes.training.checkpoints import UnsavableError
 from vmfer_recipes.training.dm_control import ControlSuite
+from vmfer_recipes.training.environment_parts import (
+    arrange_parts,
+    arrangement_of,
+    class_in_memory,
+    parts_of,
+)
 from vmfer_recipes.training.environments import Environment
 
 __all__ = [
@@ -35,15 +40,9 @@ _SIMULATION = (
     *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
     *("qfrc_actuator", "actuator_force", "sensordata"),
 )
-# Libraries whose objects, other than environments, are taken for constant.
-_LIBRARIES = ("gymnasium", "gymnasium_robotics", "dm_control", "vmfer_recipes")
-_KINDS, _SHARED = "kinds", "shared"  # see environment_state
+_KINDS, _PARTS = "kinds", "parts"  # see environment_state
+_SHARED = "shared"
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-# Attributes of these types are saved as a whole.
-_SAVED_WHOLE = (
-    *(dict, list, tuple, set, deque, enum.Enum, np.ndarray, torch.Tensor, random.Random),
-    *(mujoco.MjData, mujoco.MjModel),
-)
 
 
 def environment_state(env: Environment) -> dict[str, Any]:
@@ -54,9 +53,10 @@ def environment_state(env: Environment) -> dict[str, Any]:
     generators, dictionaries, lists, tuples, sets and deques, and every array of a MuJoCo
     simulation. Other objects are assumed to be constant. The result holds plain data only (see
     :func:`~vmfer_recipes.training.checkpoints.plain_data`). Its entry ``"kinds"`` names the arrays
-    that share memory, and the classes of objects that an environment may create during an episode.
+    that share memory, and the classes of objects that an environment may create during an episode;
+    ``"parts"`` describes how its objects refer to each other.
     """
-    layers = list(_layers(env))
+    layers = list(parts_of(env))
     arrays = [
         value for layer in layers for value in vars(layer).values() if isinstance(value, np.ndarray)
     ]
@@ -74,16 +74,16 @@ def environment_state(env: Environment) -> dict[str, Any]:
             kind = _place(value, shared) or _kind(value)
             if kind:
                 kinds[path] = kind
-    return state | {_KINDS: kinds}
+    return state | {_KINDS: kinds, _PARTS: arrangement_of(layers, state.keys())}
 
 
 def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
     """Restores a saved state in an environment with the same name."""
-    layers = list(_layers(env))
+    layers = arrange_parts(env, state.get(_PARTS))
     kinds = state.get(_KINDS, {})  # earlier versions have none
     memory: dict[int, np.ndarray] = {}
     for path, saved in state.items():
-        if path == _KINDS:
+        if path in (_KINDS, _PARTS):
             continue
         depth, key = path.split(".", 1)
         if int(depth) >= len(layers):
@@ -105,7 +105,7 @@ def reseed_environment(env: Environment, seed: int) -> None:
         seed: the seed, from which each generator gets a seed of its own.
     """
     seeds = np.random.SeedSequence(seed)
-    for layer in _layers(env):
+    for layer in parts_of(env):
         for value in vars(layer).values():
             if isinstance(value, _GENERATORS):
                 _seed_generator(value, int(seeds.spawn(1)[0].generate_state(1)[0]))
@@ -140,40 +140,6 @@ class EnvironmentPart:
         load_environment_state(self._env, state)
 
 
-def _layers(env: Environment) -> Iterator[Any]:
-    """The wrappers of an environment, the environment, and the stateful objects in it."""
-    waiting: list[Any] = [env.simulator]
-    seen: set[int] = set()
-    while waiting:
-        layer = waiting.pop()
-        if id(layer) in seen:
-            continue
-        seen.add(id(layer))
-        yield layer
-        for value in vars(layer).values():
-            items = value.values() if isinstance(value, dict) else value
-            is_container = isinstance(value, (dict, list, tuple))
-            waiting += [
-                each for each in (items if is_container else [value]) if _is_part(each, layer)
-            ]
-
-
-def _is_part(value: Any, layer: Any) -> bool:
-    """Whether an object in the attributes of another has attributes that may change."""
-    if isinstance(value, (gym.Env, RunningMeanStd)):  # the latter: of NormalizeReward
-        return True
-    if isinstance(value, _SAVED_WHOLE) or not hasattr(value, "__dict__"):
-        return False
-    package = _package(value)
-    if isinstance(layer, ControlSuite):
-        return package == "dm_control"
-    return package == _package(layer) and package not in _LIBRARIES
-
-
-def _package(value: Any) -> str:
-    return type(value).__module__.partition(".")[0]
-
-
 def _attribute_state(value: Any) -> Any:
     if isinstance(value, mujoco.MjData):
         arrays = {name: torch.from_numpy(getattr(value, name).copy()) for name in _SIMULATION}
@@ -182,16 +148,16 @@ def _attribute_state(value: Any) -> Any:
         arrays = {name: torch.from_numpy(array.copy()) for name, array in _parameters(value)}
         return arrays | {"timestep": value.opt.timestep}
     if isinstance(value, np.random.Generator):
-        return _encode(value.bit_generator.state)
+        return encode(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
-        return _encode(value.get_state())
+        return encode(value.get_state())
     if isinstance(value, random.Random):
-        return _encode(value.getstate())
+        return encode(value.getstate())
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, enum.Enum):
         return value.name
-    return _encode(value)
+    return encode(value)
 
 
 def _parameters(model: mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
@@ -244,6 +210,8 @@ def _kind(value: Any) -> list[Any]:
         return ["deque", value.maxlen]
     if isinstance(value, enum.Enum):
         return ["Enum", type(value).__module__, type(value).__qualname__]
+    if isinstance(value, torch.Tensor):
+        return ["Tensor"]
     return [type(value).__name__] if isinstance(value, _GENERATORS) else []
 
 
@@ -253,13 +221,15 @@ def _created(kind: str, *details: Any) -> Any:
         return deque(maxlen=details[0])
     if kind == "Enum":
         module, name = details
-        found: Any = sys.modules.get(module)  # a checkpoint must not import anything
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        found = class_in_memory(module, name)
+        if found is None or not issubclass(found, enum.Enum):
             raise ValueError(f"the environment has no enumeration {module}.{name}")
         return next(iter(found))
-    makers = {"RandomState": np.random.RandomState, "Random": random.Random}
+    makers: dict[str, Any] = {
+        "RandomState": np.random.RandomState,
+        "Random": random.Random,
+        "Tensor": partial(torch.empty, 0),
+    }
     if kind in makers:
         return makers[kind]()
     if kind == "Generator":
@@ -288,19 +258,19 @@ def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> 
     elif isinstance(value, torch.Generator):
         value.set_state(saved)
     elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = _decode(saved)
+        value.bit_generator.state = decode(saved)
     elif isinstance(value, np.random.RandomState):
-        value.set_state(_decode(saved))
+        value.set_state(decode(saved))
     elif isinstance(value, random.Random):
-        value.setstate(_decode(saved))
+        value.setstate(decode(saved))
     elif isinstance(value, enum.Enum):
         setattr(layer, key, type(value)[saved])
     elif isinstance(value, dict) and type(value) is not dict and isinstance(saved, dict):
         value.clear()  # in place: a defaultdict keeps its default
-        value.update(_decode(saved))
+        value.update(decode(saved))
     elif isinstance(value, deque) and isinstance(saved, list):
         value.clear()
-        value.extend(_decode(saved))
+        value.extend(decode(saved))
     elif isinstance(value, torch.Tensor):
         setattr(layer, key, saved)
     elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
@@ -311,34 +281,10 @@ def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> 
         else:
             setattr(layer, key, array)
     else:
-        setattr(layer, key, _decode(saved))
+        setattr(layer, key, decode(saved))
 
 
 def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:
     data.time = saved["time"]
     for name in _SIMULATION:
         getattr(data, name)[...] = saved[name].numpy()
-
-
-def _encode(value: Any) -> Any:
-    # Tensors keep the data type of NumPy numbers, which affects rounding.
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf":
-        return torch.from_numpy(np.array(value))
-    if isinstance(value, dict):
-        return {plain_data(key): _encode(item) for key, item in value.items()}
-    if isinstance(value, (list, deque)):
-        return [_encode(item) for item in value]
-    if type(value) is tuple:
-        return tuple(_encode(item) for item in value)
-    return plain_data(value)
-
-
-def _decode(saved: Any) -> Any:
-    if isinstance(saved, torch.Tensor):
-        array = saved.numpy().copy(order="K")
-        return array if array.ndim else array[()]
-    if isinstance(saved, dict):
-        return {key: _decode(item) for key, item in saved.items()}
-    if isinstance(saved, (list, tuple)):
-        return type(saved)(map(_decode, saved))
-    return saved

@@ -176,3 +176,49 @@ class Workshop(gym.Env):
 
 
 gym.register("Workshop-v0", Workshop)
+
+
+class Car:
+    """An object with state of its own."""
+
+    def __init__(self, generator):
+        self.position = generator.normal(size=2)
+        self.weight = torch.from_numpy(generator.normal(size=1))
+        self.dice = random.Random(int(generator.integers(100)))
+
+    def move(self, action):
+        self.position = 0.9 * self.position + action + self.dice.random()
+        self.weight += 0.1
+
+
+class Traffic(gym.Env):
+    """Objects whose number and references change from episode to episode."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (6,))
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.cars = [Car(self.np_random) for _ in range(self.np_random.integers(1, 6))]
+        self.leader = self.cars[self.np_random.integers(len(self.cars))]
+        self.places = {"home": self.np_random.normal(size=1), 3: Car(self.np_random)}
+        self.pair = (self.leader, self.np_random.normal(), None)
+        self.also_cars = self.cars
+        return self._observation(), {}
+
+    def step(self, action):
+        for car in (*self.cars, self.places[3]):
+            car.move(action[0])
+        if self.np_random.random() < 0.3:
+            self.also_cars.append(Car(self.np_random))
+            self.leader = self.cars[-1]
+        return self._observation(), 0.0, False, self.np_random.random() < 0.1, {}
+
+    def _observation(self):
+        everything = sum(car.position.sum() + car.weight.item() for car in self.cars)
+        leaders = [self.leader.position[0], self.pair[0].position[0], self.pair[1]]
+        others = [self.places["home"][0], self.places[3].position[0]]
+        return np.array([everything, *leaders, *others])
+
+
+gym.register("Traffic-v0", Traffic)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.environments import MUJOCO, ORIGIN, slow_but
+from helpers.environments import MUJOCO, ORIGIN, Car, slow_but
 from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
@@ -194,4 +194,47 @@ def test_enumeration_of_a_checkpoint_is_not_imported():
     (path,) = (path for path in state["kinds"] if path.endswith(".mode"))
     state["kinds"][path] = ["Enum", "this", "Mode"]
     with pytest.raises(ValueError, match=r"no enumeration this\.Mode"):
+        load_environment_state(other, state)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("steps_before", [None, 0, 7])
+def test_objects_whose_number_changes_resume_bitwise(steps_before, seed):
+    """``None``: the environment that continues has not been reset, so it has no objects."""
+    env, other = (make_environment(EnvConfig("Traffic-v0"), s) for s in (seed, seed + 99))
+    actions = np.random.default_rng(seed).uniform(-1, 1, (40, 1)).astype(np.float32)
+    env.simulator.reset()
+    play(env.simulator, actions[:15])
+    if steps_before is not None:
+        other.simulator.reset()
+        play(other.simulator, actions[:steps_before])
+    load_environment_state(other, through_a_file(environment_state(env)))
+    one, two = env.simulator.unwrapped, other.simulator.unwrapped
+    assert two.also_cars is two.cars or steps_before is None
+    assert [car is two.leader for car in two.cars] == [car is one.leader for car in one.cars]
+    two.also_cars = two.cars  # a list in two attributes is two lists if it had to be made
+    assert play(other.simulator, actions) == play(env.simulator, actions)
+
+
+def test_objects_that_cannot_be_saved_are_named_if_their_number_changes():
+    envs = [make_environment(EnvConfig("Traffic-v0"), seed) for seed in (0, 1)]
+    for count, env in enumerate(envs, start=2):
+        env.simulator.reset()
+        simulator = env.simulator.unwrapped
+        simulator.cars[:] = [Car(simulator.np_random) for _ in range(count)]
+        for car in simulator.cars:
+            car.renderer = object()
+    with pytest.raises(ValueError, match=r"objects of Car are arranged .* attribute 'renderer'"):
+        load_environment_state(envs[1], environment_state(envs[0]))
+
+
+@pytest.mark.parametrize("name", [["tempfile", "_TemporaryFileCloser"], ["this", "Car"]])
+def test_classes_of_other_packages_are_not_made(name):
+    env, other = (make_environment(EnvConfig("Traffic-v0"), seed) for seed in (0, 1))
+    env.simulator.reset()
+    state = environment_state(env)
+    classes = state["parts"]["classes"]
+    cars = [i for i, (_, kind) in enumerate(classes) if kind == "Car"]
+    classes[cars[0]] = name
+    with pytest.raises(ValueError, match=f"no object of {name[1]}"):
         load_environment_state(other, state)

@@ -1,0 +1,244 @@
+"""The objects that an environment consists of, and how they refer to each other."""
+
+from __future__ import annotations
+
+import enum
+import operator
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import torch
+from gymnasium.wrappers.utils import RunningMeanStd
+
+from vmfer_recipes.training.array_values import decode, encode
+from vmfer_recipes.training.checkpoints import UnsavableError
+from vmfer_recipes.training.dm_control import ControlSuite
+from vmfer_recipes.training.environments import Environment
+
+__all__ = ["arrange_parts", "arrangement_of", "class_in_memory", "parts_of"]
+
+# Libraries whose objects, other than environments, are taken for constant.
+_LIBRARIES = ("gymnasium", "gymnasium_robotics", "dm_control", "vmfer_recipes")
+# Attributes of these types are saved as a whole.
+_SAVED_WHOLE = (
+    *(dict, list, tuple, set, deque, enum.Enum, np.ndarray, torch.Tensor, random.Random),
+    *(mujoco.MjData, mujoco.MjModel),
+)
+
+
+def parts_of(env: Environment) -> Iterator[Any]:
+    """The wrappers of an environment, the environment, and the stateful objects in it."""
+    waiting: list[Any] = [env.simulator]
+    seen: set[int] = set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        for value in vars(part).values():
+            waiting += [each for each in _items(value) if _is_part(each, part)]
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value.values()]
+    return [*value] if isinstance(value, (list, tuple)) else [value]
+
+
+def _is_part(value: Any, owner: Any) -> bool:
+    """Whether an object in the attributes of another has attributes that may change."""
+    if isinstance(value, (gym.Env, RunningMeanStd)):  # the latter: of NormalizeReward
+        return True
+    if isinstance(value, _SAVED_WHOLE) or not hasattr(value, "__dict__"):
+        return False
+    package = _package(type(value))
+    if isinstance(owner, ControlSuite):
+        return package == "dm_control"
+    return package == _package(type(owner)) and package not in _LIBRARIES
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def arrangement_of(parts: list[Any], saved: Collection[str]) -> dict[str, Any]:
+    """How the parts of an environment refer to each other, as plain data.
+
+    Args:
+        parts: the parts.
+        saved: the attributes that are saved, as ``"2.position"`` with the number of the part.
+
+    Returns:
+        by number of the part: the classes, the attributes that refer to parts, and an attribute
+        that is neither saved nor refers to parts, if there is one.
+    """
+    numbers = {id(part): number for number, part in enumerate(parts)}
+    links: list[dict[str, Any]] = []
+    constants: list[str | None] = []
+    for number, part in enumerate(parts):
+        own = {}
+        for key, value in vars(part).items():
+            if any(id(each) in numbers for each in _items(value)):
+                try:
+                    own[key] = _link(value, numbers)
+                except UnsavableError:
+                    continue
+        others = [key for key in vars(part) if f"{number}.{key}" not in saved and key not in own]
+        links.append(own)
+        constants.append(others[0] if others else None)
+    classes = [[type(part).__module__, type(part).__qualname__] for part in parts]
+    return {"classes": classes, "links": links, "constants": constants}
+
+
+def _link(value: Any, numbers: dict[int, int]) -> list[Any]:
+    if id(value) in numbers:
+        return ["part", numbers[id(value)]]
+    if type(value) is dict:
+        items = [[encode(key), _link(item, numbers)] for key, item in value.items()]
+        return ["dict", items]
+    if type(value) in (list, tuple):
+        return [type(value).__name__, [_link(item, numbers) for item in value]]
+    return ["value", encode(value)]
+
+
+def arrange_parts(env: Environment, saved: dict[str, Any] | None) -> list[Any]:
+    """Makes the parts of an environment refer to each other as in a saved arrangement.
+
+    Objects that are missing are made. Attributes that refer to objects are set; the others are left
+    as they are.
+
+    Returns:
+        the parts, in the order of the arrangement.
+    """
+    present = list(parts_of(env))
+    if saved is None:  # earlier versions
+        return present
+    return _Arrangement(present, saved).parts()
+
+
+def _shape(link: Any) -> Any:
+    """A link without the values in it."""
+    kind, content = link
+    if kind == "dict":
+        return [[repr(key), _shape(item)] for key, item in content]
+    return content if kind == "part" else kind == "value" or [kind, *map(_shape, content)]
+
+
+def _shapes(arrangement: dict[str, Any]) -> list[Any]:
+    links = [{key: _shape(link) for key, link in own.items()} for own in arrangement["links"]]
+    return [arrangement["classes"], links]
+
+
+class _Arrangement:
+    """Assigns objects to the parts of a saved arrangement.
+
+    Which of several objects of a class becomes which part does not matter if all their attributes
+    are saved. Otherwise there may be only one.
+    """
+
+    def __init__(self, present: list[Any], saved: dict[str, Any]) -> None:
+        self._present = present
+        self._saved = saved
+        self._classes = [tuple(each) for each in saved["classes"]]
+        # Nearly always, everything is as in the saved state.
+        self._is_same = _shapes(arrangement_of(present, ())) == _shapes(saved)
+        self._parts = dict(enumerate(present if self._is_same else present[:1]))
+        self._used = {*map(id, self._parts.values())}
+
+    def parts(self) -> list[Any]:
+        """Sets all references and returns the parts."""
+        if not self._is_same:
+            self._check_constants()
+        for number, links in enumerate(self._saved["links"]):
+            if number not in self._parts:  # the attribute that refers to it cannot be saved
+                self._assign(number, None, None)
+            part = self._parts[number]
+            for key, link in links.items():
+                current = getattr(part, key, None)
+                value = self._value(link, current, part)
+                if value is not current:
+                    setattr(part, key, value)
+        return [self._parts[number] for number in range(len(self._classes))]
+
+    def _check_constants(self) -> None:
+        inner = [part for part in self._present if not isinstance(part, gym.Env)]
+        outer = {_class_of(part) for part in self._present} - {_class_of(part) for part in inner}
+        counts = [Counter(self._classes), Counter(map(_class_of, inner))]
+        for kind, constant in zip(self._classes, self._saved["constants"], strict=True):
+            is_free = constant is None or kind in outer  # wrappers do not change
+            if not is_free and any(count[kind] != 1 for count in counts):
+                raise ValueError(
+                    f"the objects of {kind[1]} are arranged in another way than in the saved "
+                    f"state, and their attribute {constant!r} cannot be saved"
+                )
+
+    def _value(self, link: list[Any], current: Any, owner: Any) -> Any:
+        kind, content = link
+        if kind == "part":
+            if content not in self._parts:
+                self._assign(content, current, owner)
+            return self._parts[content]
+        if kind == "value":
+            return decode(content)
+        if kind == "dict":
+            return self._dict(content, current, owner)
+        values = [*current] if isinstance(current, (list, tuple)) else []
+        missing = [None] * (len(content) - len(values))
+        pairs = zip(content, [*values, *missing], strict=False)
+        found = [self._value(item, value, owner) for item, value in pairs]
+        if len(found) == len(values) and all(map(operator.is_, found, values)):
+            return current
+        if kind == "tuple":
+            return tuple(found)
+        if type(current) is not list:
+            return found
+        current[:] = found  # in place: other objects may refer to the same list
+        return current
+
+    def _dict(self, content: list[Any], current: Any, owner: Any) -> dict[Any, Any]:
+        known = current if type(current) is dict else {}
+        keys = [decode(key) for key, _ in content]
+        found = {
+            key: self._value(item, known.get(key), owner)
+            for key, (_, item) in zip(keys, content, strict=True)
+        }
+        known.clear()
+        known.update(found)
+        return known
+
+    def _assign(self, number: int, current: Any, owner: Any) -> None:
+        kind = self._classes[number]
+        for candidate in (current, *self._present):
+            if _class_of(candidate) == kind and id(candidate) not in self._used:
+                break
+        else:
+            candidate = _made(kind, owner)
+        self._parts[number] = candidate
+        self._used.add(id(candidate))
+
+
+def _class_of(value: Any) -> tuple[str, str]:
+    return type(value).__module__, type(value).__qualname__
+
+
+def _made(kind: tuple[str, str], owner: Any) -> Any:
+    """Makes an object without attributes. Its class must belong to the package of its owner."""
+    found = class_in_memory(*kind)
+    if found is None or owner is None or _package(found) != _package(type(owner)):
+        raise ValueError(f"the environment has no object of {kind[1]}")
+    return found.__new__(found)
+
+
+def class_in_memory(module: str, name: str) -> Any:
+    """A class of an imported module, or ``None``: a checkpoint must not import anything."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
