@@ -1,4 +1,4 @@
-"""The pre-registered analysis of results/hopper_200k, on made-up runs."""
+"""The pre-registered analysis of results/hopper_200k, on made-up runs and on those of the study."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-SCRIPT = Path(__file__).parents[1] / "results" / "hopper_200k" / "analysis.py"
+STUDY = Path(__file__).parents[1] / "results" / "hopper_200k"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(f"hopper_200k_{name}", STUDY / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def analysis():
-    spec = importlib.util.spec_from_file_location("hopper_200k_analysis", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("analysis")
 
 
 def write_run(file, final, evaluations=41):
@@ -182,3 +186,12 @@ def test_the_program_prints_all_tables_and_draws_the_curves(analysis, study, cap
     assert "H1 (uncertainty weights): the paper's claim is supported on this task." in printed
     assert "H3: PER alone helps, so a launcher" in printed
     assert (study / "curves.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", ["analysis", "diagnostics"])
+def test_the_page_of_the_study_quotes_what_its_scripts_print(name, monkeypatch, capsys):
+    module = script(name)
+    monkeypatch.setattr(module, "draw", lambda returns, file: None, raising=False)
+    module.main()
+    page = (STUDY / "README.md").read_text()
+    assert capsys.readouterr().out.strip() in page

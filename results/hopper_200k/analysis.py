@@ -168,6 +168,7 @@ def draw(returns: dict[str, np.ndarray], file: Path) -> None:
             label = ARMS[arm].replace("-", ", ")
             axis.plot(STEPS, returns[arm].mean(0), color=COLORS[arm], linewidth=2, label=label)
         axis.set_xlabel("environment steps")
+        axis.set_xticks(STEPS[::10], [f"{step:,}" for step in STEPS[::10]])
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False)
