@@ -27,15 +27,18 @@ COLUMNS = {  # by the column of train.csv: the heading of the table and the form
     "effective_fraction": ("effective sample size / N", "{:.2%}"),
     "gradient_cosine": ("cosine with a uniform batch", "{:.2f}"),
     "gradient_snr": ("signal-to-noise ratio", "{:.2f}"),
-    "saturated_fraction": ("saturated actions", "{:.0%}"),
+    "saturated_fraction": ("saturated action components", "{:.0%}"),
 }
 
 
-def means(file: Path) -> dict[str, float]:
-    """The mean of each column of a run."""
+def centers(file: Path) -> dict[str, float]:
+    """The mean of each column of a run, or the median of the signal-to-noise ratio (outliers)."""
     table = dict(read_columns(file))
     table["effective_fraction"] = table["effective_sample_size"] / table["stored_transitions"]
-    return {name: float(np.nanmean(table[name])) for name in COLUMNS}
+    return {
+        name: float((np.nanmedian if name == "gradient_snr" else np.nanmean)(table[name]))
+        for name in COLUMNS
+    }
 
 
 def main() -> None:
@@ -43,7 +46,7 @@ def main() -> None:
     print("| arm | runs |", " | ".join(heading for heading, _ in COLUMNS.values()), "|")
     print("|---|" + "---:|" * (1 + len(COLUMNS)))
     for arm in ARMS:
-        runs = [means(file) for file in sorted((FOLDER / arm).glob("seed*/train.csv"))]
+        runs = [centers(file) for file in sorted((FOLDER / arm).glob("seed*/train.csv"))]
         cells = [
             form.format(np.mean([run[name] for run in runs])) for name, (_, form) in COLUMNS.items()
         ]
