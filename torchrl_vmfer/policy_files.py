@@ -17,6 +17,7 @@ from torchrl_vmfer.policies import POLICY_FORMAT, Normalization, Policy
 __all__ = ["PolicyError", "load_policy", "save_policy"]
 
 _FILES = {"last": "policy.pt", "best": "policy_best.pt"}
+_CHECKPOINTS = f"step_{'[0-9]' * 12}.pt"  # not copies with other names
 
 
 class PolicyError(RuntimeError):
@@ -52,7 +53,7 @@ def load_policy(path: str | Path, which: str = "last") -> Policy:
         return _load(path / _FILES[which])
     failures = []
     if which == "last":
-        for checkpoint in sorted((path / "checkpoint").glob("step_*.pt"), reverse=True):
+        for checkpoint in sorted((path / "checkpoint").glob(_CHECKPOINTS), reverse=True):
             try:
                 return _load(checkpoint)
             except PolicyError as error:

@@ -120,8 +120,8 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     sampler = cfg.sampler
     if choice is None and sampler.kind != "own" and sampler.name not in choices_of("sampler"):
         raise UserError(
-            f"The arm {name!r} names no sampler, and sampler.name={sampler.name} of the run is not "
-            "a choice of sampler=: write a choice before the overrides."
+            f"The arm {name!r} has no sampler, and the run's sampler.name={sampler.name} is not a "
+            "choice of sampler=: put a sampler before the overrides."
         )
     start = choice or (sampler.path if sampler.kind == "own" else sampler.name)
     composed = _composed([f"sampler={start}", *words], name, cfg)

@@ -48,6 +48,6 @@ class ForkConfig(Config):
         other = "updates" if self.mode == "live" else "steps"
         if getattr(self, other) is not None:
             raise UserError(
-                f"{other}={getattr(self, other)} has no effect with mode={self.mode}: leave it "
-                "out, or choose the other mode."
+                f"{other}={getattr(self, other)} has no effect with mode={self.mode}: remove "
+                "it, or change the mode."
             )

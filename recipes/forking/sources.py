@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmfer_recipes.training.checkpoints import checkpoint_files, step_of
 from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.training.files import checkpoint_files, step_of
 from vmfer_recipes.training.nested import differing, flat
 from vmfer_recipes.training.options import INCIDENTAL, TrainingConfig
 from vmfer_recipes.training.saved_config import load_config

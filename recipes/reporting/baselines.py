@@ -20,9 +20,10 @@ __all__ = ["DEFAULT_BASELINE", "Baseline"]
 
 DEFAULT_BASELINE = "uniform"
 
-# In these, critics beyond the second measure the uncertainty, and give TD errors to what uses them.
+# In these algorithms, critics beyond the second affect only uncertainties and TD errors.
 _TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
-_USE_TD_ERRORS = {*map(repr, ("per", "per_rank", "lap", "own", "inverse_td"))}  # kinds
+# Samplers and replays that use neither, by kind or, in older runs, by name.
+_WITHOUT_CRITICS = {*map(repr, ("shared", "fresh", "recent", "on_policy", "uniform", "her"))}
 _SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
 _MOST_LISTED = 8
 
@@ -124,13 +125,22 @@ class Baseline:
         ]
         if not matching:
             return None, f"no finished run of {self.family_label(method)} with {self}"
-        nearest = min(matching, key=lambda other: (len(self.differing(method, other)), other))
+        usable = [other for other in matching if self._is_comparable(method, other)]
+        nearest = min(
+            usable or matching, key=lambda other: (len(self.differing(method, other)), other)
+        )
         differing = self.differing(method, nearest)
         values = dict(nearest.settings)
         told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-        if not differing or (differing == ["num_critics"] and _extra_critics_measure(nearest)):
+        if self._is_comparable(method, nearest):
             return nearest, told
         return None, f"the nearest run with {self} has other hyperparameters: {told}"
+
+    def _is_comparable(self, method: Method, baseline: Method) -> bool:
+        differing = self.differing(method, baseline)
+        if differing == ["num_critics"]:
+            return _ignores_extra_critics(method, baseline)
+        return not differing
 
     @property
     def keys(self) -> set[str]:
@@ -145,13 +155,12 @@ class Baseline:
         return {f"{key}.name" if key in _SHORT else key: v for key, v in self.wanted.items()}
 
 
-def _extra_critics_measure(baseline: Method) -> bool:
-    """Whether a baseline would be the same with more critics."""
+def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
+    """Whether the baseline would be the same with the method's number of critics."""
     settings = dict(baseline.settings)
-    # Older runs have no kind, but one of the package's choices.
+    fewest = min(int(dict(each.settings)["num_critics"]) for each in (method, baseline))
     kinds = {settings.get(f"{group}.kind", settings[f"{group}.name"]) for group in _SHORT}
-    has_two = int(settings["num_critics"]) >= 2
-    return baseline.algorithm in _TWO_CRITICS_COUNT and has_two and not kinds & _USE_TD_ERRORS
+    return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and kinds <= _WITHOUT_CRITICS
 
 
 def _is_equal(setting: str, text: str) -> bool:

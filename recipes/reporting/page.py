@@ -24,7 +24,6 @@ from vmfer_recipes.training.errors import counted
 
 __all__ = ["summary", "write_report"]
 
-_PICTURES = ("improvement", "curves")  # the beginnings of their names
 _TITLE = "Methods compared with their baselines"
 
 
@@ -47,8 +46,8 @@ def write_report(study: Study, folder: Path) -> list[Path]:
 def _remove_earlier(folder: Path) -> None:
     """Removes the tables and pictures of an earlier report, some of which this one may not have."""
     earlier = [folder / "tables" / f"{name}.csv" for name in tables.NAMES]
-    for kind in _PICTURES:
-        earlier += (folder / "pictures").glob(f"{kind}_*.png")
+    for pattern in ("improvement_*.png", "curves_*.png"):
+        earlier += (folder / "pictures").glob(pattern)
     for file in earlier:
         file.unlink(missing_ok=True)
 
@@ -64,7 +63,7 @@ def _blocks(study: Study) -> list[Block]:
     if study.comparisons:
         blocks.append(Heading(2, "Task by task"))
         blocks += [
-            Picture(f"{_PICTURES[0]}_{_file_name(family)}", figure, text)
+            Picture(f"improvement_{_file_name(family)}", figure, text)
             for family, figure, text in pictures.improvement_figures(study)
         ]
         blocks.append(tables.comparison_table(study))
@@ -75,7 +74,7 @@ def _blocks(study: Study) -> list[Block]:
     for task in study.tasks:
         blocks.append(Heading(3, study.task_labels[task]))
         for family, figure, text in pictures.curve_figures(study, task):
-            name = f"{_PICTURES[1]}_{study.task_labels[task]}_{family}"
+            name = f"curves_{study.task_labels[task]}_{family}"
             blocks.append(Picture(_file_name(name), figure, text))
     speeds = tables.speed_table(study)
     blocks += [*([Heading(2, "Speed")] if speeds.rows else []), speeds]
@@ -208,7 +207,7 @@ _EXPLANATIONS = (
     "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
     "the steps of the run with the fewest evaluations.",
     "A method is compared with the runs of the same algorithm that have the settings of the "
-    "baseline and otherwise the same hyperparameters. The number of critics may differ where "
-    "critics beyond the second do not influence the baseline: from two on, except with REDQ, TQC, "
-    "other algorithms and prioritized replay.",
+    "baseline and otherwise the same hyperparameters. The number of critics may differ, from "
+    "two on, if critics beyond the second do not influence the baseline: in TD3, SAC, CrossQ and "
+    "TD3+BC with a baseline that uses neither TD errors nor factors.",
 )

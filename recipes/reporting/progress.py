@@ -11,6 +11,7 @@ import numpy as np
 
 from vmfer_recipes.reporting.runs import NoTrainingRunError, read_config
 from vmfer_recipes.training.errors import first_line
+from vmfer_recipes.training.files import checkpoint_files, step_of
 from vmfer_recipes.training.lock import holder_is_gone
 from vmfer_recipes.training.sweep_records import read_records
 from vmfer_recipes.training.tables import read_columns
@@ -88,8 +89,8 @@ def _extended(run: Progress, total: int) -> Progress:
 def _progress(run_dir: Path, recent: float) -> Progress:
     config = read_config(run_dir / "config.yaml")
     total = config["total_frames"]
-    checkpoints = sorted((run_dir / "checkpoint").glob("step_*.pt"))
-    start = int(checkpoints[-1].stem.removeprefix("step_")) if checkpoints else 0
+    checkpoints = checkpoint_files(run_dir / "checkpoint")
+    start = max(map(step_of, checkpoints), default=0)
     steps, speeds, silence = [start], [], math.inf
     last_evaluation = -1
     for file in (run_dir / "eval.csv", run_dir / "train.csv"):

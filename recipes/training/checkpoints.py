@@ -18,7 +18,7 @@ import torch
 
 from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.files import replacing
+from vmfer_recipes.training.files import checkpoint_files, replacing, step_of
 
 __all__ = [
     "Checkpoints",
@@ -26,10 +26,8 @@ __all__ = [
     "UnreadableError",
     "UnsavableError",
     "check_readable",
-    "checkpoint_files",
     "load_parts",
     "plain_data",
-    "step_of",
 ]
 
 
@@ -89,16 +87,6 @@ def check_readable(state: dict[str, Any]) -> None:
             f"A checkpoint of this run could not be read back ({first_line(error)}): return only "
             "tensors, numbers and strings from each `state_dict`."
         ) from error
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, without copies that were given another name."""
-    return [*folder.glob(f"step_{'[0-9]' * 12}.pt")]
-
-
-def step_of(file: Path) -> int:
-    """The step of a checkpoint, read from its name."""
-    return int(file.stem.removeprefix("step_"))
 
 
 class Checkpoints:

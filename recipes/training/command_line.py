@@ -161,7 +161,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if name.startswith(("hydra.", "hydra/")):
         return argument
     if name == "algorithm":
-        raise UserError(f"{argument} has no effect on what is trained: run another recipe instead.")
+        raise UserError(f"{argument} does not change the algorithm: run that recipe instead.")
     if name == "experiment":
         _check_experiment(override, argument)
         return argument

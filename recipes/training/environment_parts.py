@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-import operator
 import random
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -23,7 +22,7 @@ from vmfer_recipes.training.environments import Environment
 
 __all__ = ["arrange_parts", "arrangement_of", "class_in_memory", "parts_of"]
 
-# Libraries whose objects, other than environments, are taken for constant.
+# Libraries whose objects, other than environments, are assumed to be constant.
 _LIBRARIES = ("gymnasium", "gymnasium_robotics", "dm_control", "vmfer_recipes")
 # Attributes of these types are saved as a whole.
 _SAVED_WHOLE = (
@@ -68,33 +67,36 @@ def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def arrangement_of(parts: list[Any], saved: Collection[str]) -> dict[str, Any]:
+def arrangement_of(parts: list[Any], restorable: Collection[str]) -> dict[str, Any]:
     """How the parts of an environment refer to each other, as plain data.
 
     Args:
         parts: the parts.
-        saved: the attributes that are saved, as ``"2.position"`` with the number of the part.
+        restorable: the attributes that can be restored in an object that is created for it, as
+            ``"2.position"`` with the number of the part.
 
     Returns:
-        by number of the part: the classes, the attributes that refer to parts, and an attribute
-        that is neither saved nor refers to parts, if there is one.
+        by number of the part: the classes, the attributes that refer to parts, and one of the other
+        attributes that cannot be restored, if there is any.
     """
     numbers = {id(part): number for number, part in enumerate(parts)}
     links: list[dict[str, Any]] = []
-    constants: list[str | None] = []
+    fixed: list[str | None] = []
+    seen: set[int] = set()  # containers: each is described once
     for number, part in enumerate(parts):
         own = {}
         for key, value in vars(part).items():
-            if any(id(each) in numbers for each in _items(value)):
+            is_new = id(value) in numbers or id(value) not in seen
+            if is_new and any(id(each) in numbers for each in _items(value)):
+                seen.add(id(value))
                 try:
                     own[key] = _link(value, numbers)
                 except UnsavableError:
                     continue
-        others = [key for key in vars(part) if f"{number}.{key}" not in saved and key not in own]
+        known = {key for key in vars(part) if f"{number}.{key}" in restorable} | own.keys()
         links.append(own)
-        constants.append(others[0] if others else None)
-    classes = [[type(part).__module__, type(part).__qualname__] for part in parts]
-    return {"classes": classes, "links": links, "constants": constants}
+        fixed.append(next((key for key in vars(part) if key not in known), None))
+    return {"classes": [_class_of(part) for part in parts], "links": links, "fixed": fixed}
 
 
 def _link(value: Any, numbers: dict[int, int]) -> list[Any]:
@@ -111,8 +113,7 @@ def _link(value: Any, numbers: dict[int, int]) -> list[Any]:
 def arrange_parts(env: Environment, saved: dict[str, Any] | None) -> list[Any]:
     """Makes the parts of an environment refer to each other as in a saved arrangement.
 
-    Objects that are missing are made. Attributes that refer to objects are set; the others are left
-    as they are.
+    Missing objects are created. Attributes that do not refer to objects are left as they are.
 
     Returns:
         the parts, in the order of the arrangement.
@@ -120,63 +121,47 @@ def arrange_parts(env: Environment, saved: dict[str, Any] | None) -> list[Any]:
     present = list(parts_of(env))
     if saved is None:  # earlier versions
         return present
-    return _Arrangement(present, saved).parts()
+    return _Assignment(present, saved).parts()
 
 
-def _shape(link: Any) -> Any:
-    """A link without the values in it."""
-    kind, content = link
-    if kind == "dict":
-        return [[repr(key), _shape(item)] for key, item in content]
-    return content if kind == "part" else kind == "value" or [kind, *map(_shape, content)]
-
-
-def _shapes(arrangement: dict[str, Any]) -> list[Any]:
-    links = [{key: _shape(link) for key, link in own.items()} for own in arrangement["links"]]
-    return [arrangement["classes"], links]
-
-
-class _Arrangement:
+class _Assignment:
     """Assigns objects to the parts of a saved arrangement.
 
-    Which of several objects of a class becomes which part does not matter if all their attributes
-    are saved. Otherwise there may be only one.
+    If the arrangement has changed, it does not matter which of several objects of a class becomes
+    which part, provided that all their attributes are restored. Otherwise there may be only one.
     """
 
     def __init__(self, present: list[Any], saved: dict[str, Any]) -> None:
         self._present = present
         self._saved = saved
-        self._classes = [tuple(each) for each in saved["classes"]]
-        # Nearly always, everything is as in the saved state.
-        self._is_same = _shapes(arrangement_of(present, ())) == _shapes(saved)
+        self._classes = saved["classes"]
+        self._is_same = _shape(arrangement_of(present, ())) == _shape(saved)
         self._parts = dict(enumerate(present if self._is_same else present[:1]))
         self._used = {*map(id, self._parts.values())}
 
     def parts(self) -> list[Any]:
         """Sets all references and returns the parts."""
         if not self._is_same:
-            self._check_constants()
+            self._check_fixed()
         for number, links in enumerate(self._saved["links"]):
             if number not in self._parts:  # the attribute that refers to it cannot be saved
                 self._assign(number, None, None)
             part = self._parts[number]
             for key, link in links.items():
-                current = getattr(part, key, None)
-                value = self._value(link, current, part)
-                if value is not current:
-                    setattr(part, key, value)
+                vars(part)[key] = self._value(link, vars(part).get(key), part)
         return [self._parts[number] for number in range(len(self._classes))]
 
-    def _check_constants(self) -> None:
-        inner = [part for part in self._present if not isinstance(part, gym.Env)]
-        outer = {_class_of(part) for part in self._present} - {_class_of(part) for part in inner}
-        counts = [Counter(self._classes), Counter(map(_class_of, inner))]
-        for kind, constant in zip(self._classes, self._saved["constants"], strict=True):
-            is_free = constant is None or kind in outer  # wrappers do not change
-            if not is_free and any(count[kind] != 1 for count in counts):
+    def _check_fixed(self) -> None:
+        wrappers = [*_wrappers(self._present[0])]
+        others = [part for part in self._present if not any(part is each for each in wrappers)]
+        for kind, key in zip(self._classes, self._saved["fixed"], strict=True):
+            counts = self._classes.count(kind), [*map(_class_of, others)].count(kind)
+            is_wrapper = counts[1] == 0 and kind in map(_class_of, wrappers)
+            if key is not None and not is_wrapper and counts != (1, 1):
                 raise ValueError(
-                    f"the objects of {kind[1]} are arranged in another way than in the saved "
-                    f"state, and their attribute {constant!r} cannot be saved"
+                    f"the saved state has a different arrangement of {kind[1]} objects, whose "
+                    f"attribute {key!r} cannot be restored: create it when it is needed, or keep "
+                    "the number of these objects fixed"
                 )
 
     def _value(self, link: list[Any], current: Any, owner: Any) -> Any:
@@ -193,8 +178,6 @@ class _Arrangement:
         missing = [None] * (len(content) - len(values))
         pairs = zip(content, [*values, *missing], strict=False)
         found = [self._value(item, value, owner) for item, value in pairs]
-        if len(found) == len(values) and all(map(operator.is_, found, values)):
-            return current
         if kind == "tuple":
             return tuple(found)
         if type(current) is not list:
@@ -219,20 +202,48 @@ class _Arrangement:
             if _class_of(candidate) == kind and id(candidate) not in self._used:
                 break
         else:
-            candidate = _made(kind, owner)
+            candidate = _created(kind, owner)
         self._parts[number] = candidate
         self._used.add(id(candidate))
 
 
-def _class_of(value: Any) -> tuple[str, str]:
-    return type(value).__module__, type(value).__qualname__
+def _wrappers(env: Any) -> Iterator[Any]:
+    """An environment and those inside it, which are always the same."""
+    while env is not None:
+        yield env
+        env = vars(env).get("env")
 
 
-def _made(kind: tuple[str, str], owner: Any) -> Any:
-    """Makes an object without attributes. Its class must belong to the package of its owner."""
+def _shape(arrangement: dict[str, Any]) -> list[Any]:
+    """Classes and links of an arrangement, without the values in it."""
+    links = [
+        {key: _without_values(link) for key, link in own.items()} for own in arrangement["links"]
+    ]
+    return [arrangement["classes"], links]
+
+
+def _without_values(link: list[Any]) -> list[Any]:
+    kind, content = link
+    if kind == "value":
+        return ["value"]
+    if kind == "part":
+        return link
+    if kind == "dict":
+        return ["dict", *([repr(key), _without_values(item)] for key, item in content)]
+    return [kind, *map(_without_values, content)]
+
+
+def _class_of(value: Any) -> list[str]:
+    return [type(value).__module__, type(value).__qualname__]
+
+
+def _created(kind: list[str], owner: Any) -> Any:
+    """Creates an object without attributes. Its class must belong to the package of its owner."""
     found = class_in_memory(*kind)
     if found is None or owner is None or _package(found) != _package(type(owner)):
-        raise ValueError(f"the environment has no object of {kind[1]}")
+        raise ValueError(
+            f"the environment has no {kind[1]} object, and none can be created from a checkpoint"
+        )
     return found.__new__(found)
 
 

@@ -6,7 +6,6 @@ import enum
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import mujoco
@@ -40,9 +39,10 @@ _SIMULATION = (
     *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
     *("qfrc_actuator", "actuator_force", "sensordata"),
 )
-_KINDS, _PARTS = "kinds", "parts"  # see environment_state
+_KINDS, _PARTS, _SAME = "kinds", "parts", "same"  # see environment_state
 _SHARED = "shared"
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+_MUTABLE = (*_GENERATORS, list, dict, deque, set, torch.Tensor)
 
 
 def environment_state(env: Environment) -> dict[str, Any]:
@@ -54,19 +54,27 @@ def environment_state(env: Environment) -> dict[str, Any]:
     simulation. Other objects are assumed to be constant. The result holds plain data only (see
     :func:`~vmfer_recipes.training.checkpoints.plain_data`). Its entry ``"kinds"`` names the arrays
     that share memory, and the classes of objects that an environment may create during an episode;
-    ``"parts"`` describes how its objects refer to each other.
+    ``"parts"`` describes how its objects refer to each other, and ``"same"`` lists attributes whose
+    value is that of another one, such as a random generator.
     """
-    layers = list(parts_of(env))
+    parts = list(parts_of(env))
     arrays = [
-        value for layer in layers for value in vars(layer).values() if isinstance(value, np.ndarray)
+        value for part in parts for value in vars(part).values() if isinstance(value, np.ndarray)
     ]
     users = Counter(id(_owner(array)) for array in arrays)
     shared = [memory for memory, count in users.items() if count > 1]
     state: dict[str, Any] = {}
     kinds: dict[str, list[Any]] = {}
-    for depth, layer in enumerate(layers):
-        for key, value in vars(layer).items():
-            path = f"{depth}.{key}"
+    same: dict[str, str] = {}
+    first: dict[int, str] = {}  # the first attribute with a value
+    restorable = set()
+    for number, part in enumerate(parts):
+        for key, value in vars(part).items():
+            path = f"{number}.{key}"
+            if isinstance(value, _MUTABLE) and first.setdefault(id(value), path) != path:
+                same[path] = first[id(value)]
+                restorable.add(path)
+                continue
             try:
                 state[path] = _attribute_state(value)
             except UnsavableError:
@@ -74,25 +82,37 @@ def environment_state(env: Environment) -> dict[str, Any]:
             kind = _place(value, shared) or _kind(value)
             if kind:
                 kinds[path] = kind
-    return state | {_KINDS: kinds, _PARTS: arrangement_of(layers, state.keys())}
+            if _can_be_created(value):
+                restorable.add(path)
+    arrangement = arrangement_of(parts, restorable)
+    return state | {_KINDS: kinds, _PARTS: arrangement, _SAME: same}
 
 
 def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
     """Restores a saved state in an environment with the same name."""
-    layers = arrange_parts(env, state.get(_PARTS))
+    parts = arrange_parts(env, state.get(_PARTS))
     kinds = state.get(_KINDS, {})  # earlier versions have none
     memory: dict[int, np.ndarray] = {}
     for path, saved in state.items():
-        if path in (_KINDS, _PARTS):
+        if path in (_KINDS, _PARTS, _SAME):
             continue
-        depth, key = path.split(".", 1)
-        if int(depth) >= len(layers):
-            raise ValueError(f"the environment has no object for the saved {key!r}")
-        layer, kind = layers[int(depth)], kinds.get(path, [])
+        part, key = _attribute(parts, path)
+        kind = kinds.get(path, [])
         if kind and kind[0] == _SHARED:
-            setattr(layer, key, _placed(saved.numpy(), memory, *kind[1:]))
+            vars(part)[key] = _placed(saved.numpy(), memory, *kind[1:])
         else:
-            _load_attribute_state(layer, key, saved, kind)
+            _load_attribute_state(part, key, saved, kind)
+    for path, other in state.get(_SAME, {}).items():
+        (part, key), (owner, name) = _attribute(parts, path), _attribute(parts, other)
+        vars(part)[key] = vars(owner)[name]
+
+
+def _attribute(parts: list[Any], path: str) -> tuple[Any, str]:
+    """The object and the name of a saved attribute."""
+    number, key = path.split(".", 1)
+    if int(number) >= len(parts):
+        raise ValueError(f"the environment has no object for the saved {key!r}")
+    return parts[int(number)], key
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
@@ -105,8 +125,8 @@ def reseed_environment(env: Environment, seed: int) -> None:
         seed: the seed, from which each generator gets a seed of its own.
     """
     seeds = np.random.SeedSequence(seed)
-    for layer in parts_of(env):
-        for value in vars(layer).values():
+    for part in parts_of(env):
+        for value in vars(part).values():
             if isinstance(value, _GENERATORS):
                 _seed_generator(value, int(seeds.spawn(1)[0].generate_state(1)[0]))
 
@@ -202,6 +222,15 @@ def _placed(
     return array
 
 
+def _can_be_created(value: Any) -> bool:
+    """Whether a saved attribute can be restored in an object that does not have it."""
+    if isinstance(value, (mujoco.MjData, mujoco.MjModel)):
+        return False
+    if isinstance(value, np.ndarray):
+        return isinstance(_owner(value), np.ndarray)  # not a view of a simulation
+    return not isinstance(value, (dict, list)) or type(value) in (dict, list)
+
+
 def _kind(value: Any) -> list[Any]:
     """The class of an object that an environment may not have created yet; empty for others."""
     if isinstance(value, np.random.Generator):
@@ -225,31 +254,31 @@ def _created(kind: str, *details: Any) -> Any:
         if found is None or not issubclass(found, enum.Enum):
             raise ValueError(f"the environment has no enumeration {module}.{name}")
         return next(iter(found))
-    makers: dict[str, Any] = {
+    makers = {
         "RandomState": np.random.RandomState,
         "Random": random.Random,
-        "Tensor": partial(torch.empty, 0),
+        "Generator": torch.Generator,
+        "Tensor": torch.Tensor,
     }
     if kind in makers:
         return makers[kind]()
-    if kind == "Generator":
-        return torch.Generator()
     bits = getattr(np.random, kind, None)
     if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
         raise ValueError(f"the random generator {kind} is not known")
     return np.random.Generator(bits())
 
 
-def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> None:
-    value = getattr(layer, key, None)
+def _load_attribute_state(part: Any, key: str, saved: Any, kind: list[Any]) -> None:
+    attributes = vars(part)  # not setattr, which a frozen dataclass forbids
+    value = attributes.get(key)
     if value is None and kind:
         value = _created(*kind)
-        setattr(layer, key, value)
+        attributes[key] = value
     if isinstance(value, mujoco.MjData):
         _load_simulation(value, saved)
-        if isinstance(layer, ControlSuite):
+        if isinstance(part, ControlSuite):
             # Its step ends with the first half of MuJoCo's step, whose results it uses next.
-            mujoco.mj_step1(layer.model, value)
+            mujoco.mj_step1(part.model, value)
             _load_simulation(value, saved)
     elif isinstance(value, mujoco.MjModel):
         value.opt.timestep = saved["timestep"]
@@ -264,7 +293,7 @@ def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> 
     elif isinstance(value, random.Random):
         value.setstate(decode(saved))
     elif isinstance(value, enum.Enum):
-        setattr(layer, key, type(value)[saved])
+        attributes[key] = type(value)[saved]
     elif isinstance(value, dict) and type(value) is not dict and isinstance(saved, dict):
         value.clear()  # in place: a defaultdict keeps its default
         value.update(decode(saved))
@@ -272,16 +301,16 @@ def _load_attribute_state(layer: Any, key: str, saved: Any, kind: list[Any]) -> 
         value.clear()
         value.extend(decode(saved))
     elif isinstance(value, torch.Tensor):
-        setattr(layer, key, saved)
+        attributes[key] = saved
     elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
         array = saved.numpy().copy(order="K")
         is_foreign = not isinstance(_owner(value), np.ndarray)
         if is_foreign and value.flags.writeable and value.shape == array.shape:
             value[...] = array  # a view of a simulation
         else:
-            setattr(layer, key, array)
+            attributes[key] = array
     else:
-        setattr(layer, key, decode(saved))
+        attributes[key] = decode(saved)
 
 
 def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Atomic file writes, safe against a crash or a full disk."""
+"""Atomic file writes, safe against a crash or a full disk, and the names of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["replacing"]
+__all__ = ["checkpoint_files", "replacing", "step_of"]
 
 
 @contextmanager
@@ -24,3 +24,13 @@ def replacing(path: Path, mode: str = "w") -> Iterator[Any]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, without copies that were given another name."""
+    return [*folder.glob(f"step_{'[0-9]' * 12}.pt")]
+
+
+def step_of(file: Path) -> int:
+    """The step of a checkpoint, read from its name."""
+    return int(file.stem.removeprefix("step_"))

@@ -129,7 +129,7 @@ def _own(cfg: Config, run_dir: Path) -> Any:
         logger = kind(run_name(cfg), str(run_dir))
     except Exception as error:
         raise UserError(
-            f"logger={cfg.logger.path} cannot be made ({type(error).__name__}: "
+            f"logger={cfg.logger.path} cannot be created ({type(error).__name__}: "
             f"{first_line(error)})."
         ) from error
     logger.log_hparams(flat(cfg.as_dict()))

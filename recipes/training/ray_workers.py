@@ -95,7 +95,7 @@ class RemoteReplay:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return method(*args, **kwargs)
-            except ValueError:  # the buffer is there and refused an argument
+            except ValueError:  # from the buffer itself, which is alive
                 raise
             except Exception as error:  # Ray has no specific class for a lost actor
                 raise UserError(

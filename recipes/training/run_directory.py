@@ -16,10 +16,10 @@ from vmfer_recipes.training.lock import lock
 from vmfer_recipes.training.nested import differing, flat
 from vmfer_recipes.training.options import Config
 
-__all__ = ["INCIDENTAL", "RunDirectory"]
+__all__ = ["MAY_CHANGE", "RunDirectory"]
 
-# Keys that do not affect the results of a run.
-INCIDENTAL = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at")
+# Keys that may change when a run resumes.
+MAY_CHANGE = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at")
 
 
 class RunDirectory:
@@ -48,7 +48,7 @@ class RunDirectory:
             raise UserError(
                 f"{self.path} holds a run and resume=false: delete it or choose another run_dir."
             )
-        now, skipped = flat(self._config), {*INCIDENTAL}
+        now, skipped = flat(self._config), {*MAY_CHANGE}
         if isinstance(before.get("total_frames"), int):
             skipped.add("total_frames")
         values = [

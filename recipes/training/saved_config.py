@@ -50,7 +50,11 @@ def load_config(run_dir: Path) -> TrainingConfig:
     try:
         config = _restored(algorithms()[algorithm], saved)
         validate(config)
-    except (UserError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except KeyError as error:
+        raise UserError(
+            f"{file} does not fit this version of {algorithm} (the key {error} is missing)."
+        ) from error
+    except (UserError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{file} does not fit this version of {algorithm} ({first_line(error)})."
         ) from error

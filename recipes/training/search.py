@@ -30,7 +30,7 @@ from vmfer_recipes.training.lock import LockedError, lock
 from vmfer_recipes.training.names import folder_name
 from vmfer_recipes.training.nested import flat
 from vmfer_recipes.training.options import TrainingConfig
-from vmfer_recipes.training.run_directory import INCIDENTAL
+from vmfer_recipes.training.run_directory import MAY_CHANGE
 from vmfer_recipes.training.sweep_jobs import Job, check_parts
 from vmfer_recipes.training.sweeps import RecipeSweeper
 from vmfer_recipes.training.tables import read_columns
@@ -90,7 +90,7 @@ class SearchSweeper(RecipeSweeper):
         ends = {each.get_key_element(): _ends(each) for each in sweeps}
         config = self._check(fixed, ends)
         space = {each.get_key_element(): _distribution(each, config) for each in sweeps}
-        identity = repr((_fixed_values(config, space), space))
+        identity = repr((_fixed_values(config, fixed, space), space))
         identity += repr([getattr(self._settings, name) for name in _IDENTITY])
         digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
         task = "" if "env" in space else f"-{folder_name(config.env.name)}"
@@ -311,11 +311,14 @@ def objective(run_dir: Path, total_frames: int, kind: str, metric: str) -> float
     return value
 
 
-def _fixed_values(config: Any, space: dict[str, Any]) -> dict[str, Any]:
+def _fixed_values(config: Any, fixed: dict[str, str], space: dict[str, Any]) -> list[Any]:
     """The values that all trials share, by dotted key, including those of an experiment."""
-    free = tuple(f"{name}." for name in (*INCIDENTAL, *space))
+    free = tuple(f"{name}." for name in (*MAY_CHANGE, *space))
     values = flat(config.as_dict())
-    return {name: value for name, value in values.items() if not f"{name}.".startswith(free)}
+    shared = {name: value for name, value in values.items() if not f"{name}.".startswith(free)}
+    # Which keys a swept group has depends on the trial.
+    within = {name: value for name, value in fixed.items() if name.split(".")[0] in space}
+    return [shared, sorted(within.items())]
 
 
 def _ends(override: Override) -> list[str]:

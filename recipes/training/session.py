@@ -204,7 +204,7 @@ class Session(TrainingSession):
     def _keep_passed(
         self, policy: TensorDictModuleBase, parts: dict[str, Stateful], start: int
     ) -> None:
-        """Keeps the checkpoint of the step from which a run resumes, if it is to be kept."""
+        """Keeps a checkpoint of the first step if it is listed, and reports missed steps."""
         self._kept.clean()
         passed = {step for step in self.cfg.keep_checkpoints_at if step <= start}
         missing = passed - self._kept.steps
@@ -212,8 +212,8 @@ class Session(TrainingSession):
             self._save(self._state(policy, parts, start), self._kept)
         for step in sorted(missing - {start}):
             print(
-                f"keep_checkpoints_at: no checkpoint of step {step} is kept, because the run had "
-                f"already passed it; it resumes from step {start}.",
+                f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
+                f"run resumes from step {start}.",
                 file=sys.stderr,
             )
 

@@ -77,24 +77,21 @@ def check_parts(jobs: list[Job]) -> None:
     from vmfer_recipes.training.environments import make_environment
     from vmfer_recipes.training.imports import import_class
 
-    seen: set[str] = set()
+    seen: set[Any] = set()
     for job in jobs:
         cfg = job.config
         if not isinstance(cfg, TrainingConfig):
             continue
         goals, part = cfg.replay.kind == "her", repr((cfg.env, cfg.replay.kind))
-        own = {
-            f"{group}={getattr(cfg, group).path}": (group, getattr(cfg, group).path)
-            for group in ("sampler", "replay", "logger")
-            if getattr(cfg, group).kind == "own"
-        }
         with nothing_started(job):
             if part not in seen:
                 make_environment(cfg.env, cfg.seed, goals=goals).close()
-            for choice in own.keys() - seen:
-                group, path = own[choice]
-                import_class(path, object, group)
-        seen |= {part, *own}
+                seen.add(part)
+            for group in ("sampler", "replay", "logger"):
+                chosen = getattr(cfg, group)
+                if chosen.kind == "own" and (group, chosen.path) not in seen:
+                    import_class(chosen.path, object, group)
+                    seen.add((group, chosen.path))
 
 
 def position_override(total: int) -> str:

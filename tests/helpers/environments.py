@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import random
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -178,6 +180,11 @@ class Workshop(gym.Env):
 gym.register("Workshop-v0", Workshop)
 
 
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    limit: float
+
+
 class Car:
     """An object with state of its own."""
 
@@ -185,9 +192,11 @@ class Car:
         self.position = generator.normal(size=2)
         self.weight = torch.from_numpy(generator.normal(size=1))
         self.dice = random.Random(int(generator.integers(100)))
+        self.generator = generator  # that of the environment
 
     def move(self, action):
-        self.position = 0.9 * self.position + action + self.dice.random()
+        noise = self.dice.random() + self.generator.normal()
+        self.position = 0.9 * self.position + action + noise
         self.weight += 0.1
 
 
@@ -196,9 +205,11 @@ class Traffic(gym.Env):
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (6,))
     action_space = gym.spaces.Box(-1, 1, (1,))
+    cars: ClassVar[list[Car]] = []
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
+        self.rules = Rules(limit=self.np_random.normal())
         self.cars = [Car(self.np_random) for _ in range(self.np_random.integers(1, 6))]
         self.leader = self.cars[self.np_random.integers(len(self.cars))]
         self.places = {"home": self.np_random.normal(size=1), 3: Car(self.np_random)}
@@ -216,7 +227,11 @@ class Traffic(gym.Env):
 
     def _observation(self):
         everything = sum(car.position.sum() + car.weight.item() for car in self.cars)
-        leaders = [self.leader.position[0], self.pair[0].position[0], self.pair[1]]
+        leaders = [
+            self.leader.position[0],
+            self.pair[0].position[0],
+            self.pair[1] + self.rules.limit,
+        ]
         others = [self.places["home"][0], self.places[3].position[0]]
         return np.array([everything, *leaders, *others])
 

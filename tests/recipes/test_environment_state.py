@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import io
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 
-from helpers.environments import MUJOCO, ORIGIN, Car, slow_but
+from helpers.environments import MUJOCO, ORIGIN, Car, Traffic, slow_but
 from helpers.saved_rows import rows_in
 from vmfer_recipes.training.environment_state import environment_state, load_environment_state
 from vmfer_recipes.training.environments import make_environment
@@ -210,22 +212,34 @@ def test_objects_whose_number_changes_resume_bitwise(steps_before, seed):
         play(other.simulator, actions[:steps_before])
     load_environment_state(other, through_a_file(environment_state(env)))
     one, two = env.simulator.unwrapped, other.simulator.unwrapped
-    assert two.also_cars is two.cars or steps_before is None
+    assert two.also_cars is two.cars
+    assert not Traffic.cars
     assert [car is two.leader for car in two.cars] == [car is one.leader for car in one.cars]
-    two.also_cars = two.cars  # a list in two attributes is two lists if it had to be made
     assert play(other.simulator, actions) == play(env.simulator, actions)
 
 
-def test_objects_that_cannot_be_saved_are_named_if_their_number_changes():
+@pytest.mark.parametrize(
+    "make", [object, collections.Counter, lambda: gymnasium.make("Hopper-v4").unwrapped.data]
+)
+def test_objects_that_cannot_be_restored_are_named_if_their_number_changes(make):
     envs = [make_environment(EnvConfig("Traffic-v0"), seed) for seed in (0, 1)]
     for count, env in enumerate(envs, start=2):
         env.simulator.reset()
         simulator = env.simulator.unwrapped
         simulator.cars[:] = [Car(simulator.np_random) for _ in range(count)]
         for car in simulator.cars:
-            car.renderer = object()
-    with pytest.raises(ValueError, match=r"objects of Car are arranged .* attribute 'renderer'"):
+            car.extra = make()
+    with pytest.raises(ValueError, match=r"arrangement of Car objects, whose attribute 'extra'"):
         load_environment_state(envs[1], environment_state(envs[0]))
+
+
+def test_inner_environments_whose_number_changes_are_named():
+    envs = [make_environment(EnvConfig("Traffic-v0"), seed) for seed in (0, 1)]
+    for count, env in enumerate(envs, start=1):
+        env.simulator.reset()
+        env.simulator.unwrapped.inner = [gymnasium.make("Pendulum-v1") for _ in range(count)]
+    with pytest.raises(ValueError, match=r"arrangement of .* objects, whose attribute"):
+        load_environment_state(envs[0], environment_state(envs[1]))
 
 
 @pytest.mark.parametrize("name", [["tempfile", "_TemporaryFileCloser"], ["this", "Car"]])
@@ -236,5 +250,5 @@ def test_classes_of_other_packages_are_not_made(name):
     classes = state["parts"]["classes"]
     cars = [i for i, (_, kind) in enumerate(classes) if kind == "Car"]
     classes[cars[0]] = name
-    with pytest.raises(ValueError, match=f"no object of {name[1]}"):
+    with pytest.raises(ValueError, match=f"no {name[1]} object, and none can be created"):
         load_environment_state(other, state)

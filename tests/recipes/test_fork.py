@@ -367,11 +367,13 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
     other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
     assert "does not fit this version of td3 (there is no key" in failure(capsys, execute, other)
     lacking = copy("lacking", "logger:\n  kind: csv\n", "")
-    assert "does not fit this version of td3 ('logger')" in failure(capsys, execute, lacking)
+    assert "does not fit this version of td3 (the key 'logger' is missing)" in failure(
+        capsys, execute, lacking
+    )
     renamed = copy("renamed", "name: fresh", "name: mine")
     overrides = "arms=[fresh,directions=pre_tanh]"
     line = failure(capsys, execute, renamed, overrides, "at=80", f"out={tmp_path}/out")
-    assert "names no sampler, and sampler.name=mine of the run is not a choice" in line
+    assert "has no sampler, and the run's sampler.name=mine is not a choice" in line
     shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
     shutil.copy(source / "config.yaml", tmp_path / "own")
     assert "has no kept checkpoints (available: 120)" in failure(capsys, execute, own)

@@ -245,7 +245,7 @@ def test_a_custom_logger_that_fails_is_named(train, tmp_path, monkeypatch):
     path = "failing_logger.Failing"
     own = OwnLoggerConfig(name="Failing", path=path)
     ConfigStore.instance().store("failing_logger", own, group="logger")
-    with pytest.raises(UserError, match=f"logger={path} cannot be made .*my_tracker"):
+    with pytest.raises(UserError, match=f"logger={path} cannot be created .*my_tracker"):
         train("td3", tmp_path / "run", "logger=failing_logger", *SHORT)
 
 

@@ -272,4 +272,4 @@ def test_a_checkpoint_is_kept_of_the_step_from_which_a_run_continues(
     assert state["step"] == before["step"]
     replay = [each["parts"]["replay"]["actor_sampler"]["priorities"] for each in (state, before)]
     assert torch.equal(*replay)
-    assert "no checkpoint of step 60 is kept" in capfd.readouterr().err
+    assert "the checkpoint of step 60 cannot be kept" in capfd.readouterr().err

@@ -424,6 +424,7 @@ def test_a_baseline_that_cannot_be_parsed_is_an_error():
     [
         ((2, 5), {}, True),
         ((1, 2), {}, False),  # without the minimum of two critics
+        ((2, 1), {}, False),
         ((2, 5), {"algorithm": "redq"}, False),
         ((2, 5), {"algorithm": "my_redq"}, False),
         ((2, 5), {"replay": "per"}, False),  # all critics have TD errors
@@ -436,3 +437,16 @@ def test_more_critics_are_compared_only_if_the_baseline_does_not_use_them(
     write_run("fresh", num_critics=critics[0], **baseline)
     write_run("vmf_rank", num_critics=critics[1], **baseline)
     assert bool(_pairs(study_of("fresh"))) == comparable
+
+
+def test_a_baseline_with_another_number_of_critics_is_found_among_several(write_run, study_of):
+    for critics in (1, 2):
+        write_run("fresh", num_critics=critics)
+    write_run("vmf_rank", num_critics=3)
+    assert _pairs(study_of("fresh")) == {"TD3 · vmf_rank": "TD3 · fresh, num_critics=2"}
+
+
+def test_a_vmf_baseline_with_another_number_of_critics_is_not_comparable(write_run, study_of):
+    write_run("vmf_rank", num_critics=2)
+    write_run("vmf_uncertainty", num_critics=5)
+    assert not _pairs(study_of("vmf_rank"))

@@ -226,3 +226,9 @@ def test_other_values_in_an_experiment_start_another_search(search, tmp_path):
         file.write_text(f"# @package _global_\ntotal_frames: {frames}\n")
         search(1, *given)
     assert len(list((tmp_path / "runs/search").iterdir())) == 2
+
+
+def test_other_values_within_a_swept_group_start_another_search(search, tmp_path):
+    for smoothing in (0.1, 0.9):
+        search(1, "sampler=vmf_rank,vmf_power", f"sampler.smoothing={smoothing}")
+    assert len(list((tmp_path / "runs/search").iterdir())) == 2

@@ -76,7 +76,7 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
     device = None if device == "auto" else device
     rows = None if saved is None else _rows_from_plain(saved, device)
     prefetched = [
-        (tensordict_from_plain(one["batch"], device).clone(), plain(one["info"], "info"))
+        (_batch_from_plain(one["batch"], device), plain(one["info"], "info"))
         for one in state["prefetched"]
     ]
     buffer.check_prefetched(prefetched)
@@ -122,6 +122,16 @@ def _live_rows(storage: Storage) -> int:
     return len(storage) if storage.ndim == 1 else storage.shape[0]
 
 
+def _batch_from_plain(state: dict[str, Any], device: torch.device | None) -> TensorDict:
+    """Restores a batch on its device, or on another one if this machine does not have it."""
+    try:
+        torch.empty(0, device=state["device"])
+        device = None
+    except (AssertionError, RuntimeError):  # not available
+        pass
+    return tensordict_from_plain(state, device).clone()
+
+
 def _rows_to_plain(rows: Any) -> Any:
     """Copies rows: one TensorDict, or the list of TensorDicts of a ``ListStorage``."""
     if isinstance(rows, TensorDictBase):
@@ -132,7 +142,9 @@ def _rows_to_plain(rows: Any) -> Any:
 def _rows_from_plain(state: Any, device: torch.device | None) -> TensorDict | list[TensorDict]:
     """Restores the output of :func:`_rows_to_plain`."""
     if isinstance(state, list):
-        return [tensordict_from_plain(row, device).clone() for row in state]  # kept as they are
+        return [
+            tensordict_from_plain(row, device).clone() for row in state
+        ]  # a list keeps the objects themselves
     return tensordict_from_plain(state, device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -22,15 +23,9 @@ __all__ = ["HindsightReplayBuffer"]
 RewardFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-class _GymnasiumReward:
-    """The reward of an environment as a function of goals, which processes can receive."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-
-    def __call__(self, achieved: Tensor, desired: Tensor) -> Tensor:
-        goals = (achieved.cpu().numpy(), desired.cpu().numpy())
-        return torch.as_tensor(self.environment.compute_reward(*goals, {}))
+def _gymnasium_reward(environment: Any, achieved: Tensor, desired: Tensor) -> Tensor:
+    goals = (achieved.cpu().numpy(), desired.cpu().numpy())
+    return torch.as_tensor(environment.compute_reward(*goals, {}))
 
 
 class HindsightReplayBuffer(ActorCriticReplayBuffer):
@@ -60,8 +55,8 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
             transitions of several environments may be interleaved. Without it, episodes must be
             written one after the other. A number continues the unfinished episode with the same
-            number. A new collector counts from 0 again, so let its numbers start after the largest
-            stored one, or set ``done`` in the last step of the old one's episodes.
+            number. A new collector restarts at 0: offset its numbers past the largest stored one,
+            or set ``done`` in the last step of each unfinished episode.
         **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have
             one dimension and the writer must be round-robin (the default).
 
@@ -133,7 +128,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 f"{type(environment).__name__} has no compute_reward(achieved, desired, info): "
                 "hindsight relabeling requires an environment with goals, such as FetchReach-v4."
             )
-        return _GymnasiumReward(environment)
+        return partial(_gymnasium_reward, environment)  # can be pickled
 
     def check_parts(self) -> None:
         """Raises an error if storage or writer do not support hindsight relabeling."""
