@@ -182,13 +182,16 @@ class Checkpoints:
                 state = load_checked(file, **kwargs)
                 if not (isinstance(state, dict) and "step" in state):
                     raise ValueError("it holds no step")
-                return state
             except Exception as error:
                 print(
                     f"The checkpoint {file} cannot be read ({first_line(error)}); "
                     "trying an older one.",
                     file=sys.stderr,
                 )
+                continue
+            if state["step"] != step_of(file):  # it would outlive all others
+                raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
+            return state
         if files:
             raise UnreadableError(f"No checkpoint in {self._folder} can be read")
         return None

@@ -46,9 +46,12 @@ def parts_of(env: Environment) -> Iterator[Any]:
 
 
 def _items(value: Any) -> list[Any]:
+    """A value, or what is in it if it is a container, at any depth."""
     if isinstance(value, dict):
-        return [*value.values()]
-    return [*value] if isinstance(value, (list, tuple)) else [value]
+        value = [*value.values()]
+    if not isinstance(value, (list, tuple, deque)):
+        return [value]
+    return [item for each in value for item in _items(each)]
 
 
 def _is_part(value: Any, owner: Any) -> bool:
@@ -107,6 +110,8 @@ def _link(value: Any, numbers: dict[int, int]) -> list[Any]:
         return ["dict", items]
     if type(value) in (list, tuple):
         return [type(value).__name__, [_link(item, numbers) for item in value]]
+    if type(value) is deque:
+        return ["deque", [["value", value.maxlen], *(_link(item, numbers) for item in value)]]
     return ["value", encode(value)]
 
 
@@ -174,6 +179,10 @@ class _Assignment:
             return decode(content)
         if kind == "dict":
             return self._dict(content, current, owner)
+        if kind == "deque":
+            (_, maxlen), *content = content
+            items = self._value(["list", content], [*(current or ())], owner)
+            return deque(items, maxlen)
         values = [*current] if isinstance(current, (list, tuple)) else []
         missing = [None] * (len(content) - len(values))
         pairs = zip(content, [*values, *missing], strict=False)

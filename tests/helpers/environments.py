@@ -215,18 +215,22 @@ class Traffic(gym.Env):
         self.places = {"home": self.np_random.normal(size=1), 3: Car(self.np_random)}
         self.pair = (self.leader, self.np_random.normal(), None)
         self.also_cars = self.cars
+        self.lanes = [[Car(self.np_random)], {"left": (Car(self.np_random),)}]
+        self.queue = collections.deque(self.cars, maxlen=3)
         return self._observation(), {}
 
     def step(self, action):
-        for car in (*self.cars, self.places[3]):
+        for car in (*self.cars, self.places[3], self.lanes[0][0], self.lanes[1]["left"][0]):
             car.move(action[0])
+        self.queue.append(self.lanes[0][0])
         if self.np_random.random() < 0.3:
             self.also_cars.append(Car(self.np_random))
             self.leader = self.cars[-1]
         return self._observation(), 0.0, False, self.np_random.random() < 0.1, {}
 
     def _observation(self):
-        everything = sum(car.position.sum() + car.weight.item() for car in self.cars)
+        cars = (*self.cars, *self.queue, self.lanes[1]["left"][0])
+        everything = sum(car.position.sum() + car.weight.item() for car in cars)
         leaders = [
             self.leader.position[0],
             self.pair[0].position[0],

@@ -341,3 +341,14 @@ def test_a_copy_with_another_name_is_not_a_checkpoint(tmp_path):
     shutil.copy(tmp_path / "step_000000000007.pt", tmp_path / "step_000000000009_backup.pt")
     assert checkpoints.newest_step == 7
     assert checkpoints.load()["step"] == 7
+
+
+def test_a_copy_with_another_step_in_its_name_is_an_error_that_says_what_to_do(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"step": 7})
+    shutil.copy(tmp_path / "step_000000000007.pt", tmp_path / "step_000000000009.pt")
+    with pytest.raises(
+        UserError, match=r"step_000000000009\.pt is a checkpoint of step 7: delete it"
+    ):
+        checkpoints.load()
+    assert len(list(tmp_path.iterdir())) == 2
