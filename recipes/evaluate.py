@@ -38,6 +38,9 @@ class EvaluationConfig(Config):
         "policy.pt, or the newest checkpoint of an unfinished run (last); policy_best.pt (best)",
         choices=("last", "best"),
     )
+    max_eval_steps: int = key(
+        10_000, "steps of the longest episode; a longer one is an error", low=1
+    )
     video: bool = key(False, "record the first episode as video.mp4 in the run directory")
 
 
@@ -66,7 +69,7 @@ def main() -> None:
     env = make_environment(cfg.env, options.seed, cfg.goals)
     policy = _for_recipes(saved, env, cfg.goals)
     print(f"Evaluating {saved.source}, step {saved.step}, on {cfg.env.name}.", flush=True)
-    result = evaluate(policy, env, options.episodes, options.seed)
+    result = evaluate(policy, env, options.episodes, options.seed, max_steps=options.max_eval_steps)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
         f"Return {result.return_mean:.1f} ± {result.return_std:.1f} over "
@@ -77,7 +80,8 @@ def main() -> None:
     if reference is not None:
         print(reference.describe(result))
     if options.video:
-        video = record_video(policy, cfg.env, options.seed, run_dir / "video.mp4", cfg.goals)
+        file, most = run_dir / "video.mp4", options.max_eval_steps
+        video = record_video(policy, cfg.env, options.seed, file, cfg.goals, most)
         print(f"Video: {video}")
 
 

@@ -28,6 +28,7 @@ from vmfer_recipes.agent.networks import (
 from vmfer_recipes.agent.observations import Perception, make_perception
 from vmfer_recipes.agent.replay import (
     actor_signal,
+    check_memory,
     make_replay_buffer,
     store_priorities,
     stores_td_errors,
@@ -155,6 +156,7 @@ class AgentMaker:
         self._cfg = cfg
         self._backend = backend
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
+        check_memory(self.env, cfg.replay.buffer_size)
         self._perception = make_perception(self.env, cfg)
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)

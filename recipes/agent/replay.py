@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from vmfer_recipes.config.training import Config
 
 __all__ = [
     "actor_signal",
+    "check_memory",
     "make_replay_buffer",
     "store_priorities",
     "stores_td_errors",
@@ -81,6 +83,18 @@ def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorC
         buffer = ActorCriticReplayBuffer(**options)
     buffer.drop_transform()
     return buffer
+
+
+def check_memory(env: GymWrapper, buffer_size: int) -> None:
+    """Raises an error if the transitions of a full buffer exceed the memory of this machine."""
+    seen, action = env.observation_spec.zero().bytes(), env.action_spec.zero().nbytes
+    size = buffer_size * (2 * seen + action + 4 + 2)  # a reward and two flags
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        raise UserError(
+            f"replay.buffer_size={buffer_size} needs {size / 1e9:,.1f} GB for the transitions of "
+            f"this task, but this machine has {memory / 1e9:,.1f} GB of memory: lower it."
+        )
 
 
 def _critic_sampler(cfg: Config) -> Sampler:

@@ -19,7 +19,8 @@ __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
 # Keys that say which seed, and how a run is watched and executed, not what it learns.
 INCIDENTAL = (
     *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
-    *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
+    *("eval_interval", "num_eval_episodes", "max_eval_steps", "log_interval"),
+    "checkpoint_interval",
     *("keep_checkpoint", "keep_checkpoints_at"),
 )
 
@@ -88,6 +89,9 @@ class TrainingConfig(Config):
         5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
     )
     num_eval_episodes: int = key(10, "episodes of an evaluation, without exploration", low=1)
+    max_eval_steps: int = key(
+        10_000, "steps of the longest episode of an evaluation; a longer one is an error", low=1
+    )
     solved_at: float | None = key(
         None,
         "return, or success rate of a task that reports success, at which the task counts as "

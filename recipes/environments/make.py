@@ -69,6 +69,7 @@ def make_environment(
         for path in cfg.wrappers:
             simulator = _wrapped(simulator, path)
         _check_actions(simulator.action_space, cfg.name)
+        _check_observations(simulator.observation_space, cfg.name)
         own_spaces = simulator.observation_space, simulator.action_space
         if simulator.action_space.dtype == np.float32:
             simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
@@ -129,6 +130,18 @@ def _check_actions(space: gym.Space, name: str) -> None:
     if not np.isfinite([space.low, space.high]).all():
         raise UserError(
             f"{name} has unbounded actions, but the recipes need bounds: choose another "
+            "environment."
+        )
+
+
+def _check_observations(space: gym.Space, name: str) -> None:
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        for part in space.values() if isinstance(space, gym.spaces.Dict) else space:
+            _check_observations(part, name)
+    elif len(space.shape or ()) > (1 if space.dtype == np.uint8 else 2):
+        raise UserError(
+            f"{name} has images as observations (shape {space.shape}, {space.dtype}), but the "
+            "recipes need vectors: use env.wrappers= to compute features, or choose another "
             "environment."
         )
 
@@ -198,7 +211,7 @@ def _unbounded(shape: Any) -> gym.spaces.Box:
 
 
 class Guarded(gym.wrappers.TransformObservation):
-    """Reports exceptions, NaN and infinities of an environment as one-line errors.
+    """Reports exceptions and invalid outputs of an environment as one-line errors.
 
     Args:
         env: the environment.
@@ -212,6 +225,9 @@ class Guarded(gym.wrappers.TransformObservation):
     ) -> None:
         super().__init__(env, transform, space)
         self._name = name
+        self._shapes = {
+            key: part.shape for key, part in entries(getattr(space, "spaces", space)).items()
+        }
 
     def reset(self, **kwargs: Any) -> Any:
         """Starts an episode."""
@@ -232,10 +248,18 @@ class Guarded(gym.wrappers.TransformObservation):
                 *action,
             ) from error
         for key, value in entries(result[0]).items():
+            if value.shape != self._shapes[key]:
+                raise self._fault(
+                    f"returned {key!r} of shape {value.shape}, not {self._shapes[key]}", *action
+                )
             if not np.isfinite(value).all():
                 raise self._fault(f"returned NaN or infinity in {key!r}", *action)
-        if action and not np.isfinite(result[1]):
-            raise self._fault(f"returned the reward {result[1]}", *action)
+        if action:
+            reward = np.asarray(result[1])
+            if reward.ndim or reward.dtype.kind not in "biuf" or not np.isfinite(reward):
+                raise self._fault(f"returned the reward {result[1]!r}, not a number", *action)
+        if not isinstance(result[-1], dict):
+            raise self._fault(f"returned {result[-1]!r} as info, not a dictionary", *action)
         return result
 
     def _fault(self, fault: str, *action: np.ndarray) -> UserError:

@@ -27,6 +27,7 @@ from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
+from vmfer_recipes.run.directory import identity
 
 __all__ = [
     "ActorDraws",
@@ -166,7 +167,13 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
         "training": empty,
         "best": {},
     }
-    return {"step": step, "policy": checkpoint.get("policy"), "parts": parts}
+    return {
+        "step": step,
+        "run": identity(fork.cfg),
+        "evaluated": step,
+        "policy": checkpoint.get("policy"),
+        "parts": parts,
+    }
 
 
 def _actor_sampler_state(agent: ForkedAgent) -> dict[str, Any]:

@@ -59,10 +59,8 @@ class Averages:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
-        has_sums = isinstance(state.get("sums"), dict)  # states of earlier versions are the values
-        self._sums = dict(state["sums"]) if has_sums else {}
-        saved = state["values"] if has_sums else state
-        self._values = {name: list(values) for name, values in saved.items()}
+        self._sums = dict(state["sums"])
+        self._values = {name: list(values) for name, values in state["values"].items()}
 
 
 class Clock:

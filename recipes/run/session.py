@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,9 @@ from vmfer_recipes.run.checkpoints import (
     load_parts,
 )
 from vmfer_recipes.run.curve import draw_learning_curve
-from vmfer_recipes.run.directory import RunDirectory
+from vmfer_recipes.run.directory import RunDirectory, identity
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
-from vmfer_recipes.run.interruption import Interruption
+from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.metrics import Averages, Clock
 from vmfer_recipes.run.progress import Progress, first_words
@@ -124,13 +124,15 @@ class Session(TrainingSession):
         self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
         self._best = BestPolicy(path / "policy_best.pt")
         self._latest: Evaluation | None = None
+        self._evaluated: int | None = None  # the step of the last evaluation
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
 
         Between steps, at the configured intervals, it evaluates the policy, writes metrics and
         saves checkpoints. The run directory is locked during the run. After SIGINT or SIGTERM, it
-        completes the current step, saves a checkpoint and ends the program.
+        completes the current step, saves a checkpoint and ends the program. An evaluation is not
+        completed, but repeated when the run resumes.
 
         A run ends with an evaluation and a row of metrics. If its last step is not a multiple of
         the intervals, a longer run would not have these: they are written after the last
@@ -150,7 +152,7 @@ class Session(TrainingSession):
             "random": GlobalRNGState(),
         }
         cfg, last = self.cfg, self.cfg.total_frames
-        with self._directory.lock(), Interruption() as interruption, ExitStack() as ends:
+        with self._directory.lock(), Interruption() as self._interruption, ExitStack() as ends:
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
@@ -162,28 +164,37 @@ class Session(TrainingSession):
             if self.backend.note:
                 print(self.backend.note, file=sys.stderr)
             progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
-            if start == 0:
-                self._evaluate(0, policy, progress)
-            clock, state = Clock(start), partial(self._state, policy, parts)
-            for step in range(start + 1, last + 1):
-                yield step
-                progress.advance(step)
-                if step % cfg.log_interval == 0:
-                    self._write_metrics(step, clock.speed(step), components)
-                if step % cfg.eval_interval == 0:
+            clock, step, state = Clock(start), start, partial(self._state, policy, parts)
+            try:
+                if start % cfg.eval_interval == 0 and self._evaluated != start:
                     with clock.paused():
-                        self._evaluate(step, policy, progress)
-                if step in cfg.keep_checkpoints_at:
-                    self._save(state(step), self._kept)
-                if interruption.signal and step < last:
-                    return self._stop(state(step))
-                if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
-                    self._save(state(step), self._checkpoints)
+                        self._evaluate(start, policy, progress)
+                    if start:
+                        self._save(state(start), self._checkpoints)
+                self._keep_passed(start, state)
+                for step in range(start + 1, last + 1):
+                    yield step
+                    progress.advance(step)
+                    if step % cfg.log_interval == 0:
+                        self._write_metrics(step, clock.speed(step), components)
+                    if step % cfg.eval_interval == 0:
+                        with clock.paused():
+                            self._evaluate(step, policy, progress)
+                    if step in cfg.keep_checkpoints_at:
+                        self._save(state(step), self._kept)
+                    self._interruption.check()
+                    if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
+                        self._save(state(step), self._checkpoints)
+                if last % cfg.eval_interval:
+                    self._evaluate(last, policy, progress)
+            except SignalError:
+                return self._stop(step, step > 0 and self._save(state(step), self._checkpoints))
             if last % cfg.log_interval:
                 self._write_metrics(last, clock.speed(last), components)
-            if last % cfg.eval_interval:
-                self._evaluate(last, policy, progress)
-            self._finish(policy, progress)
+            try:
+                self._finish(policy, progress)
+            except SignalError:
+                self._stop(last, is_saved=False)
 
     def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
@@ -198,18 +209,15 @@ class Session(TrainingSession):
                 self._log.clear()
                 self._best.clear()
         self._directory.write_config()
-        self._keep_passed(policy, parts, start)
         return start
 
-    def _keep_passed(
-        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], start: int
-    ) -> None:
+    def _keep_passed(self, start: int, state: Callable[[int], dict[str, Any]]) -> None:
         """Keeps a checkpoint of the first step if it is listed, and reports missed steps."""
         self._kept.clean()
         passed = {step for step in self.cfg.keep_checkpoints_at if step <= start}
         missing = passed - self._kept.steps
         if start in missing:
-            self._save(self._state(policy, parts, start), self._kept)
+            self._save(state(start), self._kept)
         for step in sorted(missing - {start}):
             print(
                 f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
@@ -222,10 +230,10 @@ class Session(TrainingSession):
         if state is None:
             return 0
         try:
+            self._directory.check_checkpoint(state)
             saved = state["parts"]
-            if "evaluation" not in saved:  # older checkpoints have none
-                parts = {name: part for name, part in parts.items() if name != "evaluation"}
             load_parts(parts, saved)
+            self._evaluated = state["evaluated"]
             files = {name: saved[name] for name in self._files}
         except (KeyError, TypeError, MismatchError) as error:
             raise UserError(
@@ -250,6 +258,8 @@ class Session(TrainingSession):
         states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
         return {
             "step": step,
+            "run": identity(self.cfg),
+            "evaluated": self._evaluated,
             "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
             "parts": states,
         }
@@ -258,30 +268,42 @@ class Session(TrainingSession):
         _check_finite(self.metrics.means(), state["step"])
         return checkpoints.save(state["step"], state)
 
-    def _stop(self, state: dict[str, Any]) -> None:
-        is_saved = self._save(state, self._checkpoints)
+    def _stop(self, step: int, is_saved: bool) -> None:
+        place = "there" if is_saved or not step else "the last checkpoint"
         print(
-            f"Stopped {self._directory.path} at step {state['step']}. Run the same command to "
-            f"resume from {'there' if is_saved else 'the last checkpoint'}.",
+            f"Stopped {self._directory.path} at step {step}. Run the same command to resume from "
+            f"{place}.",
             file=sys.stderr,
         )
 
     def _evaluate(self, step: int, policy: TensorDictModuleBase, progress: Progress) -> None:
+        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
+        before = {name: part.state_dict() for name, part in parts.items()}
         try:
             result = self._play(policy, progress)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
+        except SignalError:  # the resumed run repeats the whole evaluation
+            load_parts(parts, before)
+            raise
         with self._directory.writing():
             self._log.write_evaluation(step, result)
             if not self._best.exceeds(result.return_mean):
                 data = policy_data(policy, self._environment, self.cfg, step)
                 self._best.replace(step, result.return_mean, data)
         progress.show(result)
-        self._latest = result
+        self._latest, self._evaluated = result, step
 
     def _play(self, policy: TensorDictModuleBase | None, progress: Progress) -> Evaluation:
-        seed, episodes = EVALUATION_SEED + self.cfg.seed, self.cfg.num_eval_episodes
-        return evaluate(policy, self._environment, episodes, seed, progress.evaluate)
+        return evaluate(
+            policy,
+            self._environment,
+            self.cfg.num_eval_episodes,
+            EVALUATION_SEED + self.cfg.seed,
+            progress.evaluate,
+            self._interruption.check,
+            self.cfg.max_eval_steps,
+        )
 
     def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
         means = self.metrics.pop()

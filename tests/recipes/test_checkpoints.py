@@ -60,7 +60,20 @@ def empty(file: Path) -> None:
     os.truncate(file, 0)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit_of_a_tensor, empty])
+def mark_tensors_as_directories(file: Path) -> None:
+    # PyTorch does not read the data of such entries.
+    content = bytearray(file.read_bytes())
+    header = content.index(b"PK\x01\x02")  # of the central directory
+    while header >= 0:
+        if b"/data/" in content[header + 46 : header + 100]:
+            content[header + 38] |= 0x10
+        header = content.find(b"PK\x01\x02", header + 46)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", [truncate, flip_a_bit_of_a_tensor, empty, mark_tensors_as_directories]
+)
 def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_used(
     damage, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
 ):
@@ -333,6 +346,14 @@ def test_a_million_transitions_are_saved_in_under_ten_seconds(replay, configurat
     start = time.perf_counter()
     assert Checkpoints(tmp_path).save(1, {"replay": buffer.state_dict()})
     assert time.perf_counter() - start < 10
+
+
+def test_checkpoint_of_another_run_is_rejected(crashed_run, finish, tmp_path):
+    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    other = crashed_run(*RUN, "seed=1")
+    shutil.copytree(other / "checkpoint", run_dir / "checkpoint", dirs_exist_ok=True)
+    with pytest.raises(UserError, match=r"step 120 in .* another run \(seed=1 there, 0 here\)"):
+        finish(RUN[0], run_dir, *RUN[1:])
 
 
 def test_a_copy_with_another_name_is_not_a_checkpoint(tmp_path):

@@ -74,6 +74,31 @@ def test_discrete_actions_are_rejected():
         make_environment(EnvConfig("CartPole-v1"), seed=0)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(0, 1, (8, 8, 3)),
+        gym.spaces.Box(0, 255, (8, 8), np.uint8),
+        gym.spaces.Dict(
+            {"joints": gym.spaces.Box(0, 1, (2,)), "eye": gym.spaces.Box(0, 1, (1, 2, 3))}
+        ),
+    ],
+    ids=["rank-3", "uint8", "dictionary"],
+)
+def test_images_are_rejected(space, train, monkeypatch, tmp_path):
+    monkeypatch.setattr(Lever, "observation_space", space)
+    with pytest.raises(UserError, match="Lever-v0 has images as observations"):
+        train("td3", tmp_path / "run", "env.name=Lever-v0")
+    assert not (tmp_path / "run").exists()
+
+
+def test_buffer_that_exceeds_the_memory_is_rejected_before_the_run_starts(train, tmp_path):
+    settings = ("env.name=Humanoid-v4", "replay.buffer_size=1000000000")
+    with pytest.raises(UserError, match=r"replay\.buffer_size=1000000000 needs [36],"):
+        train("td3", tmp_path / "run", *settings)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("fast", ["true", "false"])
 def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, checkpoint, tmp_path):
     train("td3", tmp_path, "env.name=OneArray-v0", f"fast={fast}", "total_frames=66")

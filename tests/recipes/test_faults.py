@@ -41,8 +41,13 @@ class Breaking(gym.Env):
         if self.steps == 75 and self.fault and self.fault.startswith(where):
             if "raises" in self.fault:
                 raise ZeroDivisionError("the gearbox\nis stuck")
-            if "reward" in self.fault:
-                reward = float("nan")
+            if "shape" in self.fault:
+                observation = np.zeros(3, np.float32)
+            elif "reward" in self.fault:
+                rewards = {"nan": float("nan"), "one": np.ones(1), "no": None}
+                reward = rewards[self.fault.split()[1]]
+            elif "info" in self.fault:
+                return observation, reward, False, False, None
             else:
                 observation[1] = float("inf" if "infinite" in self.fault else "nan")
         return observation, reward, False, False, {}
@@ -73,7 +78,11 @@ def steps_saved(run_dir: Path) -> list[int]:
     ("fault", "fast", "message"),
     [
         ("raises", "true", r"raised ZeroDivisionError \(the gearbox; line \d+ of test_faults.py\)"),
-        ("nan reward", "false", "returned the reward nan"),
+        ("nan reward", "false", "returned the reward nan, not a number"),
+        ("one reward", "true", r"returned the reward array\(\[1\.\]\), not a number"),
+        ("no reward", "false", "returned the reward None, not a number"),
+        ("shape", "true", r"returned 'observation' of shape \(3,\), not \(2,\)"),
+        ("no info", "true", "returned None as info, not a dictionary"),
         ("nan observation", "true", "returned NaN or infinity in 'observation'"),
         ("infinite observation", "false", "returned NaN or infinity in 'observation'"),
     ],

@@ -20,7 +20,6 @@ from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.evaluate import main as evaluate
-from vmfer_recipes.run import evaluation
 from vmfer_recipes.td3 import main as td3
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +118,7 @@ def test_user_errors_are_explained_in_one_line(settings, parts, elsewhere):
     assert message.count("-v") <= 5  # a few names, not the entire registry
 
 
-def test_task_whose_episodes_do_not_end_is_reported(elsewhere, train, monkeypatch):
+def test_task_whose_episodes_do_not_end_is_reported(elsewhere, train):
     class Endless(gym.Env):
         observation_space = gym.spaces.Box(-1, 1, (2,))
         action_space = gym.spaces.Box(-1, 1, (1,))
@@ -131,10 +130,9 @@ def test_task_whose_episodes_do_not_end_is_reported(elsewhere, train, monkeypatc
             return np.zeros(2, np.float32), 0.0, False, False, {}
 
     gym.register("Endless-v0", Endless)
-    monkeypatch.setattr(evaluation, "_LONGEST", 50)
     try:
         with pytest.raises(
-            UserError, match=r"within 50 steps.*env\.kwargs\.max_episode_steps=1000"
+            UserError, match=r"within max_eval_steps=10000.*env\.kwargs\.max_episode_steps=1000"
         ):
             train("td3", elsewhere / "run", "env.name=Endless-v0")
         limited = ("env.name=Endless-v0", "++env.kwargs.max_episode_steps=20", "total_frames=66")

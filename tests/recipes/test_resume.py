@@ -90,13 +90,15 @@ def test_crashed_run_has_rows_that_are_not_in_its_checkpoint(crashed_run, checkp
     assert len(table(run_dir / "train.csv")) > parts["training"]["rows"]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
 def test_run_that_crashed_before_its_first_checkpoint_starts_again(
-    straight_run, finish, assert_same_run, tmp_path
+    seed, straight_run, finish, assert_same_run, tmp_path
 ):
     straight = straight_run("td3", "sampler=vmf_rank")
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    shutil.copy(straight / "config.yaml", run_dir)
+    config = (straight / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(config.replace("seed: 0", f"seed: {seed}"))
     (run_dir / "eval.csv").write_text("step,return_mean\n0,1.0\n")
     (run_dir / "train.csv").write_text("step,critic_loss\n50,1.0\n")
     finish("td3", run_dir, "sampler=vmf_rank")
