@@ -50,3 +50,17 @@ def test_an_episode_resumes_exactly_and_ends_by_truncation(name):
         assert one[2:4] == (False, (number + 41) % 100 == 0)
         if one[3]:
             assert np.array_equal(first.simulator.reset()[0], second.simulator.reset()[0])
+
+
+def test_action_repeat_adds_rewards_and_ends_with_the_episode():
+    repeated = make_environment(EnvConfig(name="GoalReaching3-v0", action_repeat=3), 0).simulator
+    single = make_environment(EnvConfig(name="GoalReaching3-v0"), 0).simulator
+    repeated.reset(seed=1)
+    single.reset(seed=1)
+    action = np.full(3, 0.5, np.float32)
+    for number in range(34):
+        steps = [single.step(action) for _ in range(3 if number < 33 else 1)]
+        observation, reward, _, truncated, _ = repeated.step(action)
+        assert np.array_equal(observation, steps[-1][0])
+        assert reward == pytest.approx(sum(step[1] for step in steps))
+        assert truncated == steps[-1][3] == (number == 33)
