@@ -141,9 +141,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names of leaves that differ or occur only once."""
+    """The names of leaves that differ, and then of those that occur only once."""
     missing = object()
-    names = sorted(before.keys() | after.keys())
+    names = sorted(before.keys() & after.keys()) + sorted(before.keys() ^ after.keys())
     return [name for name in names if not same(before.get(name, missing), after.get(name, missing))]
 
 
@@ -173,7 +173,7 @@ def main() -> int:
             found = differences(before, after)
             compared += 1
             failed += bool(found) or "failed" in after
-            print(f"{'differs' if found else 'same'} {name} ({len(after)} values)", flush=True)
+            print(f"{name}: {len(found)} of {len(after)} values differ", flush=True)
             for key in found[:6]:
                 print(f"    {key}: {str(before.get(key))[:200]} | {str(after.get(key))[:200]}")
     print(f"{compared - failed} of {compared} are the same.")
