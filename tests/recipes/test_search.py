@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from hydra.core.config_store import ConfigStore
 
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.launch import check_command_line, recipe
-from vmfer_recipes.training.lock import lock
-from vmfer_recipes.training.search import objective
-from vmfer_recipes.training.sweep_records import read_records
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.launch import check_command_line, recipe
+from vmfer_recipes.run.lock import lock
+from vmfer_recipes.sweep.records import read_records
+from vmfer_recipes.sweep.search import objective
 
 pytest.importorskip("optuna")
 ROOT = Path(__file__).parents[2]
