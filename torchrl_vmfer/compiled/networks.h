@@ -77,7 +77,7 @@ typedef struct {
 } Pass;
 
 static Pass new_pass(Arena *arena, const Network *net, long rows, float *inputs) {
-    long pointers = (3 * net->depth + 1) * (long)(sizeof(float *) / sizeof(float));
+    long pointers = 2 * (3 * net->depth + 1); /* in floats */
     Pass pass = {(float **)take(arena, pointers)};
     pass.normal = pass.units + net->depth + 1, pass.inverse = pass.normal + net->depth;
     pass.units[0] = inputs;
