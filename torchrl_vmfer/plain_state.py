@@ -40,9 +40,11 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
     Args:
         value: tensors, numbers, strings and ``None`` in dictionaries, lists, tuples and sets.
         where: the name of the structure in error messages.
-        copy: whether to copy tensors.
+        copy: whether to copy tensors; views of a larger tensor always are, because PyTorch would
+            save all of it.
     """
     if isinstance(value, Tensor):
+        copy = copy or value.untyped_storage().nbytes() > value.numel() * value.element_size()
         if not copy and type(value) in (Tensor, nn.Parameter):
             return value
         value = value.detach().as_subclass(Tensor)

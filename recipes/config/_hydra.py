@@ -12,10 +12,11 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, open_dict
 
-__all__ = ["RELIED_ON", "current_job", "register_sweeper", "without_hydra"]
+__all__ = ["RELIED_ON", "current_job", "register_launcher", "register_sweeper", "without_hydra"]
 
 # The undocumented attributes used below, by the class whose singleton has them.
 RELIED_ON: dict[str, tuple[str, ...]] = {
@@ -36,6 +37,13 @@ def register_sweeper(name: str, conf: Any, sweeper: type[Sweeper]) -> None:
     ConfigStore.instance().store(name, conf, group="hydra/sweeper", provider="vmfer_recipes")
     # Hydra accepts only this package; Plugins.register() would use the class's own.
     classes[conf._target_] = sweeper
+
+
+def register_launcher(name: str, conf: Any, launcher: type[Launcher]) -> None:
+    """Makes Hydra use a launcher for ``hydra/launcher=<name>``; see :func:`register_sweeper`."""
+    classes = Plugins.instance().class_name_to_class
+    ConfigStore.instance().store(name, conf, group="hydra/launcher", provider="vmfer_recipes")
+    classes[conf._target_] = launcher
 
 
 @contextmanager

@@ -19,7 +19,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from vmfer_recipes.config._hydra import current_job, register_sweeper, without_hydra
+from vmfer_recipes.config._hydra import (
+    current_job,
+    register_launcher,
+    register_sweeper,
+    without_hydra,
+)
 from vmfer_recipes.config.choices import CONFIGS
 from vmfer_recipes.config.command_line import CommandLine, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
@@ -209,14 +214,16 @@ class Recipe:
 
 
 def _register_sweepers(line: CommandLine) -> None:
-    """Makes Hydra use the sweepers of this package: ``basic``, its default, and ``optuna``."""
+    """Makes Hydra use this package's sweepers, ``basic`` and ``optuna``, and its launcher."""
     if not line.is_sweep:  # a single run starts faster without them
         return
+    from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
     from vmfer_recipes.sweep.search import SearchConf, SearchSweeper
     from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
 
     register_sweeper("basic", GridConf, GridSweeper)
     register_sweeper("optuna", SearchConf, SearchSweeper)
+    register_launcher("population", PopulationConf, PopulationLauncher)
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:

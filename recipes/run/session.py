@@ -6,7 +6,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,7 +152,7 @@ class Session(TrainingSession):
             "random": GlobalRNGState(),
         }
         cfg, last = self.cfg, self.cfg.total_frames
-        with self._directory.lock(), Interruption() as self._interruption, ExitStack() as ends:
+        with self._directory.lock(), self.signals() as self._interruption, ExitStack() as ends:
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
@@ -160,10 +160,7 @@ class Session(TrainingSession):
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
-            print(first_words(cfg, start), file=sys.stderr)
-            if self.backend.note:
-                print(self.backend.note, file=sys.stderr)
-            progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
+            progress = ends.enter_context(self.progress(start))
             clock, step, state = Clock(start), start, partial(self._state, policy, parts)
             try:
                 if start % cfg.eval_interval == 0 and self._evaluated != start:
@@ -195,6 +192,21 @@ class Session(TrainingSession):
                 self._finish(policy, progress)
             except SignalError:
                 self._stop(last, is_saved=False)
+
+    def signals(self) -> AbstractContextManager[Interruption]:
+        """The context of the run that notes SIGINT and SIGTERM."""
+        return Interruption()
+
+    def progress(self, start: int) -> AbstractContextManager[Progress]:
+        """Announces the run. Returns what shows its progress.
+
+        Args:
+            start: the step from which the run resumes; 0 for a new run.
+        """
+        print(first_words(self.cfg, start), file=sys.stderr)
+        if self.backend.note:
+            print(self.backend.note, file=sys.stderr)
+        return Progress(start, self.cfg.total_frames, self.cfg.init_random_frames)
 
     def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
@@ -331,6 +343,17 @@ class Session(TrainingSession):
             (path / "finished").touch()
             # The older ones were for the case that the last could not be saved.
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
+        self.report(trained, at_random, picture, checkpoint)
+
+    def report(
+        self,
+        trained: Evaluation,
+        at_random: Evaluation,
+        picture: Path | None,
+        checkpoint: Path | None,
+    ) -> None:
+        """Prints the results of a finished run, and where its files are."""
+        path, cfg = self._directory.path, self.cfg
         solved = solved_at(cfg, trained.success_rate is not None)
         print(summary(trained, at_random, cfg.num_eval_episodes, solved))
         reference = reference_returns(cfg)

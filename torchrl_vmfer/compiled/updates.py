@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,9 +190,9 @@ class CompiledUpdates:
         options: dict[str, Any] = {}
         if self._is_gaussian:
             options = self._temperature()
-        self._stacked = StackedUpdates(
-            _settings(loss, actor, critics, squashed), *parts, module=self._module, **options
-        )
+        settings = _settings(loss, actor, critics, squashed)
+        self._parts = (settings, parts, options)
+        self._stacked = StackedUpdates(settings, *parts, module=self._module, **options)
         pointers = [pointer for *_, pointer in self._bound]
         if len(set(pointers)) < len(pointers):
             raise NotServedError("parameters are shared")
@@ -284,6 +286,46 @@ class CompiledUpdates:
             return
         self._columns = None
         self._bind()
+
+    @staticmethod
+    def stack(agents: Sequence[CompiledUpdates]) -> StackedUpdates:
+        """Updates several agents with networks of the same shapes and the same settings at once.
+
+        Their parameters and optimizer states are moved into common tensors, of which their own
+        become views: losses, optimizers and policies see the updates as before.
+
+        Args:
+            agents: the updates of each agent. They can no longer be used by themselves.
+        """
+        first = agents[0]
+        common: dict[int, Tensor] = {}
+        tensors = [
+            [*(bound[2] for bound in agent._bound), *agent._temperatures()] for agent in agents
+        ]
+        for same in zip(*tensors, strict=True):
+            stack = torch.stack([tensor.detach() for tensor in same])
+            common[same[0].data_ptr()] = stack
+            for tensor, part in zip(same, stack, strict=True):
+                tensor.data = part
+
+        def joined(state: AdamState) -> AdamState:
+            values = [None if t is None else common[t.data_ptr()] for t in state]
+            return AdamState(*values)  # type: ignore[arg-type]
+
+        settings, networks, options = first._parts
+        if "log_alpha" in options:
+            joint = joined(options["log_alpha"])
+            flat = [None if t is None else t.reshape(len(agents)) for t in joint]
+            options = {**options, "log_alpha": AdamState(*flat)}  # type: ignore[arg-type]
+        return StackedUpdates(
+            settings,
+            *(replace(net, parameters=[joined(p) for p in net.parameters]) for net in networks),
+            module=first._module,
+            **options,
+        )
+
+    def _temperatures(self) -> list[Tensor]:
+        return [self._log_alpha] if self._is_gaussian else []
 
     # --- Updates ----------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Populations: the runs of a sweep, trained together in one process."""

@@ -1,0 +1,118 @@
+"""The launcher ``hydra/launcher=population``: the runs of a sweep, trained together."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from vmfer_recipes.config._hydra import current_job, without_hydra
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.validation import to_config
+from vmfer_recipes.run.interruption import StoppedError, leaving_ctrl_c_to_the_runs
+
+__all__ = ["PopulationConf", "PopulationLauncher"]
+
+
+@dataclass
+class PopulationConf:
+    """The keys of :class:`PopulationLauncher`."""
+
+    _target_: str = "hydra_plugins.vmfer_recipes.PopulationLauncher"
+    size: int = 32
+    n_jobs: int = 1
+
+
+class PopulationLauncher(Launcher):
+    """Trains the runs of a sweep together.
+
+    Args:
+        size: the largest number of runs that one process trains at a time.
+        n_jobs: the number of processes.
+    """
+
+    def __init__(self, size: int = 32, n_jobs: int = 1) -> None:
+        for key, value in (("size", size), ("n_jobs", n_jobs)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"hydra.launcher.{key} must be at least 1, got {value}.")
+        self._size, self._jobs = size, n_jobs
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Called by Hydra before ``launch``."""
+        self._context, self._config = hydra_context, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> list[JobReturn]:
+        """Checks and groups the runs, trains them, and returns their results."""
+        from vmfer_recipes.config.launch import quiet_torchrl
+        from vmfer_recipes.population.served import check_served, grouped
+
+        setup_globals()
+        quiet_torchrl()
+        names = [" ".join(e for e in each if "hydra." not in e) for each in job_overrides]
+        configs = []
+        for number, (overrides, name) in enumerate(zip(job_overrides, names, strict=True)):
+            composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+            with current_job(composed, initial_job_idx + number):
+                configs.append(to_config(without_hydra(composed)))
+            check_served(configs[-1], name)
+        groups = grouped(configs, self._size)
+        errors: list[Exception | None] = [None] * len(configs)
+        for group, found in zip(groups, self._train(configs, groups), strict=True):
+            for position, error in zip(group, found, strict=True):
+                errors[position] = error
+        return [_result(name, error) for name, error in zip(names, errors, strict=True)]
+
+    def _train(self, configs: list[Any], groups: list[list[int]]) -> list[list[Exception | None]]:
+        members = [[configs[position] for position in group] for group in groups]
+        if self._jobs == 1 or len(groups) == 1:
+            return [_train(group) for group in members]
+        context = multiprocessing.get_context("spawn")
+        with (
+            leaving_ctrl_c_to_the_runs(),
+            ProcessPoolExecutor(min(self._jobs, len(groups)), mp_context=context) as pool,
+        ):
+            return list(pool.map(_train_in_worker, members))
+
+
+def _train(configs: list[Any]) -> list[Exception | None]:
+    from vmfer_recipes.population.training import train_together
+
+    return train_together(configs)
+
+
+def _train_in_worker(configs: list[Any]) -> list[Exception | None]:
+    from vmfer_recipes.config.launch import quiet_torchrl
+    from vmfer_recipes.run.interruption import Interruption
+
+    if Interruption.came:
+        return [StoppedError()] * len(configs)
+    quiet_torchrl()
+    try:
+        # An exception of any kind may not be picklable; its message is.
+        errors = _train(configs)
+    except SystemExit:
+        return [StoppedError()] * len(configs)
+    return [None if error is None else UserError(first_line(error)) for error in errors]
+
+
+def _result(name: str, error: Exception | None) -> JobReturn:
+    result = JobReturn()
+    result.status = JobStatus.COMPLETED if error is None else JobStatus.FAILED
+    if error is not None and not isinstance(error, StoppedError):
+        error = UserError(
+            f"{name} failed ({first_line(error)}). The other runs have ended; run the same "
+            "command to complete the sweep."
+        )
+    result.return_value = error
+    return result

@@ -1,0 +1,241 @@
+"""A member of a population: one run with its session, its agent and its random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchrl_vmfer._torchrl import stored_rows
+from torchrl_vmfer.compiled import CompiledUpdates
+from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.collection.episodes import EpisodeReturns
+from vmfer_recipes.collection.transitions import kept
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.run.evaluation import Evaluation
+from vmfer_recipes.run.interruption import Interruption
+from vmfer_recipes.run.progress import Progress
+from vmfer_recipes.run.session import Session
+
+__all__ = ["Member", "MemberCollector"]
+
+
+class _Silent(Progress):
+    """Shows nothing: a population has one bar for all members."""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def close(self) -> None:
+        """Nothing was drawn."""
+
+
+class _MemberSession(Session):
+    """The session of a member, which leaves signals and messages to its population.
+
+    Args:
+        cfg: the configuration of the run.
+        interruption: notes the signals of all members.
+    """
+
+    def __init__(self, cfg: Any, interruption: Interruption) -> None:
+        self._shared = interruption
+        super().__init__(cfg)
+
+    def signals(self) -> AbstractContextManager[Interruption]:
+        """The signals of the population."""
+        return nullcontext(self._shared)
+
+    def progress(self, start: int) -> AbstractContextManager[Progress]:
+        """No progress of its own."""
+        return _Silent(start, self.cfg.total_frames, 0)
+
+    def report(
+        self,
+        trained: Evaluation,
+        at_random: Evaluation,
+        picture: Path | None,
+        checkpoint: Path | None,
+    ) -> None:
+        """One line for each member."""
+        print(f"{self.cfg.run_dir}: return {trained.return_mean:.1f}")
+
+
+class MemberCollector:
+    """Steps the environment of a member with actions that its population computes.
+
+    Args:
+        agent: the agent, whose environment has been reset by its own collector.
+        extend: writes a transition to a replay buffer.
+
+    Attributes:
+        observation: the current observation.
+        episodes: the returns of the training episodes.
+    """
+
+    def __init__(self, agent: Agent, extend: Callable[[Any, Any], Any]) -> None:
+        self._env, self._buffer, self._extend = agent.env, agent.buffer, extend
+        self._steps = 0
+        self.observation: np.ndarray = _carried(agent.collector)
+        self.episodes = EpisodeReturns()
+        self._transition = kept(agent.env.fake_tensordict()).unsqueeze(0).contiguous()
+        following = self._transition["next"]
+        self._now = [self._transition[key].numpy()[0] for key in ("observation", "action")]
+        keys = ("observation", "reward", "done", "terminated")
+        self._next = [following[key].numpy()[0] for key in keys]
+
+    def collect(self, action: np.ndarray) -> None:
+        """Takes one environment step and stores the transition."""
+        now, chosen = self._now
+        now[:], chosen[:] = self.observation, action
+        try:
+            after, reward, terminated, truncated, _ = self._env.simulator.step(action)
+            is_over = terminated or truncated
+            observation, reward_, done, terminated_ = self._next
+            observation[:], reward_[:], done[:] = after, reward, is_over
+            terminated_[:] = terminated
+            if is_over:
+                after = self._env.simulator.reset()[0]
+        except UserError as error:
+            raise UserError(f"At step {self._steps + 1}: {error}") from error
+        self.observation = after
+        self._steps += 1
+        self._extend(self._buffer, self._transition)
+        self.episodes.add(float(reward_[0]), bool(is_over))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the environment within its episode, and the number of steps."""
+        return {
+            "environment": environment_state(self._env),
+            "observation": torch.from_numpy(self.observation.copy()),
+            "frames": self._steps,
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within the episode."""
+        load_environment_state(self._env, state["environment"])
+        self.observation = state["observation"].numpy().copy()
+        self._steps = state["frames"]
+        self.episodes.load_state_dict(state["episodes"])
+
+
+def _carried(collector: Any) -> np.ndarray:
+    return collector.state_dict()["carrier"]["observation"].reshape(-1).numpy().copy()
+
+
+class Member:
+    """One run of a population.
+
+    Between its turns, its random numbers are kept apart: other members do not affect them.
+
+    Args:
+        cfg: the configuration of the run.
+        make_agent: makes the agent, as in the recipe of its algorithm.
+        interruption: notes the signals of all members.
+
+    Attributes:
+        step: the environment step to take; ``None`` after the last one.
+        error: why the run failed; ``None`` if it did not.
+        is_stopped: whether a signal stopped it.
+    """
+
+    def __init__(
+        self, cfg: Any, make_agent: Callable[..., Agent], interruption: Interruption
+    ) -> None:
+        self.cfg = cfg
+        self.step: int | None = None
+        self.error: Exception | None = None
+        self.generator = torch.Generator()
+        self.session = _MemberSession(cfg, interruption)  # also seeds the global generators
+        if self.session.finished:
+            return
+        self.agent = make_agent(cfg, self.session.backend)
+        self.collector = MemberCollector(self.agent, self.session.backend.extend)
+        components = {**self.agent.components(), "collector": self.collector}
+        self._steps = self.session.steps(**components)
+        self._columns: list[np.ndarray] = []
+        self._keep()
+
+    def start(self) -> CompiledUpdates:
+        """Restores the run. Returns the updates of its networks, which can then be stacked.
+
+        Raises:
+            Exception: whatever prevents the run.
+        """
+        agent = self.agent
+        with self.turn():
+            self.step = next(self._steps, None)
+        return CompiledUpdates(
+            agent.loss,
+            critic_optimizer=agent.critic_optimizer,
+            actor_optimizer=agent.actor_optimizer,
+            alpha_optimizer=agent.alpha_optimizer,
+            targets=agent.targets,
+        )
+
+    def advance(self, is_stopping: bool) -> None:
+        """Ends a step: evaluates, logs and saves if it is time to."""
+        cfg, step = self.cfg, self.step
+        assert step is not None
+        intervals = (cfg.eval_interval, cfg.checkpoint_interval, cfg.log_interval)
+        is_quiet = (
+            step < cfg.total_frames
+            and all(step % interval for interval in intervals)
+            and step not in cfg.keep_checkpoints_at
+            and not is_stopping
+        )
+        with nullcontext() if is_quiet else self.turn():
+            self.step = next(self._steps, None)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the run because of an error."""
+        self.error, self.step = error, None
+        self._steps.close()  # type: ignore[attr-defined]
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """A context in which the global generators continue the random numbers of this run."""
+        torch.set_rng_state(self.generator.get_state())
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        random.setstate(self._python)
+        try:
+            yield
+        finally:
+            self._keep()
+
+    def _keep(self) -> None:
+        self.generator.set_state(torch.get_rng_state())
+        self._numpy, self._python = np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def random_action(self) -> np.ndarray:
+        """A uniform action, as the recipes draw it."""
+        torch.set_rng_state(self.generator.get_state())
+        action = self.agent.env.action_spec.rand()
+        self.generator.set_state(torch.get_rng_state())
+        return action.numpy()
+
+    def read(self, index: Tensor, *places: np.ndarray) -> None:
+        """Copies rows of the replay buffer.
+
+        Args:
+            index: the slots of the rows.
+            *places: where to copy observations and, optionally, actions, rewards, terminations and
+                next observations.
+        """
+        if not self._columns:
+            rows: Any = stored_rows(self.agent.buffer.storage)
+            following = rows["next"]
+            keys = ("reward", "terminated", "observation")
+            found = [rows["observation"], rows["action"], *(following[key] for key in keys)]
+            self._columns = [column.numpy() for column in found]
+        slots = index.numpy()
+        for column, place in zip(self._columns, places, strict=False):
+            np.take(column, slots, 0, out=place, mode="clip")

@@ -1,0 +1,73 @@
+"""Which runs a population can train, and which of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torchrl_vmfer.compiled import functions
+from vmfer_recipes.config.errors import UserError
+
+__all__ = ["check_served", "grouped"]
+
+_SAMPLERS = ("shared", "fresh", "vmf", "inverse_td", "gradient_norm", "recent")
+_REPLAYS = ("uniform", "per", "per_rank", "lap")
+# What the compiled updates measure for the samplers is the same for all members.
+_SIGNALS = {"vmf": "factor", "gradient_norm": "gradient_norm"}
+# Members may differ in these keys.
+_FREE = ("seed", "sampler", "critic_lr", "actor_lr", "alpha_lr", "gamma", "tau")
+_FREE += ("exploration_noise", "alpha_init", "run_dir", "logger", "resume")
+
+
+def check_served(cfg: Any, name: str) -> None:
+    """Raises ``UserError`` if a population cannot train a run.
+
+    Args:
+        cfg: the configuration of the run.
+        name: the run in error messages.
+    """
+    needed: dict[str, tuple[Any, Sequence[Any]]] = {
+        "recipe": (cfg.algorithm, ("td3", "sac")),
+        "sampler": (cfg.sampler.kind, _SAMPLERS),
+        "replay": (cfg.replay.kind, _REPLAYS),
+        "collector": (cfg.collector.kind, ("single",)),
+        "num_envs": (cfg.num_envs, (1,)),
+        "network": (cfg.network, ("mlp",)),
+        "activation": (cfg.activation, ("relu",)),
+        "env.normalize_observations": (cfg.env.normalize_observations, (False,)),
+        "entropy_gradient": (getattr(cfg, "entropy_gradient", False), (False,)),
+        "device": (cfg.device, ("cpu",)),
+        "threads": (cfg.threads, (1,)),
+        "compile": (cfg.compile, (False,)),
+        "fast": (cfg.fast, (True,)),
+    }
+    for key, (value, served) in needed.items():
+        if value not in served:
+            shown = getattr(cfg, key).name if key in ("sampler", "replay") else value
+            raise UserError(
+                f"A population cannot train {key}={str(shown).lower()}: use "
+                f"hydra/launcher=joblib for this sweep. No run was started; this one is {name}."
+            )
+    if functions() is None:
+        raise UserError(
+            "A population needs the compiled updates of torchrl_vmfer, which were not built: "
+            "install the package where there is a C compiler, or use hydra/launcher=joblib."
+        )
+
+
+def grouped(configs: Sequence[Any], size: int) -> list[list[int]]:
+    """The runs to train together, by their positions, at most ``size`` at a time.
+
+    Members have the same keys, except those that the compiled updates take for each member.
+    """
+    groups: dict[str, list[int]] = {}
+    for position, cfg in enumerate(configs):
+        keys = {key: value for key, value in asdict(cfg).items() if key not in _FREE}
+        keys["signal"] = _SIGNALS.get(cfg.sampler.kind)
+        groups.setdefault(repr(keys), []).append(position)
+    return [
+        group[first : first + size]
+        for group in groups.values()
+        for first in range(0, len(group), size)
+    ]

@@ -1,0 +1,284 @@
+"""The training loop of a population."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from torchrl_vmfer.compiled import CompiledUpdates, NotServedError
+from torchrl_vmfer.compiled.stacked import Columns
+from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.population.members import Member
+from vmfer_recipes.run.interruption import Interruption
+from vmfer_recipes.run.progress import Progress
+
+__all__ = ["train_together"]
+
+
+def train_together(configs: Sequence[Any]) -> list[Exception | None]:
+    """Trains runs together. Returns the error of each one, or ``None``.
+
+    After SIGINT or SIGTERM, all members save a checkpoint, and the program ends.
+
+    Args:
+        configs: runs that :func:`~vmfer_recipes.population.served.grouped` has put together.
+    """
+    errors: list[Exception | None] = [None] * len(configs)
+    with Interruption() as interruption:
+        members: dict[int, Member] = {}
+        updates: list[CompiledUpdates] = []
+        for place, cfg in enumerate(configs):
+            try:
+                member = Member(cfg, _maker(cfg.algorithm), interruption)
+                if member.session.finished:
+                    continue
+                updates.append(member.start())
+                members[place] = member
+            except Exception as error:
+                errors[place] = _reported(cfg, error)
+        if members:
+            _Population(list(members.values()), updates, interruption).train()
+        for place, member in members.items():
+            errors[place] = member.error
+    return errors
+
+
+def _maker(algorithm: str) -> Callable[..., Agent]:
+    if algorithm == "sac":
+        from vmfer_recipes.sac import make_agent as make_sac
+
+        return make_sac
+    from vmfer_recipes.td3 import make_agent
+
+    return make_agent
+
+
+def _reported(cfg: Any, error: Exception) -> Exception:
+    """Prints the error of a member at once, because the others may run for hours."""
+    if not isinstance(error, (UserError, NotServedError)):
+        traceback.print_exception(error)
+    print("error:", *f"{cfg.run_dir}: {error}".split(), file=sys.stderr)
+    return error
+
+
+class _Bar(Progress):
+    """The progress of a population, in steps of all members."""
+
+    members = 0
+
+    def facts(self) -> list[str]:
+        """What is shown besides the steps."""
+        return [f"{self.members} members", *super().facts()]
+
+
+class _Population:
+    """Members that take their steps together.
+
+    Args:
+        members: the members.
+        updates: the updates of their networks.
+        interruption: notes signals.
+    """
+
+    def __init__(
+        self,
+        members: list[Member],
+        updates: list[CompiledUpdates],
+        interruption: Interruption,
+    ) -> None:
+        self._members, self._interruption = members, interruption
+        self._updates = CompiledUpdates.stack(updates)
+        settings = self._updates.settings
+        cfg = members[0].cfg
+        self._cfg, self._delay = cfg, getattr(cfg, "policy_delay", 1)
+        self._is_gaussian = settings.policy == "gaussian"
+        self._has_actor_noise = self._is_gaussian or bool(settings.actor_noise)
+        count, batch = len(members), cfg.batch_size
+        size, width = settings.observation, settings.action
+
+        def zeros(*shape: int) -> np.ndarray:
+            return np.zeros((count, *shape), np.float32)
+
+        self._observations = zeros(size)
+        self._action_noise = torch.zeros(count, width)
+        self._noise = torch.zeros(count, batch, width)
+        self._batch = Columns(
+            *(zeros(batch, size), zeros(batch, width), zeros(batch, 1)),
+            *(np.zeros((count, batch, 1), bool), zeros(batch, size)),
+        )
+        self._actor_observations = zeros(batch, size)
+        self._index: list[Tensor] = [torch.zeros(0, dtype=torch.int64)] * count
+        self._weights = np.ones((count, batch), np.float32)
+        self._is_weighted = cfg.replay.kind in ("per", "per_rank")
+        self._active = np.zeros(count, bool)
+        self._rates = {
+            key: np.array([float(getattr(member.cfg, key, 0.0)) for member in members])
+            for key in (
+                *("critic_lr", "actor_lr", "alpha_lr", "gamma", "tau"),
+                "exploration_noise",
+            )
+        }
+
+    def train(self) -> None:
+        """Trains all members to their ends."""
+        members, cfg = self._members, self._cfg
+        done = sum((member.step or cfg.total_frames + 1) - 1 for member in members)
+        count = len(members)
+        total, at_random = count * cfg.total_frames, count * cfg.init_random_frames
+        print(
+            f"A population of {count} runs of {cfg.algorithm}, env={cfg.env.name}, "
+            f"{cfg.total_frames:,} steps each, the first in {cfg.run_dir}.",
+            file=sys.stderr,
+        )
+        with _Bar(done, total, at_random) as bar:
+            while True:
+                going = [i for i, member in enumerate(members) if member.step is not None]
+                if not going:
+                    return
+                step = min(members[i].step or 0 for i in going)
+                # After a crash, some members may have an older checkpoint: they catch up.
+                self._take(step, [i for i in going if members[i].step == step])
+                bar.members = len(going)
+                done += len(going)
+                bar.advance(done)
+
+    def _take(self, step: int, chosen: list[int]) -> None:
+        """Takes one step of some members."""
+        chosen = self._each(self._collector(step, chosen), chosen)
+        if step > self._cfg.init_random_frames:
+            ratio = self._cfg.utd_ratio
+            for update in range((step - 1) * ratio + 1, step * ratio + 1):
+                chosen = self._update_critics(chosen)
+                if update == step * ratio and step % self._delay == 0:
+                    chosen = self._update_actors(chosen)
+                if update % self._delay == 0:
+                    self._updates.update_targets(self._rates["tau"], self._choose(chosen))
+        is_stopping = self._interruption.signal is not None
+        self._each(lambda i, member: member.advance(is_stopping), chosen)
+
+    def _each(self, act: Callable[[int, Member], None], chosen: list[int]) -> list[int]:
+        """Calls a function for some members. Returns those that did not fail."""
+        left = []
+        for i in chosen:
+            member = self._members[i]
+            try:
+                act(i, member)
+                left.append(i)
+            except Exception as error:
+                member.fail(_reported(member.cfg, error))
+        return left
+
+    def _choose(self, chosen: list[int]) -> np.ndarray:
+        self._active[:] = False
+        self._active[chosen] = True
+        return self._active
+
+    def _collector(self, step: int, chosen: list[int]) -> Callable[[int, Member], None]:
+        """The function that takes the environment step of one member."""
+        if step <= self._cfg.init_random_frames:
+            return lambda i, member: member.collector.collect(member.random_action())
+        for i in chosen:
+            member = self._members[i]
+            self._observations[i] = member.collector.observation
+            torch.randn(
+                self._action_noise.shape[1],
+                generator=member.generator,
+                out=self._action_noise[i],
+            )
+        actions = self._updates.act(
+            self._observations,
+            self._action_noise.numpy(),
+            self._rates["exploration_noise"],
+            self._choose(chosen),
+        )
+        return lambda i, member: member.collector.collect(actions[i].copy())
+
+    def _draw_noise(self, i: int, member: Member) -> None:
+        noise = self._noise[i]
+        torch.randn(noise.shape, generator=member.generator, out=noise)
+
+    def _update_critics(self, chosen: list[int]) -> list[int]:
+        def draw(i: int, member: Member) -> None:
+            buffer = member.agent.buffer
+            index, info = buffer.critic_sampler.sample(buffer.storage, self._cfg.batch_size)
+            self._index[i] = index = torch.as_tensor(index)
+            if self._is_weighted:
+                self._weights[i] = info["priority_weight"]
+            member.read(index, *(column[i] for column in self._batch if column is not None))
+            self._draw_noise(i, member)
+
+        chosen = self._each(draw, chosen)
+        report = self._updates.update_critics(
+            self._batch,
+            self._noise.numpy(),
+            lr=self._rates["critic_lr"],
+            gamma=self._rates["gamma"],
+            weights=self._weights if self._is_weighted else None,
+            active=self._choose(chosen),
+        )
+        losses = torch.from_numpy(report.loss).float()
+        errors = torch.from_numpy(report.td_error)
+
+        def note(i: int, member: Member) -> None:
+            member.session.metrics.add(critic_loss=losses[i])
+            if member.agent.stores_td_errors:
+                batch = TensorDict({"index": self._index[i]}, [len(self._index[i])])
+                member.agent.store_td_errors(batch, errors[i])
+
+        return self._each(note, chosen)
+
+    def _update_actors(self, chosen: list[int]) -> list[int]:
+        observations = self._actor_observations
+
+        def draw(i: int, member: Member) -> None:
+            buffer = member.agent.buffer
+            if member.agent.sample_actor is None:
+                observations[i] = self._batch.observation[i]
+            else:
+                index, _ = buffer.actor_sampler.sample(buffer.storage, self._cfg.batch_size)
+                self._index[i] = torch.as_tensor(index)
+                member.read(self._index[i], observations[i])
+            if self._has_actor_noise:
+                self._draw_noise(i, member)
+
+        chosen = self._each(draw, chosen)
+        report = self._updates.update_actor(
+            Columns(observations),
+            self._noise.numpy() if self._has_actor_noise else None,
+            lr=self._rates["actor_lr"],
+            alpha_lr=self._rates["alpha_lr"] if self._is_gaussian else None,
+            active=self._choose(chosen),
+        )
+        losses = torch.from_numpy(report.loss[:, 0]).float()
+        names = ("vmf_factor", "vmf_resultant_length", "vmf_gradient_norm", "log_prob")
+        found = {
+            name: torch.from_numpy(values)
+            for name, values in zip(names, report[1:], strict=True)
+            if values is not None
+        }
+
+        def note(i: int, member: Member) -> None:
+            agent, metrics = member.agent, member.session.metrics
+            metrics.add(actor_loss=losses[i])
+            if self._is_gaussian:
+                metrics.add(alpha=agent.loss.log_alpha.detach().exp())
+            needs_row = "factor_mean" not in metrics
+            if not needs_row and agent.signal not in ("factor", "gradient_norm"):
+                return
+            info = {name: values[i] for name, values in found.items()}
+            entries = {"observation": observations[i].copy(), "index": self._index[i]}
+            batch = TensorDict(entries, [len(self._index[i])])
+            if needs_row:
+                with member.turn():
+                    agent.log_agreement(metrics, batch, info)
+            agent.store_signal(batch, info)
+
+        return self._each(note, chosen)
