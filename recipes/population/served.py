@@ -16,8 +16,10 @@ _REPLAYS = ("uniform", "per", "per_rank", "lap")
 # What the compiled updates measure for the samplers is the same for all members.
 _SIGNALS = {"vmf": "factor", "gradient_norm": "gradient_norm"}
 # Members may differ in these keys.
-_FREE = ("seed", "sampler", "critic_lr", "actor_lr", "alpha_lr", "gamma", "tau")
-_FREE += ("exploration_noise", "alpha_init", "run_dir", "logger", "resume")
+_FREE = (
+    *("seed", "sampler", "critic_lr", "actor_lr", "alpha_lr", "gamma", "tau"),
+    *("exploration_noise", "alpha_init", "run_dir", "logger", "resume"),
+)
 
 
 def check_served(cfg: Any, name: str) -> None:

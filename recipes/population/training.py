@@ -138,7 +138,8 @@ class _Population:
             f"{cfg.total_frames:,} steps each, the first in {cfg.run_dir}.",
             file=sys.stderr,
         )
-        with _Bar(done, total, at_random) as bar:
+        bar = _Bar(done, total, at_random)
+        with bar:
             while True:
                 going = [i for i, member in enumerate(members) if member.step is not None]
                 if not going:
@@ -147,8 +148,7 @@ class _Population:
                 # After a crash, some members may have an older checkpoint: they catch up.
                 self._take(step, [i for i in going if members[i].step == step])
                 bar.members = len(going)
-                done += len(going)
-                bar.advance(done)
+                bar.advance(sum((m.step or cfg.total_frames + 1) - 1 for m in members))
 
     def _take(self, step: int, chosen: list[int]) -> None:
         """Takes one step of some members."""
