@@ -20,7 +20,7 @@ from vmfer_recipes.population.members import Member
 from vmfer_recipes.run.interruption import Interruption
 from vmfer_recipes.run.progress import Progress
 
-__all__ = ["train_together"]
+__all__ = ["Population", "maker", "train_together"]
 
 
 def train_together(configs: Sequence[Any]) -> list[Exception | None]:
@@ -37,7 +37,7 @@ def train_together(configs: Sequence[Any]) -> list[Exception | None]:
         updates: list[CompiledUpdates] = []
         for place, cfg in enumerate(configs):
             try:
-                member = Member(cfg, _maker(cfg.algorithm), interruption)
+                member = Member(cfg, maker(cfg.algorithm), interruption)
                 if member.session.finished:
                     continue
                 updates.append(member.start())
@@ -45,13 +45,14 @@ def train_together(configs: Sequence[Any]) -> list[Exception | None]:
             except Exception as error:
                 errors[place] = _reported(cfg, error)
         if members:
-            _Population(list(members.values()), updates, interruption).train()
+            Population(list(members.values()), updates, interruption).train()
         for place, member in members.items():
             errors[place] = member.error
     return errors
 
 
-def _maker(algorithm: str) -> Callable[..., Agent]:
+def maker(algorithm: str) -> Callable[..., Agent]:
+    """The function of a recipe that makes its agent."""
     if algorithm == "sac":
         from vmfer_recipes.sac import make_agent as make_sac
 
@@ -79,7 +80,7 @@ class _Bar(Progress):
         return [f"{self.members} members", *super().facts()]
 
 
-class _Population:
+class Population:
     """Members that take their steps together.
 
     Args:
@@ -146,11 +147,11 @@ class _Population:
                     return
                 step = min(members[i].step or 0 for i in going)
                 # After a crash, some members may have an older checkpoint: they catch up.
-                self._take(step, [i for i in going if members[i].step == step])
+                self.take(step, [i for i in going if members[i].step == step])
                 bar.members = len(going)
                 bar.advance(sum((m.step or cfg.total_frames + 1) - 1 for m in members))
 
-    def _take(self, step: int, chosen: list[int]) -> None:
+    def take(self, step: int, chosen: list[int]) -> None:
         """Takes one step of some members."""
         chosen = self._each(self._collector(step, chosen), chosen)
         if step > self._cfg.init_random_frames:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from helpers.saved_rows import rows_in
 
 pytest.importorskip("torchrl_vmfer.compiled._portable", reason="requires a C compiler")

@@ -317,12 +317,10 @@ class CompiledUpdates:
             joint = joined(options["log_alpha"])
             flat = [None if t is None else t.reshape(len(agents)) for t in joint]
             options = {**options, "log_alpha": AdamState(*flat)}  # type: ignore[arg-type]
-        return StackedUpdates(
-            settings,
-            *(replace(net, parameters=[joined(p) for p in net.parameters]) for net in networks),
-            module=first._module,
-            **options,
+        actor, critics = (
+            replace(net, parameters=[joined(p) for p in net.parameters]) for net in networks
         )
+        return StackedUpdates(settings, actor, critics, module=first._module, **options)
 
     def _temperatures(self) -> list[Tensor]:
         return [self._log_alpha] if self._is_gaussian else []
