@@ -39,7 +39,8 @@ def speed(algorithm: str, count: int, size: str, env: str, steps: int) -> float:
     """The steps per second of all members, while they learn."""
     hidden, batch = size.split("/")
     options = [f"env={env}", f"hidden=[{hidden.replace('x', ',')}]", f"batch_size={batch}"]
-    with tempfile.TemporaryDirectory() as folder, Interruption() as interruption:
+    interruption = Interruption()  # not entered: signals end the benchmark
+    with tempfile.TemporaryDirectory() as folder:
         members = []
         for seed in range(count):
             cfg = configuration(algorithm, Path(folder), seed, [*options, "sampler=vmf_rank"])
