@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from vmfer_recipes.config._hydra import current_job, without_hydra
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.validation import to_config
-from vmfer_recipes.run.interruption import StoppedError, leaving_ctrl_c_to_the_runs
+from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
 
 __all__ = ["PopulationConf", "PopulationLauncher"]
 
@@ -39,9 +39,8 @@ class PopulationLauncher(Launcher):
     """
 
     def __init__(self, size: int = 32, n_jobs: int = 1) -> None:
-        for key, value in (("size", size), ("n_jobs", n_jobs)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"hydra.launcher.{key} must be at least 1, got {value}.")
+        if min(size, n_jobs) < 1:
+            raise UserError(f"hydra.launcher has size={size} and n_jobs={n_jobs}: use at least 1.")
         self._size, self._jobs = size, n_jobs
 
     def setup(
@@ -59,59 +58,54 @@ class PopulationLauncher(Launcher):
 
         setup_globals()
         quiet_torchrl()
-        names = [" ".join(e for e in each if "hydra." not in e) for each in job_overrides]
-        configs = []
-        for number, (overrides, name) in enumerate(zip(job_overrides, names, strict=True)):
+        configs: list[Any] = []
+        for number, overrides in enumerate(job_overrides):
             composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
             with current_job(composed, initial_job_idx + number):
                 configs.append(to_config(without_hydra(composed)))
-            check_served(configs[-1], name)
+            check_served(configs[-1])
         groups = grouped(configs, self._size)
         errors: list[Exception | None] = [None] * len(configs)
         for group, found in zip(groups, self._train(configs, groups), strict=True):
             for position, error in zip(group, found, strict=True):
                 errors[position] = error
-        return [_result(name, error) for name, error in zip(names, errors, strict=True)]
+        return [_result(cfg.run_dir, error) for cfg, error in zip(configs, errors, strict=True)]
 
     def _train(self, configs: list[Any], groups: list[list[int]]) -> list[list[Exception | None]]:
+        from vmfer_recipes.population.training import train_together
+
         members = [[configs[position] for position in group] for group in groups]
         if self._jobs == 1 or len(groups) == 1:
-            return [_train(group) for group in members]
+            return [train_together(group) for group in members]
         context = multiprocessing.get_context("spawn")
         with (
             leaving_ctrl_c_to_the_runs(),
             ProcessPoolExecutor(min(self._jobs, len(groups)), mp_context=context) as pool,
         ):
-            return list(pool.map(_train_in_worker, members))
+            return list(pool.map(_worker, members))
 
 
-def _train(configs: list[Any]) -> list[Exception | None]:
-    from vmfer_recipes.population.training import train_together
-
-    return train_together(configs)
-
-
-def _train_in_worker(configs: list[Any]) -> list[Exception | None]:
+def _worker(configs: list[Any]) -> list[Exception | None]:
     from vmfer_recipes.config.launch import quiet_torchrl
-    from vmfer_recipes.run.interruption import Interruption
+    from vmfer_recipes.population.training import train_together
 
     if Interruption.came:
         return [StoppedError()] * len(configs)
     quiet_torchrl()
     try:
         # An exception of any kind may not be picklable; its message is.
-        errors = _train(configs)
+        errors = train_together(configs)
     except SystemExit:
         return [StoppedError()] * len(configs)
     return [None if error is None else UserError(first_line(error)) for error in errors]
 
 
-def _result(name: str, error: Exception | None) -> JobReturn:
+def _result(run_dir: str, error: Exception | None) -> JobReturn:
     result = JobReturn()
     result.status = JobStatus.COMPLETED if error is None else JobStatus.FAILED
     if error is not None and not isinstance(error, StoppedError):
         error = UserError(
-            f"{name} failed ({first_line(error)}). The other runs have ended; run the same "
+            f"{run_dir} failed ({first_line(error)}). The other runs have ended; run the same "
             "command to complete the sweep."
         )
     result.return_value = error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,12 +37,7 @@ class _Silent(Progress):
 
 
 class _MemberSession(Session):
-    """The session of a member, which leaves signals and messages to its population.
-
-    Args:
-        cfg: the configuration of the run.
-        interruption: notes the signals of all members.
-    """
+    """The session of a member, which leaves signals and messages to its population."""
 
     def __init__(self, cfg: Any, interruption: Interruption) -> None:
         self._shared = interruption
@@ -57,13 +51,7 @@ class _MemberSession(Session):
         """No progress of its own."""
         return _Silent(start, self.cfg.total_frames, 0)
 
-    def report(
-        self,
-        trained: Evaluation,
-        at_random: Evaluation,
-        picture: Path | None,
-        checkpoint: Path | None,
-    ) -> None:
+    def report(self, trained: Evaluation, *others: Any) -> None:
         """One line for each member."""
         print(f"{self.cfg.run_dir}: return {trained.return_mean:.1f}")
 
@@ -144,7 +132,6 @@ class Member:
     Attributes:
         step: the environment step to take; ``None`` after the last one.
         error: why the run failed; ``None`` if it did not.
-        is_stopped: whether a signal stopped it.
     """
 
     def __init__(
@@ -165,11 +152,7 @@ class Member:
         self._keep()
 
     def start(self) -> CompiledUpdates:
-        """Restores the run. Returns the updates of its networks, which can then be stacked.
-
-        Raises:
-            Exception: whatever prevents the run.
-        """
+        """Restores the run. Returns the updates of its networks, which can then be stacked."""
         agent = self.agent
         with self.turn():
             self.step = next(self._steps, None)

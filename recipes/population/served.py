@@ -22,13 +22,8 @@ _FREE = (
 )
 
 
-def check_served(cfg: Any, name: str) -> None:
-    """Raises ``UserError`` if a population cannot train a run.
-
-    Args:
-        cfg: the configuration of the run.
-        name: the run in error messages.
-    """
+def check_served(cfg: Any) -> None:
+    """Raises ``UserError`` if a population cannot train the run of a configuration."""
     needed: dict[str, tuple[Any, Sequence[Any]]] = {
         "recipe": (cfg.algorithm, ("td3", "sac")),
         "sampler": (cfg.sampler.kind, _SAMPLERS),
@@ -49,7 +44,7 @@ def check_served(cfg: Any, name: str) -> None:
             shown = getattr(cfg, key).name if key in ("sampler", "replay") else value
             raise UserError(
                 f"A population cannot train {key}={str(shown).lower()}: use "
-                f"hydra/launcher=joblib for this sweep. No run was started; this one is {name}."
+                f"hydra/launcher=joblib for this sweep. No run was started, such as {cfg.run_dir}."
             )
     if functions() is None:
         raise UserError(

@@ -18,9 +18,12 @@ from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.population.members import Member
 from vmfer_recipes.run.interruption import Interruption
+from vmfer_recipes.run.lock import LockedError
 from vmfer_recipes.run.progress import Progress
 
 __all__ = ["Population", "maker", "train_together"]
+
+_RATES = ("critic_lr", "actor_lr", "alpha_lr", "gamma", "tau", "exploration_noise")
 
 
 def train_together(configs: Sequence[Any]) -> list[Exception | None]:
@@ -42,6 +45,8 @@ def train_together(configs: Sequence[Any]) -> list[Exception | None]:
                     continue
                 updates.append(member.start())
                 members[place] = member
+            except LockedError as error:  # several sweeps can share their work
+                print(f"{error} The sweep continues without it.", file=sys.stderr)
             except Exception as error:
                 errors[place] = _reported(cfg, error)
         if members:
@@ -90,10 +95,7 @@ class Population:
     """
 
     def __init__(
-        self,
-        members: list[Member],
-        updates: list[CompiledUpdates],
-        interruption: Interruption,
+        self, members: list[Member], updates: list[CompiledUpdates], interruption: Interruption
     ) -> None:
         self._members, self._interruption = members, interruption
         self._updates = CompiledUpdates.stack(updates)
@@ -122,10 +124,7 @@ class Population:
         self._active = np.zeros(count, bool)
         self._rates = {
             key: np.array([float(getattr(member.cfg, key, 0.0)) for member in members])
-            for key in (
-                *("critic_lr", "actor_lr", "alpha_lr", "gamma", "tau"),
-                "exploration_noise",
-            )
+            for key in _RATES
         }
 
     def train(self) -> None:
@@ -189,11 +188,8 @@ class Population:
         for i in chosen:
             member = self._members[i]
             self._observations[i] = member.collector.observation
-            torch.randn(
-                self._action_noise.shape[1],
-                generator=member.generator,
-                out=self._action_noise[i],
-            )
+            noise = self._action_noise[i]
+            torch.randn(noise.shape, generator=member.generator, out=noise)
         actions = self._updates.act(
             self._observations,
             self._action_noise.numpy(),
