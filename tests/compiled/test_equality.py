@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.compiled_agents import LOSSES, Shape, distance, make_batch, pair
 
+from helpers.compiled_agents import LOSSES, Shape, distance, make_batch, pair
 from torchrl_vmfer import directional
 from torchrl_vmfer.gradients import action_gradients
 

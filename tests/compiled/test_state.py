@@ -7,10 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from helpers.compiled_agents import LOSSES, Agent, Shape, make_batch, make_loss, pair
 from torch import nn
 from torch.optim import SGD, Adam
 
+from helpers.compiled_agents import LOSSES, Agent, Shape, make_batch, make_loss, pair
 from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.compiled import NotServedError
 
