@@ -178,7 +178,7 @@ def _processor() -> list[str]:
 
 
 def _cache_directory() -> Path | None:
-    """The folder of compiled libraries, or ``None`` if it cannot be made."""
+    """The folder of compiled libraries, or ``None`` if it could not be created."""
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         directory = Path(base) / "torchrl_vmfer"
