@@ -98,7 +98,9 @@ def test_buffer_that_exceeds_the_memory_is_rejected_before_the_run_starts(
     train, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(os, "sysconf", lambda name: 1000)
-    with pytest.raises(UserError, match=r"replay\.buffer_size=1000000 needs .* this machine has 0\.0 GB"):
+    with pytest.raises(
+        UserError, match=r"replay\.buffer_size=1000000 needs .* this machine has 0\.0 GB"
+    ):
         train("td3", tmp_path / "run", "replay.buffer_size=1000000")
     assert not (tmp_path / "run").exists()
 
