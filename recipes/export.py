@@ -45,7 +45,7 @@ def main() -> None:
         raise UserError(f"output={options.output} is a folder: give the file to write.")
     if options.format == "onnx":
         _check_packages()
-    # Imported here, so that --help and mistakes are answered at once.
+    # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.run.exported import export, input_names, usage
 

@@ -29,7 +29,7 @@ def main() -> None:
             f"{', '.join(algorithms())} or my_package.my_algorithm."
         )
     del sys.argv[1]
-    if name in algorithms():  # at once: importing a recipe takes seconds
+    if name in algorithms():  # before the recipe imports torch
         check_command_line(name, algorithms()[name], name, f"{_PROGRAM} {name}")
     _load(name)(f"{_PROGRAM} {name}")
 

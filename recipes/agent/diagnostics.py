@@ -19,7 +19,7 @@ from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
 
 __all__ = ["Diagnostics", "cosine", "signal_to_noise"]
 
-_SATURATED = 0.99  # of actions scaled to [-1, 1]
+_SATURATED = 0.99  # absolute value of actions scaled to [-1, 1]
 # The current networks choose among candidates: there are no stored probabilities.
 _WITHOUT_DISTRIBUTION = ("direct", "on_policy")
 

@@ -143,7 +143,7 @@ def _own_sampler(cfg: Config, group: str) -> Sampler:
         return kind(**cfg.kwargs)
     except Exception as error:
         raise UserError(
-            f"{group}={cfg.path} cannot be made with {group}.kwargs={cfg.kwargs} "
+            f"{group}={cfg.path} could not be created with {group}.kwargs={cfg.kwargs} "
             f"({type(error).__name__}: {first_line(error)})."
         ) from error
 

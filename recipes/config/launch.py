@@ -48,7 +48,7 @@ def check_command_line(
     algorithm: str | None = None,
     program_name: str | None = None,
 ) -> None:
-    """Answers ``--help`` and reports mistakes of the command line, at once.
+    """Answers ``--help`` and reports mistakes of the command line, before the slow imports.
 
     A recipe calls this before it imports torch and TorchRL, which takes seconds.
 

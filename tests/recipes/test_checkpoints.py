@@ -9,7 +9,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -336,16 +335,6 @@ def test_full_ring_buffer_resumes_at_its_cursor(
         assert_equal(buffer.sample().to_dict(), restored.sample().to_dict())
         assert_equal(buffer.sample_actor().to_dict(), restored.sample_actor().to_dict())
     assert_equal(buffer.state_dict(), restored.state_dict())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("replay", ["uniform", "per", "per_rank"])
-def test_a_million_transitions_are_saved_in_under_ten_seconds(replay, configuration, tmp_path):
-    cfg = configuration("sac", tmp_path, f"replay={replay}", "replay.buffer_size=1000000")
-    buffer = filled_buffer(cfg, 1_000_000)
-    start = time.perf_counter()
-    assert Checkpoints(tmp_path).save(1, {"replay": buffer.state_dict()})
-    assert time.perf_counter() - start < 10
 
 
 def test_checkpoint_of_another_run_is_rejected(crashed_run, finish, tmp_path):

@@ -111,7 +111,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self.trajectory_key = trajectory
         self._next_goal_key = unravel_key(("next", self.goal_key))
         self._episode_index = EpisodeIndex()
-        self._known_revision = 0  # of the storage, including reported writes
+        self._known_revision = 0  # revision of the storage, including reported writes
         super().__init__(**kwargs)
 
     @staticmethod
