@@ -105,7 +105,7 @@ class Recipe:
         self._name = register_recipe(name, config, algorithm, CONFIGS)
         is_own = self._name != name
         self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
-        self._config = config
+        self.config = self._config = config
         self._run = run
         self._has_started = False
 
@@ -209,14 +209,12 @@ class Recipe:
 
 
 def _register_sweepers(line: CommandLine) -> None:
-    """Makes Hydra use the sweepers of this package: ``basic``, its default, and ``optuna``."""
+    """Makes Hydra use the sweeper of this package."""
     if not line.is_sweep:  # a single run starts faster without them
         return
-    from vmfer_recipes.training.search import SearchConf, SearchSweeper
     from vmfer_recipes.training.sweeps import GridConf, GridSweeper
 
     register_sweeper("basic", GridConf, GridSweeper)
-    register_sweeper("optuna", SearchConf, SearchSweeper)
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:
