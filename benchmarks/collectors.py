@@ -31,8 +31,7 @@ from typing import Any
 def _config(*overrides: str) -> Any:
     from hydra import compose, initialize_config_module
 
-    from vmfer_recipes.training import algorithms as algorithms  # registers their configurations
-    from vmfer_recipes.training.options import to_config
+    from vmfer_recipes.config.training import to_config
 
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
         return to_config(compose("td3", ["replay.buffer_size=100000", *overrides]))
@@ -66,12 +65,12 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     from torchrl.envs import SerialEnv
 
     from torchrl_vmfer.fast import make_backend
-    from vmfer_recipes.training.collection import make_collector
-    from vmfer_recipes.training.environments import make_environment
-    from vmfer_recipes.training.group_options import EnvConfig
-    from vmfer_recipes.training.networks import deterministic_actor, exploring, network_spec
-    from vmfer_recipes.training.perception import Perception
-    from vmfer_recipes.training.replay import make_replay_buffer
+    from vmfer_recipes.agent.networks import deterministic_actor, exploring, network_spec
+    from vmfer_recipes.agent.observations import Perception
+    from vmfer_recipes.agent.replay import make_replay_buffer
+    from vmfer_recipes.collection.collectors import make_collector
+    from vmfer_recipes.config.groups import EnvConfig
+    from vmfer_recipes.environments.make import make_environment
 
     torch.set_num_threads(1)
     cfg = _config(f"env={env_name}", f"num_envs={count}", "init_random_frames=0")

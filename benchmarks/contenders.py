@@ -25,9 +25,9 @@ from workload import BATCH, CAPACITY, HIDDEN, LEARNING_RATE, TASK, peer_loop, re
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.fast import make_backend
 from torchrl_vmfer.networks import NetworkSpec
-from vmfer_recipes.training import networks
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.session import Averages, TrainingSession
+from vmfer_recipes.agent import networks
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.session import Averages, TrainingSession
 
 LOG_INTERVAL = 1000  # as in a run
 

@@ -21,9 +21,9 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
-from vmfer_recipes.training.evaluation import Evaluation, evaluate
-from vmfer_recipes.training.session import EVALUATION_SEED
-from vmfer_recipes.training.tables import Table
+from vmfer_recipes.run.evaluation import Evaluation, evaluate
+from vmfer_recipes.run.session import EVALUATION_SEED
+from vmfer_recipes.run.tables import Table
 
 EVAL_INTERVAL, EVAL_EPISODES = 5000, 10
 

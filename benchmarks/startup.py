@@ -22,12 +22,12 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 # Ends a recipe right after its first environment step.
 FIRST_STEP = """
 import os, runpy, sys
-from vmfer_recipes.training import launch
+from vmfer_recipes.config import launch
 script = sys.argv[1]
 sys.argv = sys.argv[1:]
 recipe = launch.recipe
 def stopping(*arguments):
-    from vmfer_recipes.training.collection import TransitionCollector
+    from vmfer_recipes.collection.collectors import TransitionCollector
     following = TransitionCollector.next
     def next_and_stop(self):
         following(self)

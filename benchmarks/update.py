@@ -32,9 +32,9 @@ from torchrl.objectives import LossModule
 import torchrl_vmfer
 from torchrl_vmfer.fast import backward
 from torchrl_vmfer.networks import NetworkSpec
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.networks import deterministic_actor, gaussian_actor, make_critics
+from vmfer_recipes.agent.networks import deterministic_actor, gaussian_actor, make_critics
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
 
 BATCH = 256
 NETWORKS = NetworkSpec(hidden=[256, 256])

@@ -11,8 +11,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.keys import MISSING, Key, describe
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.keys import MISSING, Key, describe
 
 ROOT = Path(__file__).parents[1]
 # Files of the repository that pages link to.

@@ -6,8 +6,8 @@ python recipes/crossq.py env=Hopper-v4 +experiment=crossq_cpu   # narrower criti
 
 from __future__ import annotations
 
-from vmfer_recipes.training.algorithms import CrossQConfig
-from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.config.algorithms import CrossQConfig
+from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
     check_command_line("crossq", CrossQConfig)  # at once: the imports below take seconds
@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFCrossQLoss
 from torchrl_vmfer.fast import Backend
+from vmfer_recipes.agent.agent import Agent, gaussian_agent
+from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.sac import update_actor, update_critics
-from vmfer_recipes.training.agent import Agent, gaussian_agent
-from vmfer_recipes.training.session import Session, TrainingSession
 
 
 @recipe("crossq", CrossQConfig)

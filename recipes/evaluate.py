@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.command_line import read_folder_and_options
-from vmfer_recipes.training.errors import UserError, counted, first_line
-from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.keys import Config, key
-from vmfer_recipes.training.launch import program, quiet_torchrl
-from vmfer_recipes.training.validation import validate
+from vmfer_recipes.config.command_line import read_folder_and_options
+from vmfer_recipes.config.errors import UserError, counted, first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.keys import Config, key
+from vmfer_recipes.config.launch import program, quiet_torchrl
+from vmfer_recipes.config.validation import validate
 
 if TYPE_CHECKING:
     from tensordict.nn import TensorDictModule
 
     from torchrl_vmfer import Policy
-    from vmfer_recipes.training.environments import Environment
+    from vmfer_recipes.environments.make import Environment
 
 
 @dataclass
@@ -55,11 +55,11 @@ def main() -> None:
         )
     cfg = _load_config(config)
     # Imported here, so that --help and mistakes are answered at once.
-    from vmfer_recipes.training.environments import make_environment
-    from vmfer_recipes.training.evaluation import evaluate
-    from vmfer_recipes.training.networks import load_policy_of_run
-    from vmfer_recipes.training.normalized_scores import reference_returns
-    from vmfer_recipes.training.video import record_video
+    from vmfer_recipes.agent.networks import load_policy_of_run
+    from vmfer_recipes.environments.make import make_environment
+    from vmfer_recipes.offline.scores import reference_returns
+    from vmfer_recipes.run.evaluation import evaluate
+    from vmfer_recipes.run.video import record_video
 
     quiet_torchrl()
     saved = load_policy_of_run(run_dir, options.policy)

@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vmfer_recipes.training.command_line import read_folder_and_options
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import Config, key
-from vmfer_recipes.training.launch import program, quiet_torchrl
+from vmfer_recipes.config.command_line import read_folder_and_options
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.keys import Config, key
+from vmfer_recipes.config.launch import program, quiet_torchrl
 
 _ENDINGS = {"onnx": "onnx", "torchscript": "ts"}
 
@@ -46,8 +46,8 @@ def main() -> None:
     if options.format == "onnx":
         _check_packages()
     # Imported here, so that --help and mistakes are answered at once.
-    from vmfer_recipes.training.exported import export, input_names, usage
-    from vmfer_recipes.training.networks import load_policy_of_run
+    from vmfer_recipes.agent.networks import load_policy_of_run
+    from vmfer_recipes.run.exported import export, input_names, usage
 
     quiet_torchrl()
     policy = load_policy_of_run(run_dir, options.policy)

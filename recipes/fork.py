@@ -3,46 +3,7 @@
 python recipes/fork.py run=runs/td3/Hopper-v4/uniform-fresh/seed0 at=100000 arms=[fresh,vmf_rank]
 """
 
-from __future__ import annotations
-
-import sys
-
-from vmfer_recipes.forking.options import ForkConfig
-from vmfer_recipes.forking.plan import make_plan
-from vmfer_recipes.training.command_line import read_options
-from vmfer_recipes.training.errors import UserError, counted, first_line
-from vmfer_recipes.training.launch import program, quiet_torchrl
-
-
-@program
-def main() -> None:
-    """Runs the forks that are not finished, then writes their table, figures and report."""
-    options = read_options("python recipes/fork.py", sys.argv[1:], ForkConfig)
-    plan = make_plan(options)
-    # Imported here, so that --help and mistakes are answered at once.
-    try:
-        from vmfer_recipes.forking.report import write_report
-        from vmfer_recipes.forking.results import read_results
-        from vmfer_recipes.forking.running import run_forks
-    except ImportError as error:
-        raise UserError(
-            f"Forks require a package that cannot be imported ({first_line(error)}): "
-            "pip install '.[recipes,report]'."
-        ) from error
-
-    quiet_torchrl()
-    plan.write_settings()
-    failures = run_forks(plan)
-    results = read_results(plan)
-    if results:
-        for line in write_report(plan, results):
-            print(line)
-    if failures:
-        raise UserError(
-            f"{counted(len(failures), 'fork')} failed, the first one with: {failures[0]} The "
-            "others have ended; run the same command to try again."
-        )
-
+from vmfer_recipes.fork.command import main
 
 if __name__ == "__main__":
     main()

@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from vmfer_recipes.config.command_line import read_folder_and_options
+from vmfer_recipes.config.errors import UserError, counted, first_line
+from vmfer_recipes.config.keys import Config, key
+from vmfer_recipes.config.launch import program
 from vmfer_recipes.reporting.baselines import DEFAULT_BASELINE, Baseline
-from vmfer_recipes.training.command_line import read_folder_and_options
-from vmfer_recipes.training.errors import UserError, counted, first_line
-from vmfer_recipes.training.keys import Config, key
-from vmfer_recipes.training.launch import program
 
 
 @dataclass

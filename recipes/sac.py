@@ -5,8 +5,8 @@ python recipes/sac.py env=HalfCheetah-v4 replay=per_rank sampler=vmf_uncertainty
 
 from __future__ import annotations
 
-from vmfer_recipes.training.algorithms import SACConfig, TemperatureConfig
-from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.config.algorithms import SACConfig, TemperatureConfig
+from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
     check_command_line("sac", SACConfig)  # at once: the imports below take seconds
@@ -17,9 +17,9 @@ from tensordict import TensorDictBase
 
 from torchrl_vmfer import VMFSACLoss
 from torchrl_vmfer.fast import Backend
-from vmfer_recipes.training.actor_batches import weighted_mean
-from vmfer_recipes.training.agent import Agent, gaussian_agent
-from vmfer_recipes.training.session import Session, TrainingSession
+from vmfer_recipes.agent.actor_batches import weighted_mean
+from vmfer_recipes.agent.agent import Agent, gaussian_agent
+from vmfer_recipes.run.session import Session, TrainingSession
 
 
 @recipe("sac", SACConfig)

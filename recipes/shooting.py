@@ -5,8 +5,8 @@ python recipes/shooting.py seeds=20 updates=500 run_dir=runs/shooting
 
 from __future__ import annotations
 
+from vmfer_recipes.config.launch import check_command_line, recipe
 from vmfer_recipes.toy.options import ShootingConfig
-from vmfer_recipes.training.launch import check_command_line, recipe
 
 if __name__ == "__main__":
     check_command_line("shooting", ShootingConfig)  # at once: the imports below take seconds
@@ -21,13 +21,13 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
+from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.toy.agents import Actors, Critics, Shots, anywhere
 from vmfer_recipes.toy.environment import ACTION_BOUND
 from vmfer_recipes.toy.networks import from_each
 from vmfer_recipes.toy.record import Record
 from vmfer_recipes.toy.resampling import Candidates, make_ways
 from vmfer_recipes.toy.simple_example import FixedCritics, simple_example
-from vmfer_recipes.training.errors import UserError, first_line
 
 
 @recipe("shooting", ShootingConfig)

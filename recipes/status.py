@@ -11,11 +11,11 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 
+from vmfer_recipes.config.command_line import read_folder_and_options
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.keys import Config, key
+from vmfer_recipes.config.launch import program
 from vmfer_recipes.reporting.progress import Progress, read_progress
-from vmfer_recipes.training.command_line import read_folder_and_options
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import Config, key
-from vmfer_recipes.training.launch import program
 
 _ORDER = ("running", "stopped", "left", "done")
 

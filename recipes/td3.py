@@ -5,8 +5,8 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
     check_command_line("td3", TD3Config)  # at once: the imports below take seconds
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.fast import Backend
-from vmfer_recipes.training.agent import Agent, deterministic_agent
-from vmfer_recipes.training.session import Session, TrainingSession
+from vmfer_recipes.agent.agent import Agent, deterministic_agent
+from vmfer_recipes.run.session import Session, TrainingSession
 
 
 @recipe("td3", TD3Config)

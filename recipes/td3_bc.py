@@ -6,8 +6,8 @@ python recipes/td3_bc.py env.name=Hopper-v5 dataset=minari:mujoco/hopper/medium-
 
 from __future__ import annotations
 
-from vmfer_recipes.training.algorithms import TD3BCConfig
-from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.config.algorithms import TD3BCConfig
+from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
     check_command_line("td3_bc", TD3BCConfig)  # at once: the imports below take seconds
@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTD3BCLoss
 from torchrl_vmfer.fast import Backend
+from vmfer_recipes.agent.agent import Agent, deterministic_agent
+from vmfer_recipes.offline.datasets import fill_replay_buffer
+from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.td3 import update_actor, update_critics
-from vmfer_recipes.training.agent import Agent, deterministic_agent
-from vmfer_recipes.training.datasets import fill_replay_buffer
-from vmfer_recipes.training.session import Session, TrainingSession
 
 
 @recipe("td3_bc", TD3BCConfig)

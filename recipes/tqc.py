@@ -6,8 +6,8 @@ python recipes/tqc.py env=Hopper-v4 +experiment=tqc_cpu   # smaller critics
 
 from __future__ import annotations
 
-from vmfer_recipes.training.algorithms import TQCConfig
-from vmfer_recipes.training.launch import check_command_line, recipe
+from vmfer_recipes.config.algorithms import TQCConfig
+from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
     check_command_line("tqc", TQCConfig)  # at once: the imports below take seconds
@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTQCLoss
 from torchrl_vmfer.fast import Backend
+from vmfer_recipes.agent.agent import Agent, gaussian_agent
+from vmfer_recipes.run.session import Session
 from vmfer_recipes.sac import train, update_actor, update_critics
-from vmfer_recipes.training.agent import Agent, gaussian_agent
-from vmfer_recipes.training.session import Session
 
 __all__ = ["main", "make_agent", "train", "update_actor", "update_critics"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sys
 
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.imports import import_module
-from vmfer_recipes.training.launch import Recipe, check_command_line, program
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.imports import import_module
+from vmfer_recipes.config.launch import Recipe, check_command_line, program
 
 _PROGRAM = "python recipes/train.py"
 

@@ -21,14 +21,14 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 from vmfer_recipes.reporting import scores
 from vmfer_recipes.train import load_recipe
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.command_line import read_command_line, read_options
-from vmfer_recipes.training.errors import UserError, first_line
-from vmfer_recipes.training.files import replacing
-from vmfer_recipes.training.keys import Config, describe, key
-from vmfer_recipes.training.launch import Recipe, program
-from vmfer_recipes.training.lock import lock
-from vmfer_recipes.training.tables import read_columns
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.command_line import read_command_line, read_options
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.run.files import replacing
+from vmfer_recipes.config.keys import Config, describe, key
+from vmfer_recipes.config.launch import Recipe, program
+from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.tables import read_columns
 
 optuna: Any = importlib.import_module("optuna") if importlib.util.find_spec("optuna") else None
 

@@ -33,8 +33,8 @@ def test_every_page_is_in_the_navigation(site):
 
 
 def test_the_page_of_keys_lists_every_key_of_the_help(site):
-    from vmfer_recipes.training.algorithms import algorithms
-    from vmfer_recipes.training.keys import describe
+    from vmfer_recipes.config.algorithms import algorithms
+    from vmfer_recipes.config.keys import describe
 
     page = (site / "keys.html").read_text()
     keys = {key.name for config in algorithms().values() for key in describe(config)}

@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, VERMILION
-from vmfer_recipes.training.tables import read_columns
+from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, VERMILION
+from vmfer_recipes.run.tables import read_columns
 
 RESULTS = Path(__file__).parents[2] / "results"
 

@@ -22,11 +22,11 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_vmfer import VMFTD3Loss
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.keys import key
+from vmfer_recipes.config.launch import recipe
+from vmfer_recipes.run.session import Session
 from vmfer_recipes.td3 import make_agent, train
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.keys import key
-from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.session import Session
 
 
 @dataclass

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from vmfer_recipes.config.errors import UserError, did_you_mean
 from vmfer_recipes.reporting.methods import Method, Task, distinguishing_keys
-from vmfer_recipes.training.errors import UserError, did_you_mean
 
 __all__ = ["DEFAULT_BASELINE", "Baseline"]
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from omegaconf import OmegaConf
 
+from vmfer_recipes.config.choices import CONFIGS
 from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.inference import (
     holm,
@@ -27,7 +28,6 @@ from vmfer_recipes.reporting.statistics import (
     mean_improvement,
     probability_of_improvement,
 )
-from vmfer_recipes.training.choices import CONFIGS
 
 __all__ = ["average_over_tasks", "compare_on_task"]
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from vmfer_recipes.config.errors import counted
 from vmfer_recipes.reporting import pictures, tables
 from vmfer_recipes.reporting.document import (
     Block,
@@ -20,7 +21,6 @@ from vmfer_recipes.reporting.document import (
 )
 from vmfer_recipes.reporting.results import LEVEL, Average, Comparison, Study
 from vmfer_recipes.reporting.statistics import REPETITIONS
-from vmfer_recipes.training.errors import counted
 
 __all__ = ["summary", "write_report"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.reporting.runs import NoTrainingRunError, read_config
-from vmfer_recipes.training.errors import first_line
-from vmfer_recipes.training.files import checkpoint_files, step_of
-from vmfer_recipes.training.lock import holder_is_gone
-from vmfer_recipes.training.sweep_records import read_records
-from vmfer_recipes.training.tables import read_columns
+from vmfer_recipes.run.files import checkpoint_files, step_of
+from vmfer_recipes.run.lock import holder_is_gone
+from vmfer_recipes.run.tables import read_columns
+from vmfer_recipes.sweep.records import read_records
 
 __all__ = ["Progress", "read_progress"]
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.errors import first_line
-from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.keys import MISSING, Key, describe
-from vmfer_recipes.training.nested import flat
-from vmfer_recipes.training.options import INCIDENTAL
-from vmfer_recipes.training.tables import read_columns
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.errors import first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.keys import MISSING, Key, describe
+from vmfer_recipes.config.nested import flat
+from vmfer_recipes.config.training import INCIDENTAL
+from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
     "LeftOut",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.reporting.estimate import Estimate
-from vmfer_recipes.training.errors import UserError
 
 try:
     from rliable.library import get_interval_estimates

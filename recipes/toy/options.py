@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vmfer_recipes.training.keys import Config, key, schema
+from vmfer_recipes.config.keys import Config, key, schema
 
 __all__ = ["ShootingConfig"]
 

@@ -9,11 +9,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 from vmfer_recipes.toy.environment import ACTION_BOUND, OPTIMAL_ACTION
 from vmfer_recipes.toy.record import Record, Snapshot, mean_interval
 from vmfer_recipes.toy.resampling import WAYS
 from vmfer_recipes.toy.simple_example import Example, square_grid
-from vmfer_recipes.training.palette import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 
 __all__ = ["draw_angles", "draw_example", "draw_rewards", "draw_trajectories"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vmfer_recipes.training.tables import read_columns
+from vmfer_recipes.run.tables import read_columns
 
 FOLDER = Path(__file__).parent / "runs" / "td3" / "Hopper-v4"
 ARMS = (

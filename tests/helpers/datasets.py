@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 
-from vmfer_recipes.training.datasets import load_transitions
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.group_options import EnvConfig
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.offline.datasets import load_transitions
 
 PENDULUM = "InvertedPendulum-v4"  # its actions lie in [-3, 3]
 

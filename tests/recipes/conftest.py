@@ -19,12 +19,12 @@ from hydra import compose, initialize_config_module
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-import vmfer_recipes.training.algorithms  # noqa: F401  # registers their configurations
-from vmfer_recipes.training import session
-from vmfer_recipes.training.collection import TransitionCollector
-from vmfer_recipes.training.curve import draw_learning_curve
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.vectorized import VectorCollector
+import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
+from vmfer_recipes.collection.collectors import TransitionCollector
+from vmfer_recipes.collection.vectorized import VectorCollector
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run import session
+from vmfer_recipes.run.curve import draw_learning_curve
 
 # absl, which rliable imports, keeps a reference to the current stderr and closes it when Hydra
 # configures logging again. It must not be the stderr that pytest captures.

@@ -19,11 +19,11 @@ import torch
 from tensordict import TensorDict
 
 from torchrl_vmfer.fast import make_backend
-from vmfer_recipes.training.checkpoints import Checkpoints, UnsavableError, plain_data
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.files import replacing
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.replay import make_replay_buffer
+from vmfer_recipes.agent.replay import make_replay_buffer
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.checkpoints import Checkpoints, UnsavableError, plain_data
+from vmfer_recipes.run.files import replacing
 
 RUN = ("td3", "sampler=vmf_rank")
 
@@ -152,7 +152,7 @@ def test_full_disk_leaves_only_the_old_file(tmp_path):
 def test_two_processes_may_write_the_same_file(tmp_path):
     file = tmp_path / "report.md"
     write = (
-        "import sys; from pathlib import Path; from vmfer_recipes.training.files import replacing\n"
+        "import sys; from pathlib import Path; from vmfer_recipes.run.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file: file.write('theirs')"
     )
     with replacing(file) as stream:
@@ -251,7 +251,7 @@ def test_run_whose_state_cannot_be_saved_ends_before_its_first_step(
     configuration, tmp_path, monkeypatch
 ):
     from vmfer_recipes import td3
-    from vmfer_recipes.training.session import Session
+    from vmfer_recipes.run.session import Session
 
     cfg = to_config(configuration("td3", tmp_path))
     session = Session(cfg)

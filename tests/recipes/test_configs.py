@@ -120,9 +120,9 @@ def test_automatic_target_entropy_is_minus_the_number_of_actions():
     # `auto` is TorchRL's name for -dim(A), the value of the paper. HalfCheetah has six actions.
     from torchrl_vmfer import VMFSACLoss
     from torchrl_vmfer.networks import NetworkSpec
-    from vmfer_recipes.training.environments import make_environment
-    from vmfer_recipes.training.group_options import EnvConfig
-    from vmfer_recipes.training.networks import gaussian_actor, make_critics
+    from vmfer_recipes.agent.networks import gaussian_actor, make_critics
+    from vmfer_recipes.config.groups import EnvConfig
+    from vmfer_recipes.environments.make import make_environment
 
     env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
     loss = VMFSACLoss(

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.curve import draw_learning_curve
+from vmfer_recipes.run.curve import draw_learning_curve
 
 EVALUATION = "step,return_mean,return_std,episode_length,success_rate\n"
 

@@ -12,11 +12,11 @@ import torch
 from tensordict import TensorDict
 
 from helpers.datasets import PENDULUM, Bomb, environment, load
-from vmfer_recipes.training.algorithms import TD3BCConfig
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.normalized_scores import reference_returns
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.perception import DatasetPerception, make_perception
+from vmfer_recipes.agent.observations import DatasetPerception, make_perception
+from vmfer_recipes.config.algorithms import TD3BCConfig
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.offline.scores import reference_returns
 
 # --- The buffer of a run.
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 
+from vmfer_recipes.config.training import to_config
 from vmfer_recipes.td3 import main
-from vmfer_recipes.training.options import to_config
 
 ROOT = Path(__file__).parents[2]
 SHORTENED = (

@@ -11,8 +11,8 @@ from torch import nn
 
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import crossq, sac, td3, td3_bc
-from vmfer_recipes.training.diagnostics import Diagnostics, signal_to_noise
-from vmfer_recipes.training.options import to_config
+from vmfer_recipes.agent.diagnostics import Diagnostics, signal_to_noise
+from vmfer_recipes.config.training import to_config
 
 RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
 OF_ACTOR = {"saturated_fraction", "gradient_snr", "gradient_cosine", "stored_transitions"}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.training.environment_state import environment_state, load_environment_state
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.group_options import EnvConfig
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 
 suite = pytest.importorskip("dm_control.suite", exc_type=ImportError)
 

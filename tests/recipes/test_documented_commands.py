@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.launch import check_command_line
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.launch import check_command_line
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -12,8 +12,8 @@ from torch import nn
 from torchrl_vmfer import load_policy
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import crossq, redq, tqc
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import to_config
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
 
 RECIPES = {"redq": redq, "tqc": tqc, "crossq": crossq}
 # Small enough for a test; the published sizes are checked below.

@@ -12,9 +12,9 @@ import torch
 
 from helpers.environments import MUJOCO, ORIGIN, Car, Traffic, slow_but
 from helpers.saved_rows import rows_in
-from vmfer_recipes.training.environment_state import environment_state, load_environment_state
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.group_options import EnvConfig
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 
 
 def play(simulator, actions) -> list:

@@ -9,9 +9,9 @@ import torch
 
 from helpers.environments import MUJOCO, Lever, slow_but
 from helpers.saved_rows import rows_in
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.group_options import EnvConfig
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from vmfer_recipes import td3
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.errors import unwritable
-from vmfer_recipes.training.launch import check_command_line
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.errors import unwritable
+from vmfer_recipes.config.launch import check_command_line
 
 
 class Unbounded(gym.Env):

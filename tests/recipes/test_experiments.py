@@ -15,7 +15,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from vmfer_recipes.training.sweep_records import read_records
+from vmfer_recipes.sweep.records import read_records
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.config.errors import UserError
 
 RUN = ("td3", "sampler=vmf_rank")
 

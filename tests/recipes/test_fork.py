@@ -11,11 +11,11 @@ import torch
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import fork, sac, td3
-from vmfer_recipes.forking.options import ForkConfig
-from vmfer_recipes.forking.plan import make_plan
-from vmfer_recipes.forking.start import load_source, make_agent, starting_state
-from vmfer_recipes.training.collection import TransitionCollector
-from vmfer_recipes.training.lock import lock
+from vmfer_recipes.collection.collectors import TransitionCollector
+from vmfer_recipes.fork.options import ForkConfig
+from vmfer_recipes.fork.plan import make_plan
+from vmfer_recipes.fork.start import load_source, make_agent, starting_state
+from vmfer_recipes.run.lock import lock
 
 # Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it. The
 # buffer is full: steps 51 to 80 overwrote its first 30 slots.

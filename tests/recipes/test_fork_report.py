@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vmfer_recipes.forking.arms import Arm, make_arms
-from vmfer_recipes.forking.pictures import dose_figure, forest_figure
-from vmfer_recipes.forking.results import Result, compare
-from vmfer_recipes.training.options import to_config
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.fork.arms import Arm, make_arms
+from vmfer_recipes.fork.pictures import dose_figure, forest_figure
+from vmfer_recipes.fork.results import Result, compare
 
 FRESH, RANK, POWER = (Arm(name, None, {}) for name in ("fresh", "rank", "power"))
 

@@ -14,11 +14,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from vmfer_recipes import sac, shooting, td3, td3_bc
-from vmfer_recipes.training import keys, launch
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import Config, describe, key
-from vmfer_recipes.training.validation import validate
+from vmfer_recipes.config import keys, launch
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.keys import Config, describe, key
+from vmfer_recipes.config.validation import validate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {"td3": td3, "sac": sac, "td3_bc": td3_bc, "shooting": shooting}
@@ -81,8 +81,8 @@ def test_help_lists_the_choices_of_every_group(help_of):
 
 def test_help_does_not_need_torch():
     code = (
-        "import sys; from vmfer_recipes.training.launch import recipe;"
-        "from vmfer_recipes.training.algorithms import TD3Config;"
+        "import sys; from vmfer_recipes.config.launch import recipe;"
+        "from vmfer_recipes.config.algorithms import TD3Config;"
         "sys.argv[1:] = ['--help']; recipe('td3', TD3Config)(print)();"
         "assert 'torch' not in sys.modules"
     )

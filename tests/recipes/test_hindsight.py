@@ -12,10 +12,10 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.perception import GoalPerception, RunningStatistics
+from vmfer_recipes.agent.observations import GoalPerception, RunningStatistics
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
 
 # The buffer of 120 rows is full and its oldest episode cut off before the crash at step 155.
 HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")

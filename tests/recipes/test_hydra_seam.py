@@ -10,7 +10,7 @@ import hydra
 import pytest
 
 import vmfer_recipes
-from vmfer_recipes.training._hydra import RELIED_ON
+from vmfer_recipes.config._hydra import RELIED_ON
 
 RECIPES = Path(vmfer_recipes.__file__).parent
 
@@ -20,7 +20,7 @@ RECIPES = Path(vmfer_recipes.__file__).parent
 )
 def test_attributes_that_the_seam_relies_on_exist(owner, name):
     assert hasattr(pkgutil.resolve_name(owner).instance(), name), (
-        f"{owner} has no {name} in hydra {hydra.__version__}: adapt recipes/training/_hydra.py, "
+        f"{owner} has no {name} in hydra {hydra.__version__}: adapt recipes/config/_hydra.py, "
         "the only module that uses it."
     )
 

@@ -12,14 +12,14 @@ import torch
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import sac, td3
-from vmfer_recipes.training.actor_batches import action_distances, weighted_mean
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.choices import choices_of
-from vmfer_recipes.training.command_line import read_command_line
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.metrics import Averages
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.session import TrainingSession
+from vmfer_recipes.agent.actor_batches import action_distances, weighted_mean
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.choices import choices_of
+from vmfer_recipes.config.command_line import read_command_line
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.session import TrainingSession
 
 RECIPES = {"td3": td3, "sac": sac}
 # Networks that do not change, and TD targets that are the rewards.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vmfer_recipes.training.sweep_records import read_records
+from vmfer_recipes.sweep.records import read_records
 
 SHORT = ("total_frames=70", "eval_interval=1000", "hidden=[8,8]", "batch_size=8")
 LAUNCHERS = {

@@ -14,11 +14,11 @@ import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.group_options import OwnLoggerConfig
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.session import Averages
-from vmfer_recipes.training.tables import Table
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import OwnLoggerConfig
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.session import Averages
+from vmfer_recipes.run.tables import Table
 
 SHORT = ("total_frames=130", "eval_interval=50", "log_interval=20")
 

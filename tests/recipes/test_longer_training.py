@@ -10,9 +10,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from vmfer_recipes.training.best_policy import BestPolicy
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.tables import Table
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.run.best_policy import BestPolicy
+from vmfer_recipes.run.tables import Table
 
 RUN = ("td3", "sampler=vmf_rank")
 # Neither a multiple of the intervals between evaluations (70) nor between rows of train.csv (50),

@@ -15,11 +15,11 @@ import torch
 
 from helpers.datasets import PENDULUM, Bomb, environment, load
 from helpers.minari_data import record
-from vmfer_recipes.training.datasets import load_transitions
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.normalized_scores import reference_returns
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.offline.datasets import load_transitions
+from vmfer_recipes.offline.scores import reference_returns
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")

@@ -21,7 +21,7 @@ from torchrl.modules import (
 from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.training.collection import TransitionCollector
+from vmfer_recipes.collection.collectors import TransitionCollector
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 100, 50
 # The last two evaluate the policy to draw a batch.

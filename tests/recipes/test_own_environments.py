@@ -13,15 +13,15 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
+from vmfer_recipes.agent.observations import NormalizedPerception
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.evaluate import main as evaluate
+from vmfer_recipes.run import evaluation
 from vmfer_recipes.td3 import main as td3
-from vmfer_recipes.training import evaluation
-from vmfer_recipes.training.environment_state import environment_state, load_environment_state
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.group_options import EnvConfig
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.perception import NormalizedPerception
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_environment" / "my_tasks.py"

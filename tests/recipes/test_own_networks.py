@@ -14,8 +14,8 @@ from torchrl_vmfer import load_policy
 from torchrl_vmfer.fast import make_backend
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes import sac, td3
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import to_config
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
 
 MODULE = """
 from torch import nn, stack, zeros

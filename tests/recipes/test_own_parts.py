@@ -12,10 +12,10 @@ import torch
 
 from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
+from vmfer_recipes.config.imports import import_module
+from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.reporting.progress import read_progress
 from vmfer_recipes.td3 import main as td3
-from vmfer_recipes.training.imports import import_module
-from vmfer_recipes.training.launch import Recipe
 
 SAMPLERS = '''
 import torch
@@ -56,10 +56,10 @@ class NoSampler:
 ALGORITHM = '''
 from dataclasses import dataclass
 from vmfer_recipes.td3 import make_agent, train
-from vmfer_recipes.training.keys import key
-from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.session import Session
+from vmfer_recipes.config.keys import key
+from vmfer_recipes.config.launch import recipe
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.run.session import Session
 
 
 @dataclass

@@ -15,8 +15,8 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import load_policy
 from vmfer_recipes import evaluate
-from vmfer_recipes.training.environments import make_environment
-from vmfer_recipes.training.group_options import EnvConfig
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
 
 FETCH = ("env=FetchReach-v4", "init_random_frames=60", "total_frames=111", "hidden=[16]")
 
@@ -122,8 +122,8 @@ def test_the_policy_of_an_unfinished_run_comes_from_its_checkpoint(crashed_run, 
 
 
 def test_saving_policies_does_not_change_the_random_numbers_of_a_run(configuration, tmp_path):
-    from vmfer_recipes.training.networks import deterministic_actor, network_spec, policy_data
-    from vmfer_recipes.training.options import to_config
+    from vmfer_recipes.agent.networks import deterministic_actor, network_spec, policy_data
+    from vmfer_recipes.config.training import to_config
 
     cfg = to_config(configuration("td3", tmp_path))
     env = make_environment(cfg.env, 0)

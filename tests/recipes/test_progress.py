@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from vmfer_recipes.training.evaluation import Evaluation
-from vmfer_recipes.training.progress import Progress
+from vmfer_recipes.run.evaluation import Evaluation
+from vmfer_recipes.run.progress import Progress
 
 
 class Clock:

@@ -15,12 +15,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from vmfer_recipes.training.algorithms import algorithms
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.keys import Config, describe
-from vmfer_recipes.training.launch import recipe
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.validation import validate
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.keys import Config, describe
+from vmfer_recipes.config.launch import recipe
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.config.validation import validate
 
 CONFIGS = algorithms()
 RECIPES = tuple(CONFIGS)

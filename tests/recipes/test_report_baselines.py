@@ -13,12 +13,12 @@ import pytest
 from scipy import stats
 
 from helpers.report_runs import write_report_run
+from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.reporting import baselines, statistics
 from vmfer_recipes.reporting.baselines import Baseline
 from vmfer_recipes.reporting.pictures import curve_figures, improvement_figures
 from vmfer_recipes.reporting.runs import read_runs
 from vmfer_recipes.reporting.study import make_study
-from vmfer_recipes.training.errors import UserError
 
 
 @pytest.fixture

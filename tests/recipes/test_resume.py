@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.config.errors import UserError
 
 COMBINATIONS = [
     ("td3", "sampler=uniform"),

@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_module
 from matplotlib import image
 
 from vmfer_recipes import shooting
+from vmfer_recipes.config.training import to_config
 from vmfer_recipes.toy.agents import Critics, Shots, anywhere
 from vmfer_recipes.toy.environment import ACTION_BOUND, OPTIMAL_ACTION, reward
 from vmfer_recipes.toy.networks import Networks
@@ -33,7 +34,6 @@ from vmfer_recipes.toy.resampling import (
     uniform,
 )
 from vmfer_recipes.toy.simple_example import FixedCritics, simple_example, square_grid
-from vmfer_recipes.training.options import to_config
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interval=5")

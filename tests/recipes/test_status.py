@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from vmfer_recipes.reporting.progress import read_progress
-from vmfer_recipes.training.sweep_records import PlannedRun, write_record
+from vmfer_recipes.sweep.records import PlannedRun, write_record
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.launch import Recipe
+from vmfer_recipes.sweep.jobs import sweep_position
+from vmfer_recipes.sweep.records import read_records
 from vmfer_recipes.toy.options import ShootingConfig
-from vmfer_recipes.training.algorithms import TD3Config
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.launch import Recipe
-from vmfer_recipes.training.sweep_jobs import sweep_position
-from vmfer_recipes.training.sweep_records import read_records
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 

@@ -17,11 +17,11 @@ from helpers.minari_data import record
 from torchrl_vmfer import load_policy
 from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import evaluate, td3_bc
-from vmfer_recipes.training.algorithms import TD3BCConfig
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.metrics import Averages
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.session import TrainingSession
+from vmfer_recipes.config.algorithms import TD3BCConfig
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.session import TrainingSession
 
 PENDULUM = "InvertedPendulum-v4"
 # Checkpoints at 8 and 16; rows of train.csv and eval.csv between them and the crash.

@@ -15,7 +15,7 @@ import torch
 from omegaconf import OmegaConf
 
 from vmfer_recipes import evaluate, status
-from vmfer_recipes.training.errors import UserError
+from vmfer_recipes.config.errors import UserError
 
 YAML_BOMBS = (
     '!!python/object/apply:os.mkdir ["{}"]',

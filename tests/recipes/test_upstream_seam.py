@@ -25,7 +25,7 @@ from torchrl.objectives import LossModule, SoftUpdate
 from torchrl.record.loggers import Logger
 
 import vmfer_recipes
-from vmfer_recipes.training._upstream import RELIED_ON
+from vmfer_recipes.collection._upstream import RELIED_ON
 
 RECIPES = Path(vmfer_recipes.__file__).parent
 USED = (
@@ -113,12 +113,12 @@ FILES = sorted(
 def test_names_that_the_seam_relies_on_exist(owner, name):
     assert name in private_names(pkgutil.resolve_name(owner)), (
         f"{owner} has no {name} in torchrl {torchrl.__version__}: "
-        "adapt recipes/training/_upstream.py, the only module that uses it."
+        "adapt recipes/collection/_upstream.py, the only module that uses it."
     )
 
 
 def test_seam_uses_only_the_names_that_it_lists():
-    tree = ast.parse((RECIPES / "training" / "_upstream.py").read_text())
+    tree = ast.parse((RECIPES / "collection" / "_upstream.py").read_text())
     listed = {name for names in RELIED_ON.values() for name in names}
     derived = {"CommandedCollector": private_names(Collector)}
     assert used_names(tree, derived) == listed
@@ -136,7 +136,7 @@ def test_recipes_use_no_private_names_elsewhere(file):
     if file.name != "ray_workers.py":
         derived |= derived_classes(importlib.import_module(".".join(("vmfer_recipes", *parts))))
     used = used_names(ast.parse(file.read_text()), derived)
-    assert not used, f"{file.name} uses {sorted(used)}: put this behind training/_upstream.py."
+    assert not used, f"{file.name} uses {sorted(used)}: put this behind collection/_upstream.py."
 
 
 @pytest.mark.parametrize(

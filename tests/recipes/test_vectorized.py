@@ -12,8 +12,8 @@ import torch
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import load_policy
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import to_config
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
 
 
 class Counting(gym.Env):

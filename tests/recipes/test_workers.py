@@ -18,10 +18,10 @@ from torchrl.data import LazyTensorStorage
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
-from vmfer_recipes.training.errors import UserError
-from vmfer_recipes.training.options import to_config
-from vmfer_recipes.training.replay import store_priorities
-from vmfer_recipes.training.workers import Workers
+from vmfer_recipes.agent.replay import store_priorities
+from vmfer_recipes.collection.workers import Workers
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import to_config
 
 KINDS = ("multi_sync", "multi_async")
 CAPACITY = 100
@@ -42,7 +42,9 @@ def _quick_starts():
     """
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_forkserver_preload(["vmfer_recipes.training.workers", "vmfer_recipes.td3"])
+    multiprocessing.set_forkserver_preload(
+        ["vmfer_recipes.collection.workers", "vmfer_recipes.td3"]
+    )
     yield
     multiprocessing.set_start_method(before, force=True)
 
@@ -308,7 +310,7 @@ def test_ray_run_with_the_buffer_in_an_actor_finishes(train, table, checkpoint, 
 @pytest.mark.slow
 def test_ray_buffer_that_refuses_a_factor_is_reported_as_divergence(configuration, tmp_path):
     pytest.importorskip("ray")
-    from vmfer_recipes.training.ray_workers import RemoteReplay
+    from vmfer_recipes.collection.ray_workers import RemoteReplay
 
     cfg = to_config(configuration("td3", tmp_path, *TINY, "collector=ray"))
     parts = {"storage": partial(LazyTensorStorage, 8), "actor_sampler": VMFSampler}

@@ -1,0 +1,1 @@
+"""The components of an agent: networks, replay, batches and diagnostics."""

@@ -1,0 +1,122 @@
+"""How the actor's batch is drawn: by its sampler, or with the help of the current networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_vmfer import ActorCriticReplayBuffer, CandidatePool, VMFUncertainty
+from vmfer_recipes.agent.observations import Perception
+from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
+from vmfer_recipes.config.training import Config
+
+__all__ = ["action_distances", "make_actor_sampling", "weighted_mean"]
+
+_WEIGHT = "priority_weight"  # the entry by which TorchRL's losses weight transitions
+
+
+def make_actor_sampling(
+    buffer: ActorCriticReplayBuffer,
+    perception: Perception,
+    actor: TensorDictModuleBase,
+    uncertainty: VMFUncertainty,
+    cfg: Config,
+    entries: Sequence[str] = ("observation",),
+) -> Callable[[], TensorDictBase] | None:
+    """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch.
+
+    Args:
+        buffer: the replay buffer.
+        perception: the preprocessing of the batch, which the caller applies.
+        actor: the policy, with which ``sampler=on_policy`` compares stored actions.
+        uncertainty: measures the factors of ``sampler=vmf_direct`` and ``sampler=vmf_weighted``.
+        cfg: the configuration of the run.
+        entries: the entries that the batch has after the preprocessing.
+    """
+    sampler = cfg.sampler
+    if sampler.kind == "shared":
+        return None
+    keys = perception.stored_keys(entries)
+
+    def measure(batch: TensorDictBase) -> TensorDictBase:
+        return uncertainty(perception(batch))
+
+    if sampler.kind == "direct":
+        pool = CandidatePool(buffer, sampler.num_candidates, sampler.mode, score=measure)
+        return partial(pool.sample, keys=keys)
+    draw = partial(buffer.sample_actor, keys=keys)
+    if sampler.kind == "weighted":
+        return lambda: _weighted(draw(), measure, cfg.device)
+    if sampler.kind == "on_policy":
+        return lambda: _closest_batch(buffer, perception, actor, cfg, keys)
+    return draw
+
+
+def _weighted(
+    batch: TensorDictBase, measure: Callable[[TensorDictBase], TensorDictBase], device: str
+) -> TensorDictBase:
+    """Adds the weights p / mean p, which TorchRL's actor losses apply."""
+    # The actor loss then draws the same actions as the measurement, and the random numbers of
+    # training do not depend on the sampler.
+    with unchanged_random_numbers(device):
+        factor = measure(batch.copy())["vmf", "factor"]
+    return batch.set(_WEIGHT, (factor / factor.mean()).to(batch["index"].device))
+
+
+def weighted_mean(values: Tensor, batch: TensorDictBase) -> Tensor:
+    """The mean over the transitions of a batch, weighted by the weights of the batch, if any."""
+    weight = batch.get(_WEIGHT, None)
+    return values.mean() if weight is None else (values * weight).sum() / weight.sum()
+
+
+def _closest_batch(
+    buffer: ActorCriticReplayBuffer,
+    perception: Perception,
+    actor: TensorDictModuleBase,
+    cfg: Config,
+    keys: Sequence[str],
+) -> TensorDictBase:
+    """Draws several uniform batches and returns the one whose actions are closest to the policy's.
+
+    This is the idea of the actor's half of DPER (Lorasdagi et al., 2025, arXiv 2512.05320), which
+    follows KLPER (Cicek et al., 2021, arXiv 2111.01865). Both choose the batch by a KL divergence
+    between stored and current actions; this function uses :func:`action_distances`.
+    """
+    number, size = cfg.sampler.num_batches, cfg.batch_size
+    read = list(dict.fromkeys([*keys, "action"]))
+    candidates = buffer.sample_actor(number * size, keys=read)
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        policy = actor(perception(candidates.select(*perception.in_keys)))["action"]
+    stored = candidates["action"].to(policy.device)
+    chosen = int(action_distances(stored, policy, number).argmin())
+    candidates = candidates.select(*keys, "index", "index_generation", strict=False)
+    return candidates[chosen * size : (chosen + 1) * size]
+
+
+def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
+    """The mean squared distance between stored actions and the policy's, for each of some batches.
+
+    If the policy explores with Gaussian noise of a fixed scale, the batch with the smallest
+    distance is the one that the policy would most likely have produced.
+
+    Args:
+        stored: the actions of all batches, one after the other, ``[number * size, A]``.
+        policy: the policy's actions in the same states.
+        number: how many batches there are.
+
+    Returns:
+        the distances ``[number]``.
+
+    Example:
+        >>> stored = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
+        >>> action_distances(stored, torch.tensor([[1.0], [0.0], [1.0], [0.8]]), 2)
+        tensor([0.5000, 0.0200])
+    """
+    distances = (stored - policy).square().flatten(1).sum(-1)
+    return distances.unflatten(0, (number, -1)).mean(-1)

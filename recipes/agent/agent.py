@@ -1,0 +1,332 @@
+"""The agent of a training run: what all actor-critic recipes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.optim import Optimizer
+
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
+from torchrl_vmfer.fast import Backend
+from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES
+from vmfer_recipes.agent.actor_batches import make_actor_sampling
+from vmfer_recipes.agent.diagnostics import Diagnostics
+from vmfer_recipes.agent.networks import (
+    compiled,
+    critic_network_spec,
+    deterministic_actor,
+    exploring,
+    gaussian_actor,
+    make_critics,
+    network_spec,
+)
+from vmfer_recipes.agent.observations import Perception, make_perception
+from vmfer_recipes.agent.replay import (
+    actor_signal,
+    make_replay_buffer,
+    store_priorities,
+    stores_td_errors,
+)
+from vmfer_recipes.collection.collectors import make_collector
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.environments.make import Environment, make_environment
+from vmfer_recipes.run.logs import agreement
+from vmfer_recipes.run.metrics import Averages
+
+__all__ = ["Agent", "AgentMaker", "deterministic_agent", "gaussian_agent"]
+
+
+@dataclass
+class Agent:
+    """The components of an algorithm, and the parts of its updates that all algorithms share.
+
+    Attributes:
+        env: the environment.
+        policy: the policy to evaluate, which acts on raw observations.
+        perception: the preprocessing of the networks' inputs.
+        loss: the loss module.
+        uncertainty: measures how much the critics of the loss agree.
+        diagnostics: measures the actor's batch and gradient.
+        critic_optimizer: the optimizer of the critics.
+        actor_optimizer: the optimizer of the actor.
+        alpha_optimizer: the optimizer of the temperature; ``None`` if there is none.
+        targets: a ``SoftUpdate`` of the target networks; ``None`` if there are none.
+        buffer: the replay buffer.
+        collector: an ``AnyCollector``; ``None`` if the buffer holds a dataset.
+        sample_actor: draws the actor's batch; ``None`` if it is the critics' batch.
+        actor_keys: the entries of the actor's batch.
+        signal: what the actor's sampler stores: "factor", "td_error", "gradient_norm" or ``None``.
+        uses_td_errors: whether the critics' sampler uses TD errors.
+    """
+
+    env: Environment
+    policy: TensorDictModuleBase
+    perception: Perception
+    loss: Any
+    uncertainty: VMFUncertainty
+    diagnostics: Diagnostics
+    critic_optimizer: Optimizer
+    actor_optimizer: Optimizer
+    alpha_optimizer: Any
+    targets: Any
+    buffer: ActorCriticReplayBuffer
+    collector: Any
+    sample_actor: Callable[[], TensorDictBase] | None
+    actor_keys: tuple[str, ...]
+    signal: str | None
+    uses_td_errors: bool
+
+    def components(self) -> dict[str, Any]:
+        """The arguments of ``session.steps``: the policy, and what a checkpoint holds, by name."""
+        components = {
+            "policy": self.policy,
+            "perception": self.perception,
+            "loss": self.loss,
+            "critic_optimizer": self.critic_optimizer,
+            "actor_optimizer": self.actor_optimizer,
+            "alpha_optimizer": self.alpha_optimizer,
+            "replay": self.buffer,
+            "collector": self.collector,
+        }
+        return {name: part for name, part in components.items() if part is not None}
+
+    def critic_batch(self) -> TensorDictBase:
+        """Draws a batch for the critics."""
+        return self.perception(self.buffer.sample())
+
+    def actor_batch(self, critic_batch: TensorDictBase) -> TensorDictBase:
+        """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
+        if self.sample_actor is None:
+            # Drops the critics' importance weights.
+            return critic_batch.select(*self.actor_keys, "index")
+        return self.perception(self.sample_actor())
+
+    @property
+    def stores_td_errors(self) -> bool:
+        """Whether a sampler uses TD errors."""
+        return self.uses_td_errors or self.signal == "td_error"
+
+    def store_td_errors(self, batch: TensorDictBase, td_error: Tensor) -> None:
+        """Passes absolute TD errors of the critics' batch to the samplers that use them."""
+        if self.uses_td_errors:
+            store_priorities(self.buffer.update_priority, batch, td_error, "td_error")
+        if self.signal == "td_error":
+            store_priorities(self.buffer.update_actor_priority, batch, td_error, self.signal)
+
+    def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
+        """Passes factors or gradient norms to the actor's sampler, if it uses them."""
+        if self.signal in SIGNAL_ENTRIES:
+            values = info[SIGNAL_ENTRIES[self.signal]]
+            store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
+
+    def log_agreement(
+        self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
+    ) -> None:
+        """Adds statistics of factor and resultant length, and diagnostics, once per row.
+
+        The rows are those of ``train.csv``. See :class:`Diagnostics`.
+        """
+        if "factor_mean" not in metrics:
+            metrics.add(**agreement(info, self.uncertainty, batch))
+            metrics.add(**self.diagnostics.measure(batch))
+
+
+class AgentMaker:
+    """Makes the components that all algorithms share. A recipe adds actor, loss and optimizers.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+
+    Attributes:
+        env: the environment.
+        networks: the specification of the actor's network.
+        critic_networks: the specification of the critics' networks.
+        signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
+        is_fast: whether the loss uses the fast path.
+    """
+
+    def __init__(self, cfg: Config, backend: Backend) -> None:
+        self._cfg = cfg
+        self._backend = backend
+        self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
+        self._perception = make_perception(self.env, cfg)
+        self.networks = network_spec(cfg)
+        self.critic_networks = critic_network_spec(cfg)
+        self.signal = actor_signal(cfg.sampler)
+        is_plain = self.networks.is_plain and self.critic_networks.is_plain
+        self.is_fast = backend.is_fast and is_plain and not cfg.compile
+
+    def loss(
+        self,
+        make_loss: Callable[..., Any],
+        actor: TensorDictModuleBase,
+        critics: Any,
+        **options: Any,
+    ) -> Any:
+        """Makes the loss, on its device and with its value estimator.
+
+        Args:
+            make_loss: the class of the loss, or a function with its arguments.
+            actor: the actor.
+            critics: the critics.
+            **options: further arguments of the loss.
+        """
+        cfg = self._cfg
+        options = {
+            "num_qvalue_nets": cfg.num_critics,
+            "action_spec": self.env.action_spec,
+            "measure": self.signal == "factor",
+            "gradient_norm": self.signal == "gradient_norm",
+            "directions": cfg.directions,
+            "fast": self.is_fast,
+            **options,
+        }
+        loss = make_loss(actor, critics, **options).to(cfg.device)
+        loss.make_value_estimator(gamma=cfg.gamma)
+        if cfg.compile:
+            compiled(loss, "critic_loss", "actor_loss")
+        return loss
+
+    def agent(
+        self,
+        actor: TensorDictModuleBase,
+        loss: Any,
+        *,
+        explorer: TensorDictModuleBase | None,
+        critic_optimizer: Optimizer,
+        actor_optimizer: Optimizer,
+        alpha_optimizer: Optimizer | None = None,
+        targets: Any = None,
+        actor_keys: tuple[str, ...] = ("observation",),
+    ) -> Agent:
+        """Makes the replay buffer and the collector, and combines all components.
+
+        Args:
+            actor: the actor.
+            loss: the loss.
+            explorer: the data-collection policy; ``None`` for training on a dataset.
+            critic_optimizer: the optimizer of the critics.
+            actor_optimizer: the optimizer of the actor.
+            alpha_optimizer: the optimizer of the temperature.
+            targets: a ``SoftUpdate`` of the target networks.
+            actor_keys: the entries of a transition that the actor loss reads.
+        """
+        cfg, backend, perception = self._cfg, self._backend, self._perception
+        uncertainty = VMFUncertainty(loss)
+        buffer = make_replay_buffer(self.env, cfg, backend)
+        collector = None
+        if explorer is not None:
+            acting = perception.before(explorer)
+            collector = make_collector(self.env, acting, perception, buffer, cfg, backend)
+        return Agent(
+            env=self.env,
+            policy=perception.before(actor),
+            perception=perception,
+            loss=loss,
+            uncertainty=uncertainty,
+            diagnostics=Diagnostics(
+                loss,
+                [tensor for group in actor_optimizer.param_groups for tensor in group["params"]],
+                buffer,
+                perception,
+                perception.stored_keys(actor_keys),
+                cfg.sampler.kind,
+            ),
+            critic_optimizer=critic_optimizer,
+            actor_optimizer=actor_optimizer,
+            alpha_optimizer=alpha_optimizer,
+            targets=targets,
+            buffer=buffer,
+            collector=collector,
+            sample_actor=make_actor_sampling(
+                buffer, perception, actor, uncertainty, cfg, actor_keys
+            ),
+            actor_keys=actor_keys,
+            signal=self.signal,
+            uses_td_errors=stores_td_errors(cfg.replay),
+        )
+
+
+def deterministic_agent(
+    cfg: Config,
+    backend: Backend,
+    make_loss: Callable[..., Any],
+    *,
+    exploration_noise: float | None,
+    actor_keys: tuple[str, ...] = ("observation",),
+    **options: Any,
+) -> Agent:
+    """Makes an agent with a deterministic policy, such as TD3's.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the class of the loss, or a function with its arguments.
+        exploration_noise: the standard deviation of the noise on collected actions; ``None`` for
+            training on a dataset.
+        actor_keys: the entries of a transition that the actor loss reads.
+        **options: further arguments of the loss.
+    """
+    maker = AgentMaker(cfg, backend)
+    actor = deterministic_actor(maker.env, maker.networks)
+    critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics)
+    options = {
+        "policy_noise": cfg.target_noise,
+        "noise_clip": cfg.target_noise_clip,
+        "loss_function": cfg.critic_distance,
+        **options,
+    }
+    loss = maker.loss(make_loss, actor, critics, **options)
+    is_offline = exploration_noise is None
+    return maker.agent(
+        actor,
+        loss,
+        explorer=None if is_offline else exploring(backend, actor, exploration_noise),
+        targets=backend.soft_update(loss, tau=cfg.tau),
+        critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr),
+        actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr),
+        actor_keys=actor_keys,
+    )
+
+
+def gaussian_agent(
+    cfg: Config,
+    backend: Backend,
+    make_loss: Callable[..., Any],
+    *,
+    outputs: int = 1,
+    betas: tuple[float, float] = (0.9, 0.999),
+    has_targets: bool = True,
+    **options: Any,
+) -> Agent:
+    """Makes an agent with a squashed Gaussian policy and a learned temperature, such as SAC's.
+
+    Args:
+        cfg: the configuration of the run.
+        backend: TorchRL's components or the fast ones.
+        make_loss: the class of the loss, or a function with its arguments.
+        outputs: the number of outputs of a critic.
+        betas: the coefficients of Adam for actor and critics.
+        has_targets: whether the critics have target networks.
+        **options: further arguments of the loss.
+    """
+    maker = AgentMaker(cfg, backend)
+    actor = gaussian_actor(maker.env, maker.networks)
+    critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics, outputs)
+    options = {"alpha_init": cfg.alpha_init, "target_entropy": cfg.target_entropy, **options}
+    loss = maker.loss(make_loss, actor, critics, **options)
+    return maker.agent(
+        actor,
+        loss,
+        explorer=exploring(backend, actor),
+        targets=backend.soft_update(loss, tau=cfg.tau) if has_targets else None,
+        critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr, betas),
+        actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr, betas),
+        alpha_optimizer=backend.adam([loss.log_alpha], cfg.alpha_lr),
+    )

@@ -1,0 +1,239 @@
+"""Actors and critics, and the policies that a run saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.objectives import LossModule
+
+from torchrl_vmfer import Policy, load_policy
+from torchrl_vmfer.fast import Backend
+from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
+from torchrl_vmfer.plain_state import save_file
+from torchrl_vmfer.policy_files import PolicyError
+from vmfer_recipes.agent.observations import PerceivingPolicy
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.imports import importing
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.environments.make import Environment
+
+__all__ = [
+    "compiled",
+    "critic_network_spec",
+    "deterministic_actor",
+    "exploring",
+    "gaussian_actor",
+    "load_policy_of_run",
+    "make_critics",
+    "network_inputs",
+    "network_spec",
+    "policy_data",
+    "write_policy",
+]
+
+
+def network_spec(cfg: Config) -> NetworkSpec:
+    """The networks that a configuration selects."""
+    return NetworkSpec(
+        cfg.network, dict(cfg.network_kwargs), list(cfg.hidden), cfg.activation, cfg.layer_norm
+    )
+
+
+def critic_network_spec(cfg: Config) -> NetworkSpec:
+    """The networks of the critics, which differ from the actor's in recipes with keys for them."""
+    keys = {
+        "hidden": "critic_hidden",
+        "batch_renorm": "batch_renorm",
+        "batch_renorm_warmup": "batch_renorm_warmup",
+    }
+    own = {field: getattr(cfg, key) for field, key in keys.items() if hasattr(cfg, key)}
+    return replace(network_spec(cfg), **own)
+
+
+def _sizes(env: EnvBase) -> tuple[int, int]:
+    spec = env.observation_spec
+    seen = [key for key in ("observation", "desired_goal") if key in spec.keys()]  # noqa: SIM118
+    return sum(spec[key].shape[-1] for key in seen), env.action_spec.shape[-1]
+
+
+def deterministic_actor(env: EnvBase, spec: NetworkSpec) -> TensorDictModule:
+    """TD3's policy π(s)."""
+    with _one_line():
+        network = actor_network("deterministic", spec, *_sizes(env))
+    return TensorDictModule(network, ["observation"], ["action"])
+
+
+def gaussian_actor(env: EnvBase, spec: NetworkSpec) -> ProbabilisticActor:
+    """SAC's policy π(·|s): a Gaussian squashed to the action bounds."""
+    with _one_line():
+        network = actor_network("gaussian", spec, *_sizes(env))
+    return ProbabilisticActor(
+        TensorDictModule(network, ["observation"], ["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        spec=env.action_spec,
+        distribution_class=TanhNormal,
+        distribution_kwargs={"low": -1.0, "high": 1.0},
+        return_log_prob=True,
+    )
+
+
+def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
+    return actor.module[0].module if isinstance(actor, ProbabilisticActor) else actor.module
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """A context in which errors of the user's own network take one line."""
+    with importing():
+        try:
+            yield
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+
+def exploring(
+    backend: Backend, actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
+) -> TensorDictModule:
+    """The data-collection policy: the network of the actor, with exploration.
+
+    Args:
+        backend: provides the exploration.
+        actor: an actor made by this module; its parameters are shared.
+        noise: the standard deviation of the noise on the actions of a deterministic actor.
+    """
+    explorer = backend.explorer(_network_of(actor), noise)
+    return TensorDictModule(explorer, ["observation"], ["action"])
+
+
+class _Concatenated(nn.Module):
+    """Gives observation and action to a network of the user's own, as an MLP accepts them."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.network(torch.cat(inputs, -1))
+
+
+def make_critics(
+    env: EnvBase, spec: NetworkSpec, count: int, outputs: int = 1
+) -> list[ValueOperator] | ValueOperator:
+    """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic.
+
+    Args:
+        env: defines the sizes of observations and actions.
+        spec: the specification of the networks.
+        count: the number of critics.
+        outputs: the outputs of a critic: its value, or quantiles of the return.
+    """
+    size = sum(_sizes(env))
+    with _one_line():
+        networks = [spec.make(size, outputs) for _ in range(count)]
+        if not spec.is_mlp:
+            check_ensemble(networks[0], size, f"network={spec.network}")
+            networks = [_Concatenated(network) for network in networks]
+    critics = [ValueOperator(network, in_keys=["observation", "action"]) for network in networks]
+    # For a list with one critic, TorchRL makes parameters that cannot be optimized.
+    return critics if count > 1 else critics[0]
+
+
+def policy_data(
+    policy: TensorDictModuleBase, env: Environment, cfg: Config, step: int | None = None
+) -> dict[str, Any]:
+    """A policy as plain data, which ``torchrl_vmfer.load_policy`` reads.
+
+    Args:
+        policy: an actor of this module, with or without the preprocessing of a perception.
+        env: an environment of the run.
+        cfg: the configuration of the run.
+        step: the steps of the run so far.
+    """
+    perception = policy.perception if isinstance(policy, PerceivingPolicy) else None
+    actor = policy.actor if isinstance(policy, PerceivingPolicy) else policy
+    is_gaussian = isinstance(actor, ProbabilisticActor)
+    space = env.own_action_space
+    try:
+        network = _network_of(actor)
+        # The constructor of the user's own network must not change the random numbers of the run.
+        with torch.random.fork_rng(devices=[]):
+            saved = Policy(
+                "gaussian" if is_gaussian else "deterministic",
+                network_spec(cfg),
+                network_inputs(env),
+                space.low,
+                space.high,
+                space.dtype.name,
+                normalization=None if perception is None else perception.normalization(),
+                weights=network.state_dict(),
+                environment=cfg.env.name,
+                step=step,
+            )
+    except (AttributeError, IndexError, RuntimeError) as error:
+        raise UserError(
+            f"The policy cannot be saved ({first_line(error)}): make it with deterministic_actor "
+            "or gaussian_actor of vmfer_recipes.agent.networks."
+        ) from error
+    return saved.data()
+
+
+def write_policy(
+    policy: TensorDictModuleBase,
+    env: Environment,
+    cfg: Config,
+    path: Path,
+    step: int | None = None,
+) -> None:
+    """Writes a policy to a file, as :func:`policy_data` describes it."""
+    save_file(policy_data(policy, env, cfg, step), path)
+
+
+def load_policy_of_run(path: Path, which: str) -> Policy:
+    """Loads a policy of a run directory, with errors in one line."""
+    with importing():
+        try:
+            return load_policy(path, which)
+        except PolicyError as error:
+            raise UserError(str(error)) from error
+
+
+def network_inputs(env: Environment) -> dict[str | tuple[str, ...], tuple[int, ...]]:
+    """The entries of an observation as the environment itself returns them, with their shapes.
+
+    They are in the order in which the networks receive them.
+    """
+    spec, space = env.observation_spec, env.own_observation_space
+    if "desired_goal" in spec.keys():  # noqa: SIM118
+        return {key: tuple(spec[key].shape) for key in ("observation", "desired_goal")}
+    parts = dict(_boxes(space))
+    if {"observation", "achieved_goal", "desired_goal"} <= {first for first, *_ in parts}:
+        parts = {key: shape for key, shape in parts.items() if key[0] != "achieved_goal"}
+    if sum(map(math.prod, parts.values())) != spec["observation"].shape[-1]:
+        return {"observation": tuple(spec["observation"].shape)}  # flattened by the user
+    return {key[0] if len(key) == 1 else key: shape for key, shape in parts.items()}
+
+
+def _boxes(space: Any, *prefix: str) -> Iterator[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """The arrays in an observation space, in the order in which Gymnasium flattens them."""
+    if isinstance(space, gym.spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _boxes(part, *prefix, name)
+    elif isinstance(space, gym.spaces.Box):
+        yield prefix or ("observation",), space.shape
+
+
+def compiled(loss: LossModule, *names: str) -> None:
+    """Compiles methods of a loss, which is worthwhile on GPUs."""
+    for name in names:
+        setattr(loss, name, torch.compile(getattr(loss, name)))

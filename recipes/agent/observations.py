@@ -1,0 +1,226 @@
+"""The preprocessing of the networks' inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor, nn
+from torchrl.envs import EnvBase
+
+from torchrl_vmfer.policies import Normalization
+from vmfer_recipes.config.training import Config
+
+__all__ = [
+    "DatasetPerception",
+    "GoalPerception",
+    "NormalizedPerception",
+    "PerceivingPolicy",
+    "Perception",
+    "RunningStatistics",
+    "make_perception",
+]
+
+
+class Perception(TensorDictModuleBase):
+    """Passes the stored observation to the networks unchanged.
+
+    Args:
+        device: the device of the networks.
+    """
+
+    in_keys: Sequence[str] = ["observation"]
+    out_keys = ["observation"]
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+
+    def stored_keys(self, entries: Sequence[str]) -> list[str]:
+        """The stored entries from which a batch with some entries is made."""
+        return [*self.in_keys, *(entry for entry in entries if entry not in self.out_keys)]
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+
+    def normalization(self) -> Normalization | None:
+        """The current normalization of the inputs of the networks; ``None`` for none."""
+        return None
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on raw observations of the environment."""
+        return actor if self._device.type == "cpu" else PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation and the next observation with the inputs of the networks."""
+        # `to` takes time even if there is nothing to copy.
+        return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
+
+
+class NormalizedPerception(Perception):
+    """Normalizes observations for the networks.
+
+    Mean and variance are computed over all collected data. The buffer stores raw data, and samples
+    are normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, at
+    collection.)
+
+    Args:
+        size: the length of an observation.
+        clip: normalized values are clipped to ± this value.
+        device: the device of the networks.
+    """
+
+    def __init__(self, size: int, clip: float, device: str) -> None:
+        super().__init__(device)
+        self.clip = clip
+        self.observation = RunningStatistics(size).to(device)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+        self.observation.add(transition["observation"])
+
+    def normalization(self) -> Normalization:
+        """The current normalization of the inputs of the networks."""
+        parts = [part for part in self.children() if isinstance(part, RunningStatistics)]
+        mean = torch.cat([part.mean for part in parts])
+        deviation = torch.cat([part.deviation() for part in parts])
+        return Normalization(mean.float(), deviation.float(), self.clip)
+
+    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
+        """The policy that acts on raw observations of the environment."""
+        return PerceivingPolicy(self, actor)
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Replaces the observation and the next observation with the inputs of the networks."""
+        tensordict = super().forward(tensordict)
+        further = self._further(tensordict)
+        for key in ("observation", ("next", "observation")):
+            raw = tensordict.get(key, None)
+            if raw is not None:
+                seen = torch.cat([self.observation.normalized(raw), *further], -1)
+                tensordict.set(key, seen.clamp(-self.clip, self.clip))
+        return tensordict
+
+    def _further(self, tensordict: TensorDictBase) -> list[Tensor]:
+        """Normalized inputs to append to the observation."""
+        return []
+
+
+class DatasetPerception(NormalizedPerception):
+    """Normalizes observations by the mean and the standard deviation of a dataset.
+
+    As published for TD3+BC: 1e-3 is added to the standard deviation, and nothing is clipped.
+    ``learn`` is called once, with the whole dataset.
+
+    Args:
+        size: the length of an observation.
+        device: the device of the networks.
+    """
+
+    def __init__(self, size: int, device: str) -> None:
+        super().__init__(size, math.inf, device)
+        self.observation = RunningStatistics(size, 0, added_deviation=1e-3).to(device)
+
+
+class GoalPerception(NormalizedPerception):
+    """Concatenates observation and desired goal for the networks, with normalization.
+
+    The statistics of goals include desired and achieved goals, since hindsight relabeling turns
+    achieved goals into desired ones.
+
+    Args:
+        sizes: the lengths of observation and goal.
+        clip: normalized values are clipped to ± this value.
+        device: the device of the networks.
+    """
+
+    in_keys = ["observation", "desired_goal"]
+
+    def __init__(self, sizes: tuple[int, int], clip: float, device: str) -> None:
+        super().__init__(sizes[0], clip, device)
+        self.goal = RunningStatistics(sizes[1]).to(device)
+
+    def learn(self, transition: TensorDictBase) -> None:
+        """Updates the statistics with collected transitions."""
+        super().learn(transition)
+        self.goal.add(transition["desired_goal"])
+        self.goal.add(transition["next", "achieved_goal"])
+
+    def _further(self, tensordict: TensorDictBase) -> list[Tensor]:
+        return [self.goal.normalized(tensordict.get("desired_goal"))]
+
+
+class PerceivingPolicy(TensorDictModuleBase):
+    """Acts on the preprocessed observation and keeps the raw one in the TensorDict to store."""
+
+    out_keys = ["action"]
+
+    def __init__(self, perception: Perception, actor: TensorDictModuleBase) -> None:
+        super().__init__()
+        self.in_keys = perception.in_keys
+        self.perception = perception
+        self.actor = actor
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Writes the action."""
+        seen = self.perception(tensordict.select(*self.in_keys))
+        return tensordict.set("action", self.actor(seen).get("action"))
+
+
+class RunningStatistics(nn.Module):
+    """The elementwise mean and variance of the vectors seen so far.
+
+    Args:
+        size: the length of a vector.
+        least_deviation: the lower bound of the standard deviation used for normalization.
+        added_deviation: added to the standard deviation used for normalization.
+    """
+
+    def __init__(
+        self, size: int, least_deviation: float = 1e-2, added_deviation: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.least_deviation = least_deviation
+        self.added_deviation = added_deviation
+        self.count: Tensor
+        self.mean: Tensor
+        self.squares: Tensor  # the sum of squared deviations from the mean
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))
+
+    def add(self, vectors: Tensor) -> None:
+        """Adds vectors ``[n, size]`` (Chan's formula for merging two sets)."""
+        vectors = vectors.detach().to(self.mean)
+        count, mean = len(vectors), vectors.mean(0)
+        shift, total = mean - self.mean, self.count + len(vectors)
+        self.squares += (vectors - mean).square().sum(0)
+        self.squares += shift.square() * self.count * count / total
+        self.mean += shift * count / total
+        self.count.copy_(total)
+
+    def normalized(self, vectors: Tensor) -> Tensor:
+        """Normalizes vectors with the mean and the standard deviation of those seen so far."""
+        return (vectors - self.mean.to(vectors.dtype)) / self.deviation().to(vectors.dtype)
+
+    def deviation(self) -> Tensor:
+        """The standard deviation of the vectors seen so far, as used for normalization."""
+        variance = self.squares / self.count.clamp(min=1)
+        return variance.sqrt().clamp(min=self.least_deviation) + self.added_deviation
+
+
+def make_perception(env: EnvBase, cfg: Config) -> Perception:
+    """The perception that ``replay=`` and the normalization keys require."""
+    spec = env.observation_spec
+    size = spec["observation"].shape[-1]
+    if cfg.replay.kind == "her":
+        return GoalPerception((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
+    # Keys of offline recipes. `normalize` alone may be a key of the user's own recipe.
+    if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):
+        return DatasetPerception(size, cfg.device)
+    if cfg.env.normalize_observations:
+        return NormalizedPerception(size, cfg.env.clip, cfg.device)
+    return Perception(cfg.device)

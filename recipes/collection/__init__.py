@@ -1,0 +1,1 @@
+"""Data collection: in this process, in others, and with Ray."""

@@ -1,0 +1,169 @@
+"""Data collection with TorchRL's collectors: one transition for every step of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+
+from torchrl_vmfer import ActorCriticReplayBuffer
+from torchrl_vmfer.fast import Backend
+from vmfer_recipes.agent.observations import Perception
+from vmfer_recipes.collection import _upstream
+from vmfer_recipes.collection.episodes import EpisodeReturns
+from vmfer_recipes.collection.transitions import kept
+from vmfer_recipes.collection.vectorized import VectorCollector
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.environments.make import Environment
+from vmfer_recipes.environments.state import (
+    environment_state,
+    load_environment_state,
+    reseed_environment,
+)
+
+__all__ = ["AnyCollector", "StepCount", "TransitionCollector", "make_collector"]
+
+
+class AnyCollector(Protocol):
+    """A collector that fills the buffer of a recipe.
+
+    Attributes:
+        episodes: the returns of the training episodes, for ``train.csv``.
+    """
+
+    episodes: EpisodeReturns
+
+    def collect(self) -> None:
+        """Returns when the buffer has received one transition for every call so far."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the collector for a checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes from a saved state."""
+
+
+def make_collector(
+    env: Environment,
+    policy: TensorDictModuleBase,
+    perception: Perception,
+    buffer: ActorCriticReplayBuffer,
+    cfg: Config,
+    backend: Backend,
+) -> AnyCollector:
+    """Makes the collector selected by ``collector=`` and ``num_envs=``."""
+    if cfg.num_envs > 1:
+        return VectorCollector(env, policy, perception, buffer, cfg)
+    if cfg.collector.kind == "single":
+        return TransitionCollector(env, policy, perception, buffer, cfg, backend)
+    if cfg.collector.kind == "ray":
+        from vmfer_recipes.collection.ray_workers import RayWorkers
+
+        return RayWorkers(policy, buffer, cfg)
+    from vmfer_recipes.collection.workers import Workers
+
+    return Workers(policy, buffer, cfg, backend)
+
+
+class StepCount:
+    """The state of collectors with worker processes, whose episodes cannot be saved.
+
+    Attributes:
+        episodes: stays empty, because transitions go from the workers to the buffer.
+    """
+
+    _steps = 0
+    episodes = EpisodeReturns()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of steps."""
+        return {"steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes the count."""
+        self._steps = state["steps"]
+
+
+class TransitionCollector:
+    """Collects one transition at a time, and can be saved and restored within an episode.
+
+    Args:
+        env: the environment.
+        policy: the exploring policy; it is used directly, not copied.
+        perception: its statistics are updated with every transition.
+        buffer: receives every transition.
+        cfg: defines the number of initial random steps.
+        backend: provides the class of the collector, and the function that writes to the buffer.
+
+    Attributes:
+        episodes: the returns of the training episodes.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        policy: TensorDictModuleBase,
+        perception: Perception,
+        buffer: ActorCriticReplayBuffer,
+        cfg: Config,
+        backend: Backend,
+    ) -> None:
+        self._env = env
+        self._perception = perception
+        self._buffer = buffer
+        self._extend = backend.extend
+        self._steps = 0
+        self.episodes = EpisodeReturns()
+        devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
+        self._collector = backend.collector(
+            env,
+            policy,
+            frames_per_batch=1,
+            total_frames=-1,
+            init_random_frames=cfg.init_random_frames,
+            postproc=kept,
+            track_traj_ids=False,
+            auto_register_policy_transforms=False,
+            **({} if cfg.device == "cpu" else devices),
+        )
+        self._iterator = iter(self._collector)
+
+    def collect(self) -> None:
+        """Takes one environment step and stores the transition."""
+        transition = self.next()
+        self._perception.learn(transition)
+        self._extend(self._buffer, transition)
+        outcome = transition.get("next")
+        self.episodes.add(outcome.get("reward").item(), outcome.get("done").item())
+
+    def next(self) -> TensorDictBase:
+        """Takes one step. Returns the transition as a batch of one, valid until the next call."""
+        try:
+            transition = next(self._iterator)
+        except UserError as error:
+            raise UserError(f"At step {self._steps + 1}: {error}") from error
+        self._steps += 1
+        return transition
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the environment within its episode, and the number of steps."""
+        return {
+            "environment": environment_state(self._env),
+            "carrier": _upstream.carried(self._collector).to_dict(),
+            "frames": self._steps,
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within the episode."""
+        self._steps = state["frames"]
+        self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
+        load_environment_state(self._env, state["environment"])
+        _upstream.carried(self._collector).update(TensorDict(state["carrier"]))
+        self.episodes.load_state_dict(state["episodes"])
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the random generators of the environment. Its episode continues."""
+        reseed_environment(self._env, seed)

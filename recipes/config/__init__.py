@@ -1,0 +1,1 @@
+"""Configuration: keys, command lines and their errors."""

@@ -1,0 +1,274 @@
+"""The entry point of recipes: Hydra, sweeps and one-line errors."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from vmfer_recipes.config._hydra import current_job, register_sweeper, without_hydra
+from vmfer_recipes.config.choices import CONFIGS
+from vmfer_recipes.config.command_line import CommandLine, read_command_line
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.help import help_text
+from vmfer_recipes.config.keys import Config
+from vmfer_recipes.config.mistakes import explain
+from vmfer_recipes.config.plugins import register_recipe, script_name
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.validation import to_config
+from vmfer_recipes.environments.names import registered_id
+from vmfer_recipes.run.interruption import (
+    Interruption,
+    StoppedError,
+    leaving_ctrl_c_to_the_runs,
+)
+from vmfer_recipes.run.lock import LockedError
+
+__all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
+
+_USER_ERRORS = (UserError, OmegaConfBaseException)
+
+
+def check_command_line(
+    name: str,
+    config: type[Config],
+    algorithm: str | None = None,
+    program_name: str | None = None,
+) -> None:
+    """Answers ``--help`` and reports mistakes of the command line, at once.
+
+    A recipe calls this before it imports torch and TorchRL, which takes seconds.
+
+    Args:
+        name: the configuration file, without its ending.
+        config: the dataclass of its keys.
+        algorithm: the name of the recipe, by default that of the script.
+        program_name: how the program is called, for ``--help``.
+    """
+    algorithm = algorithm or Path(sys.argv[0]).stem
+    Recipe(name, config, lambda cfg: None, algorithm).check(program_name)
+
+
+def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
+    """Turns a function of the configuration into a program; ``__wrapped__`` is the function.
+
+    The file of the function gives the recipe its name: a copy of ``td3.py`` with another name
+    writes other run directories.
+
+    Args:
+        name: the configuration file whose choices it starts from, without its ending.
+        config: the dataclass of its keys.
+
+    Example:
+        >>> from vmfer_recipes.config.algorithms import TD3Config
+        >>> @recipe("td3", TD3Config)
+        ... def main(cfg: TD3Config) -> None:
+        ...     print(cfg.policy_delay)
+        >>> main.__wrapped__(TD3Config())
+        2
+    """
+    return lambda run: Recipe(name, config, run, script_name(run, default=name))
+
+
+class Recipe:
+    """A program that reads the command line and executes the requested runs.
+
+    Args:
+        name: the configuration file, without its ending.
+        config: the dataclass of its keys.
+        run: executes one run.
+        algorithm: the name of the recipe, in run directories.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: type[Config],
+        run: Callable[[Any], None],
+        algorithm: str,
+    ) -> None:
+        functools.update_wrapper(self, run)
+        self._file = name
+        self._name = register_recipe(name, config, algorithm, CONFIGS)
+        is_own = self._name != name
+        self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
+        self.config = self._config = config
+        self._run = run
+        self._has_started = False
+
+    def __call__(self, program_name: str | None = None) -> None:
+        """Runs the program. User errors end it with a one-line message and exit code 2.
+
+        Args:
+            program_name: how the program is called, for ``--help``.
+        """
+        self._program = program_name or self._program
+        program(self._main)()
+
+    def check(self, program_name: str | None = None) -> None:
+        """Ends the program if the command line is wrong, or asks only for information."""
+        self._program = program_name or self._program
+        program(self._check)()
+
+    def _check(self) -> None:
+        line = read_command_line(sys.argv[1:], self._config)
+        if line.is_question:
+            self._main()
+            sys.exit()
+        if line.has_own_config:  # Hydra finds it
+            return
+        _register_sweepers(line)
+        with self._explaining(), initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            for overrides in line.sample_jobs():
+                cfg = compose(self._name, overrides, return_hydra_config=True)
+                with open_dict(cfg):
+                    # Values may refer to it; Hydra sets it when a job starts.
+                    cfg.hydra.runtime.output_dir = "."
+                with current_job(cfg, number=0):
+                    config = to_config(without_hydra(cfg))
+                # Modules of the user may import anything: they wait for the run.
+                is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
+                if is_named and config.env.backend == "gymnasium":
+                    registered_id(config.env.name)
+
+    def _main(self) -> None:
+        line = read_command_line(sys.argv[1:], self._config)
+        if line.is_help:
+            print(help_text(self._file, self._config, self._program))
+            return
+        sys.argv[1:] = line.arguments
+        # Otherwise Hydra formats errors itself and exits with 1.
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        self._has_started = False
+        try:
+            with self._explaining():
+                self._launch(line)
+        except StoppedError:
+            print("The sweep was stopped. The same command resumes it.", file=sys.stderr)
+            sys.exit(130)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """A context in which Hydra's errors are reported as user errors."""
+        try:
+            yield
+        except HydraException as error:
+            raise explain(error, self._config) from error
+        except (ValueError, OverflowError, RecursionError) as error:
+            if self._has_started:
+                raise
+            given = " ".join(sys.argv[1:])
+            raise UserError(
+                f"{given!r} cannot be composed ({first_line(error)}): write key=value."
+            ) from error
+
+    def _launch(self, line: CommandLine) -> None:
+        main = hydra.main(config_path=str(CONFIGS), config_name=self._name, version_base="1.3")
+        _register_sweepers(line)
+        has_workers = line.is_sweep and "hydra/launcher=joblib" in line.overrides
+        with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():
+            main(self._job)()
+
+    def _job(self, cfg: DictConfig) -> None:
+        """Executes one run, in this process or in a worker of a sweep."""
+        job = HydraConfig.get()
+        is_sweep = job.mode == RunMode.MULTIRUN
+        of_joblib = is_sweep and job.runtime.choices["hydra/launcher"] == "joblib"
+        if of_joblib and Interruption.came:
+            raise StoppedError
+        os.chdir(job.runtime.cwd)  # a worker on a cluster may have started elsewhere
+        try:
+            config = to_config(cfg)
+            self._has_started = True
+            quiet_torchrl()
+            self._run(config)
+        except SystemExit:
+            if of_joblib:
+                raise StoppedError from None
+            raise
+        except Exception as error:
+            if is_sweep:
+                _end_run_of_sweep(" ".join(job.overrides.task), error)
+            elif isinstance(error, _USER_ERRORS):
+                _fail(str(error))  # inside Hydra, which would otherwise print the overrides first
+            else:
+                raise
+
+
+def _register_sweepers(line: CommandLine) -> None:
+    """Makes Hydra use the sweeper of this package."""
+    if not line.is_sweep:  # a single run starts faster without them
+        return
+    from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
+
+    register_sweeper("basic", GridConf, GridSweeper)
+
+
+def program(main: Callable[[], None]) -> Callable[[], None]:
+    """Wraps a program so that user errors end it with a one-line message and exit code 2."""
+
+    @functools.wraps(main)
+    def run() -> None:
+        try:
+            main()
+            sys.stdout.flush()
+        except _USER_ERRORS as error:
+            _fail(str(error))
+        except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(141)  # the exit code of shells for SIGPIPE
+        except KeyboardInterrupt:
+            sys.exit(130)  # the exit code of shells for SIGINT
+
+    return run
+
+
+def _fail(message: str) -> NoReturn:
+    """Prints an error and ends the program."""
+    _print_error(message)
+    sys.exit(2)
+
+
+def _print_error(message: str) -> None:
+    """Prints an error in one line."""
+    print("error:", *message.split(), file=sys.stderr)
+
+
+def quiet_torchrl() -> None:
+    """Hides TorchRL's messages below the level of warnings."""
+    from torchrl import torchrl_logger  # imported here, so that --help stays fast
+
+    torchrl_logger.setLevel("WARNING")
+
+
+def _end_run_of_sweep(run: str, error: Exception) -> None:
+    """Reports the error of one run of a sweep; the other runs continue.
+
+    The error is printed immediately, because a sweep takes a long time. The exception raised here
+    is propagated to the process that started the sweep, which reports the first one after all runs
+    have ended.
+    """
+    if isinstance(error, LockedError):  # several sweeps can share their work
+        print(f"{error} The sweep continues without it.", file=sys.stderr)
+        return
+    if isinstance(error, _USER_ERRORS):
+        _print_error(str(error))
+    else:
+        traceback.print_exception(error)
+    raise UserError(
+        f"{run} failed ({first_line(error)}). The other runs have ended; run the same command "
+        "to complete the sweep."
+    )

@@ -1,0 +1,88 @@
+"""Parts from the user's own modules: choices by import path, and recipes with keys of their own.
+
+Hydra composes configurations from files. Users' own parts have no files, so their configurations
+are registered here before Hydra starts. Nothing is imported yet.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from vmfer_recipes.config.groups import OwnLoggerConfig
+from vmfer_recipes.config.keys import Config, describe, recipe_schemas
+from vmfer_recipes.config.replay_groups import OwnReplayConfig, OwnSamplerConfig
+
+__all__ = ["own_choice", "register_choice", "register_recipe", "script_name"]
+
+_GROUPS: dict[str, Callable[..., Config]] = {
+    "sampler": OwnSamplerConfig,
+    "replay": OwnReplayConfig,
+    "logger": OwnLoggerConfig,
+}
+
+
+def own_choice(group: str, choice: str) -> Config | None:
+    """The configuration of a choice such as ``sampler=my_package.MySampler``.
+
+    Returns:
+        ``None`` if the choice is not an import path or the group has no choices of this kind.
+    """
+    *module, name = choice.split(".")
+    if group not in _GROUPS or not module or not all(map(str.isidentifier, [*module, name])):
+        return None
+    return _GROUPS[group](name=name, path=choice)
+
+
+def register_choice(group: str, choice: str) -> None:
+    """Registers the configuration of a choice by import path; other choices have files."""
+    config = own_choice(group, choice)
+    if config is not None:
+        ConfigStore.instance().store(choice, config, group=group)
+
+
+def register_recipe(base: str, config: type[Config], algorithm: str, configs: Path) -> str:
+    """Registers the configuration of a recipe, unless it is one of this package.
+
+    Args:
+        base: the configuration file whose choices it starts from, without the ending.
+        config: the dataclass of its keys.
+        algorithm: its name in run directories.
+        configs: the folder of the configuration files.
+
+    Returns:
+        The name of the configuration for Hydra.
+    """
+    file = configs / f"{base}.yaml"
+    if (algorithm == base and recipe_schemas().get(base) is config) or not file.exists():
+        return base
+    name, store = f"own_{algorithm}", ConfigStore.instance()
+    store.store(name, config, group="schema")
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    content["defaults"] = [
+        f"schema/{name}@_here_" if entry == f"schema/{base}@_here_" else entry
+        for entry in content["defaults"]
+    ]
+    if "algorithm" in {key.name for key in describe(config)}:
+        content["algorithm"] = algorithm
+    store.store(name, content)
+    return name
+
+
+def script_name(function: Callable[..., Any], default: str) -> str:
+    """The name of the file that defines a function, without the ending.
+
+    Args:
+        function: the function.
+        default: the name for a function that was typed in, such as in a notebook.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = Path(code.co_filename if code else "")
+    if file.suffix != ".py" or not file.exists():
+        return default
+    return file.parent.name if file.stem == "__init__" else file.stem

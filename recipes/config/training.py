@@ -1,0 +1,234 @@
+"""The keys shared by all training runs, with their types, ranges, defaults and meanings."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
+from vmfer_recipes.config.keys import MISSING, Config, group, key
+from vmfer_recipes.config.replay_groups import ReplayConfig, SamplerConfig
+from vmfer_recipes.config.validation import to_config
+from vmfer_recipes.run.loggers import check_logger
+
+__all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
+
+# Keys that say which seed, and how a run is watched and executed, not what it learns.
+INCIDENTAL = (
+    *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
+    *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
+    *("keep_checkpoint", "keep_checkpoints_at"),
+)
+
+
+@dataclass
+class TrainingConfig(Config):
+    """The keys shared by all training recipes. Recipes add their own in a subclass."""
+
+    algorithm: str = key(MISSING, "name of the recipe, part of the run directory")
+    seed: int = key(0, "seed of environment, networks, exploration and sampling", low=0)
+    total_frames: int = key(
+        1_000_000,
+        "environment steps of the whole run; a larger value continues a finished run",
+        low=1,
+        aka=("steps", "total_timesteps", "num_steps"),
+    )
+    init_random_frames: int = key(
+        25_000,
+        "steps of random actions before learning starts; they are stored",
+        low=0,
+        aka=("learning_starts", "start_timesteps"),
+    )
+    num_envs: int = key(
+        1,
+        "environments that the training process steps together; a step is still one frame",
+        low=1,
+        high=10_000,
+        aka=("n_envs", "num_environments"),
+    )
+    utd_ratio: int = key(
+        1, "critic updates per environment step; target networks follow them", low=1
+    )
+    num_critics: int = key(
+        2, "size of the ensemble; critics beyond the second measure the uncertainty", low=1
+    )
+    batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
+    directions: str = key(
+        "action",
+        "factors compare gradients with respect to the action, or to the pre-tanh action",
+        choices=("action", "pre_tanh"),
+    )
+    gamma: float = key(0.99, "discount factor", low=0, high=1)
+    tau: float = key(
+        0.005, "weight of the new parameters when target networks are updated", low=0, high=1
+    )
+    critic_lr: float = key(
+        1e-3, "learning rate of the critics (Adam)", low=0, aka=("lr", "learning_rate")
+    )
+    actor_lr: float = key(
+        1e-3, "learning rate of the actor (Adam)", low=0, aka=("lr", "learning_rate")
+    )
+    network: str = key(
+        "mlp", "network of actor and critics: mlp, or your own nn.Module, as my_package.MyNetwork"
+    )
+    network_kwargs: dict[str, Any] = key(
+        {}, "keyword arguments of your own network: network_kwargs.width=64"
+    )
+    hidden: list[int] = key([256, 256], "hidden units of network=mlp, per layer", low=1)
+    activation: str = key(
+        "relu",
+        "activation of network=mlp",
+        choices=("relu", "tanh", "elu", "gelu", "silu", "leaky_relu"),
+    )
+    layer_norm: bool = key(False, "layer normalization before each activation of network=mlp")
+    eval_interval: int = key(
+        5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
+    )
+    num_eval_episodes: int = key(10, "episodes of an evaluation, without exploration", low=1)
+    solved_at: float | None = key(
+        None,
+        "return, or success rate of a task that reports success, at which the task counts as "
+        "solved, for curve and summary; null: Gymnasium's reward threshold, if there is one",
+    )
+    log_interval: int = key(1000, "steps between rows of train.csv", low=1)
+    checkpoint_interval: int = key(
+        50_000, "steps between checkpoints, from which an interrupted run resumes", low=1
+    )
+    keep_checkpoint: bool = key(
+        True, "keep the last checkpoint, so that a larger total_frames continues a finished run"
+    )
+    keep_checkpoints_at: list[int] = key(
+        [], "steps whose checkpoints are kept permanently, in checkpoint/kept", low=1
+    )
+    # OpenMP aborts the process if it cannot start this many threads.
+    threads: int = key(
+        1, "CPU threads of PyTorch; results are reproducible for the same number", low=1, high=1024
+    )
+    fast: bool = key(True, "faster code for plain networks; false uses TorchRL's own components")
+    compile: bool = key(False, "apply torch.compile to TorchRL's losses; can be faster on GPUs")
+    device: str = key("cpu", "device of the networks: cpu, cuda, cuda:1, ...", aka=("gpu",))
+    resume: bool = key(
+        True, "resume an unfinished run in run_dir; false stops with an error instead"
+    )
+    run_dir: str = key(
+        "runs/${algorithm}/${folder:${env.name}}/${replay.name}-${sampler.name}/seed${seed}",
+        "directory of all output",
+    )
+    env: EnvConfig = group("the task")
+    sampler: SamplerConfig = group("how the actor's batch is drawn, also my_package.MySampler")
+    replay: ReplayConfig = group("how the critics' batch is drawn, also my_package.MySampler")
+    collector: CollectorConfig = group("which processes step the environment")
+    logger: LoggerConfig = group("where metrics go besides the CSV files")
+
+    def check(self) -> None:
+        """Raises ``UserError`` for combinations of values that do not work together."""
+        if self.total_frames <= self.init_random_frames:
+            raise UserError(
+                f"total_frames={self.total_frames} leaves no steps to learn from after "
+                f"init_random_frames={self.init_random_frames}: raise the first or lower the "
+                "second."
+            )
+        too_late = [step for step in self.keep_checkpoints_at if step > self.total_frames]
+        if too_late:
+            raise UserError(
+                f"keep_checkpoints_at={too_late[0]} is after the last step, "
+                f"total_frames={self.total_frames}: lower the first or raise the second."
+            )
+        self._check_sampler()
+        if self.replay.buffer_size < self.num_envs:
+            raise UserError(
+                f"replay.buffer_size={self.replay.buffer_size} cannot hold one transition of each "
+                f"of num_envs={self.num_envs} environments: raise the first or lower the second."
+            )
+        self._check_network()
+        _check_device(self.device)
+        check_logger(self.logger)
+        if self.collector.kind != "single":
+            self._check_workers()
+
+    @property
+    def critic_distance(self) -> str:
+        """The loss of the critics, by TorchRL's name: the squared error, or LAP's Huber loss."""
+        return "smooth_l1" if self.replay.kind == "lap" else "l2"
+
+    def _check_sampler(self) -> None:
+        sampler = self.sampler
+        if sampler.kind in ("vmf", "direct", "weighted") and self.num_critics < 2:
+            raise UserError(
+                f"sampler={sampler.name} needs several critics to compare, got "
+                f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
+            )
+        if sampler.kind == "vmf" and sampler.mode == "rank" and sampler.power != 1:
+            raise UserError(
+                f"sampler.power={sampler.power:g} requires sampler.mode=uncertainty, got "
+                "sampler.mode=rank: leave out one of them."
+            )
+
+    def _check_network(self) -> None:
+        if self.network == "mlp" and self.network_kwargs:
+            raise UserError(
+                f"network_kwargs={self.network_kwargs} are for your own network: use hidden=, "
+                "activation= and layer_norm= for network=mlp."
+            )
+        if self.network != "mlp" and (self.activation != "relu" or self.layer_norm):
+            raise UserError(
+                f"activation= and layer_norm= have no effect on network={self.network}: pass "
+                "network_kwargs instead."
+            )
+
+    def _check_workers(self) -> None:
+        choice, is_ray = f"collector={self.collector.kind}", self.collector.kind == "ray"
+        if self.num_envs > 1:
+            raise UserError(
+                f"num_envs={self.num_envs} is for collector=single; the workers of {choice} have "
+                "one environment each: use collector.num_workers, or collector=single."
+            )
+        if self.env.normalize_observations:
+            raise UserError(
+                "env.normalize_observations=true needs every transition in the training process, "
+                f"but the workers of {choice} write to the buffer directly: use collector=single, "
+                "or a wrapper that normalizes with constants (env.wrappers)."
+            )
+        if self.device != "cpu":
+            raise UserError(
+                f"{choice} shares the networks with its workers on the CPU, got "
+                f"device={self.device}: use device=cpu, or collector=single."
+            )
+        if self.replay.kind == "her":
+            raise UserError(
+                f"replay=her needs whole episodes, but the workers of {choice} interleave theirs: "
+                "use collector=single."
+            )
+        if self.replay.kind == "per" and not is_ray:
+            raise UserError(
+                f"TorchRL's sampler for replay=per cannot be shared with the workers of {choice}: "
+                "use replay=per_rank, or collector=ray."
+            )
+        if is_ray and self.sampler.kind == "direct":
+            raise UserError(
+                f"sampler={self.sampler.name} needs the buffer in the training process, but "
+                "collector=ray keeps it in another one: use another collector or sampler."
+            )
+        if is_ray and importlib.util.find_spec("ray") is None:
+            raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
+
+
+def _check_device(name: str) -> None:
+    if name == "cpu":
+        return
+    if not re.fullmatch(r"cuda(:\d+)?", name):
+        raise UserError(
+            f"device must be cpu, cuda or cuda:<number>, got {name!r}: use device=cpu, which is "
+            "fast enough for these networks."
+        )
+    import torch  # imported here, so that --help and mistakes are answered at once
+
+    try:
+        torch.zeros(1, device=name).item()
+    except Exception as error:
+        raise UserError(
+            f"device={name} cannot be used ({first_line(error)}): use device=cpu."
+        ) from error

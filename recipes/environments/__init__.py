@@ -1,0 +1,1 @@
+"""Gymnasium environments, and how their state is saved."""

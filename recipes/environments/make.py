@@ -1,0 +1,257 @@
+"""Gymnasium environments for TorchRL, with float32 spaces and one-line errors."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torchrl.envs import GymWrapper
+
+from vmfer_recipes.config.errors import UserError, diverged, first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.imports import import_class
+from vmfer_recipes.environments.names import registered_id
+
+__all__ = ["Environment", "entries", "make_environment", "tensors"]
+
+# The entries of an observation of a goal-conditioned task.
+_GOALS = ("observation", "achieved_goal", "desired_goal")
+
+
+class Environment(GymWrapper):
+    """TorchRL's wrapper of a Gymnasium environment.
+
+    Args:
+        simulator: the Gymnasium environment.
+        **kwargs: passed to TorchRL's wrapper.
+
+    Attributes:
+        simulator: the Gymnasium environment. Code that needs no TensorDict steps it directly.
+        own_observation_space: the observations before they are converted for the recipes.
+        own_action_space: the actions of the environment itself, with its bounds and data type.
+    """
+
+    own_observation_space: Any
+    own_action_space: Any
+
+    def __init__(self, simulator: gym.Env, **kwargs: Any) -> None:
+        super().__init__(simulator, **kwargs)
+        self.simulator = simulator
+
+
+def make_environment(
+    cfg: EnvConfig, seed: int, goals: bool = False, render_mode: str | None = None
+) -> Environment:
+    """Makes an environment for TorchRL, for any data types of its spaces.
+
+    Actions are float32 in [-1, 1], observations are float32.
+
+    Args:
+        cfg: the configuration of the environment: its name, arguments and wrappers.
+        seed: the seed of its random generator.
+        goals: whether to return achieved and desired goals as separate entries. Otherwise the
+            desired goal, if the task has one, is part of the observation.
+        render_mode: as in ``gymnasium.make``.
+    """
+    kwargs = dict(cfg.kwargs)
+    if render_mode is not None:
+        kwargs["render_mode"] = render_mode
+    with warnings.catch_warnings():
+        # The paper uses the -v4 tasks; Gymnasium warns that newer versions exist.
+        warnings.simplefilter("ignore")
+        simulator = _made(cfg, kwargs)
+        for path in cfg.wrappers:
+            simulator = _wrapped(simulator, path)
+        _check_actions(simulator.action_space, cfg.name)
+        own_spaces = simulator.observation_space, simulator.action_space
+        if simulator.action_space.dtype == np.float32:
+            simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
+        else:
+            simulator = Float32Actions(simulator)
+        env = Environment(_observed(simulator, cfg.name, goals))
+    env.own_observation_space, env.own_action_space = own_spaces
+    env.set_seed(seed)
+    return env
+
+
+def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
+    """The environment as its library makes it."""
+    try:
+        if cfg.backend == "dm_control":
+            from vmfer_recipes.environments.dm_control import ControlSuite
+
+            return ControlSuite(cfg.name, **kwargs)
+        return gym.make(registered_id(cfg.name), **{"disable_env_checker": True} | kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        cure = "correct env.kwargs" if cfg.kwargs else "install its dependencies"
+        raise UserError(
+            f"{cfg.name} cannot be made ({type(error).__name__}: {first_line(error)}): {cure}, "
+            "or choose another environment."
+        ) from error
+
+
+def _wrapped(env: gym.Env, path: str) -> gym.Env:
+    wrapper = import_class(path, gym.Wrapper, "env.wrappers")
+    if issubclass(wrapper, gym.wrappers.NormalizeObservation):
+        raise UserError(
+            f"env.wrappers={path} keeps statistics of its own in each environment, so that "
+            "evaluation would have another normalization than training: use "
+            "env.normalize_observations=true instead."
+        )
+    try:
+        return wrapper(env)
+    except Exception as error:
+        raise UserError(
+            f"env.wrappers={path} cannot wrap {env} ({type(error).__name__}: {first_line(error)}): "
+            "a wrapper is called with the environment only."
+        ) from error
+
+
+def _check_actions(space: gym.Space, name: str) -> None:
+    if not isinstance(space, gym.spaces.Box):
+        raise UserError(
+            f"{name} has the action space {space}, but the recipes need a continuous one (Box): "
+            "choose another environment."
+        )
+    if len(space.shape) != 1:
+        raise UserError(
+            f"{name} has actions of shape {space.shape}, but the recipes need vectors: choose "
+            "another environment."
+        )
+    if not np.isfinite([space.low, space.high]).all():
+        raise UserError(
+            f"{name} has unbounded actions, but the recipes need bounds: choose another "
+            "environment."
+        )
+
+
+class Float32Actions(gym.ActionWrapper):
+    """Accepts float32 actions in [-1, 1] for an environment whose actions have another data type.
+
+    The actions are rescaled to the simulator's bounds and converted to its data type. Integer
+    actions are rounded to the nearest value. (Gymnasium's ``RescaleAction`` keeps the data type.)
+
+    Args:
+        env: the environment.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        assert isinstance(env.action_space, gym.spaces.Box)
+        self._dtype = env.action_space.dtype
+        self._low = env.action_space.low.astype(np.float64)
+        self._high = env.action_space.high.astype(np.float64)
+        self.action_space = gym.spaces.Box(-1, 1, env.action_space.shape, np.float32)
+
+    def action(self, action: np.ndarray) -> np.ndarray:
+        """Rescales and converts an action."""
+        fraction = (action.astype(np.float64) + 1) / 2
+        scaled = np.clip(self._low + fraction * (self._high - self._low), self._low, self._high)
+        if np.issubdtype(self._dtype, np.integer):
+            scaled = np.rint(scaled)
+        return scaled.astype(self._dtype)
+
+
+def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
+    """The environment with float32 observations."""
+    space = env.observation_space
+    parts: dict[str, Any] = dict(space.spaces) if isinstance(space, gym.spaces.Dict) else {}
+    has_goals = {*_GOALS} <= {*parts}
+    if goals and not (has_goals and hasattr(env.unwrapped, "compute_reward")):
+        raise UserError(
+            f"replay=her needs an environment with goals, and {name} has none: use another "
+            "replay=, or an environment such as FetchReach-v4."
+        )
+    if goals and not all(isinstance(parts[key], gym.spaces.Box) for key in _GOALS):
+        raise UserError(
+            f"replay=her needs goals that are vectors, and those of {name} are not: use another "
+            "replay=, or an environment such as FetchReach-v4."
+        )
+    if goals:
+        goal_space = gym.spaces.Dict({key: _unbounded(parts[key].shape) for key in _GOALS})
+        return Guarded(
+            env,
+            lambda seen: {key: np.array(seen[key], np.float32) for key in _GOALS},
+            goal_space,
+            name,
+        )
+    if has_goals:
+        env = gym.wrappers.FilterObservation(env, ["observation", "desired_goal"])
+    if len(env.observation_space.shape or ()) != 1:
+        env = gym.wrappers.FlattenObservation(env)
+    # A copy: some simulators return the same array at every step.
+    return Guarded(
+        env, lambda seen: np.array(seen, np.float32), _unbounded(env.observation_space.shape), name
+    )
+
+
+def _unbounded(shape: Any) -> gym.spaces.Box:
+    return gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+class Guarded(gym.wrappers.TransformObservation):
+    """Reports exceptions, NaN and infinities of an environment as one-line errors.
+
+    Args:
+        env: the environment.
+        transform: converts an observation.
+        space: the space of converted observations.
+        name: the name of the environment in error messages.
+    """
+
+    def __init__(
+        self, env: gym.Env, transform: Callable[[Any], Any], space: gym.Space, name: str
+    ) -> None:
+        super().__init__(env, transform, space)
+        self._name = name
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Starts an episode."""
+        return self._guard(super().reset, **kwargs)
+
+    def step(self, action: np.ndarray) -> Any:
+        """Takes one environment step."""
+        return self._guard(super().step, action)
+
+    def _guard(self, act: Callable[..., Any], *action: np.ndarray, **kwargs: Any) -> Any:
+        try:
+            result = act(*action, **kwargs)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise self._fault(
+                f"raised {type(error).__name__} ({first_line(error)}; line {place.lineno} of "
+                f"{Path(place.filename).name})",
+                *action,
+            ) from error
+        for key, value in entries(result[0]).items():
+            if not np.isfinite(value).all():
+                raise self._fault(f"returned NaN or infinity in {key!r}", *action)
+        if action and not np.isfinite(result[1]):
+            raise self._fault(f"returned the reward {result[1]}", *action)
+        return result
+
+    def _fault(self, fault: str, *action: np.ndarray) -> UserError:
+        if not np.isfinite(action).all():
+            return diverged(f"{self._name} got an action of NaN or infinity")
+        return UserError(
+            f"{self._name} {fault}: fix it and run the same command to resume from the last "
+            "checkpoint."
+        )
+
+
+def entries(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays of an observation, by key."""
+    return observation if isinstance(observation, dict) else {"observation": observation}
+
+
+def tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    """Converts an observation to entries for a TensorDict."""
+    return {key: torch.from_numpy(value) for key, value in entries(observation).items()}

@@ -1,0 +1,38 @@
+"""Names of Gymnasium environments, checked without importing torch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+from vmfer_recipes.config.errors import UserError, near_names
+from vmfer_recipes.config.imports import import_module
+
+__all__ = ["registered_id"]
+
+
+def registered_id(name: str) -> str:
+    """The id of an environment that is registered with Gymnasium."""
+    import gymnasium as gym
+
+    module, colon, identifier = name.rpartition(":")
+    if colon:
+        import_module(module, f"env.name={name}")
+    elif name not in gym.registry:
+        # The Fetch tasks. The package takes a second to import and prints outdated warnings.
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            import gymnasium_robotics
+
+        gym.register_envs(gymnasium_robotics)
+    if identifier in gym.registry:
+        return identifier
+    near = near_names(identifier, gym.registry)
+    if colon:
+        cure = f"call gymnasium.register({identifier!r}, ...) in it."
+        cure = f"Did you mean: {', '.join(near)}?" if near else cure.capitalize()
+        raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
+    cure = f"Did you mean: {', '.join(near)}?" if near else "See `gymnasium.pprint_registry()`."
+    raise UserError(
+        f"There is no environment {name!r}. {cure} One of your own module: "
+        f"env.name=my_module:{name}."
+    )

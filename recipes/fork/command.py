@@ -1,0 +1,48 @@
+"""Continues several methods from the same checkpoints of runs and compares their returns.
+
+python recipes/fork.py run=runs/td3/Hopper-v4/uniform-fresh/seed0 at=100000 arms=[fresh,vmf_rank]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from vmfer_recipes.config.command_line import read_options
+from vmfer_recipes.config.errors import UserError, counted, first_line
+from vmfer_recipes.config.launch import program, quiet_torchrl
+from vmfer_recipes.fork.options import ForkConfig
+from vmfer_recipes.fork.plan import make_plan
+
+
+@program
+def main() -> None:
+    """Runs the forks that are not finished, then writes their table, figures and report."""
+    options = read_options("python recipes/fork.py", sys.argv[1:], ForkConfig)
+    plan = make_plan(options)
+    # Imported here, so that --help and mistakes are answered at once.
+    try:
+        from vmfer_recipes.fork.report import write_report
+        from vmfer_recipes.fork.results import read_results
+        from vmfer_recipes.fork.running import run_forks
+    except ImportError as error:
+        raise UserError(
+            f"Forks require a package that cannot be imported ({first_line(error)}): "
+            "pip install '.[recipes,report]'."
+        ) from error
+
+    quiet_torchrl()
+    plan.write_settings()
+    failures = run_forks(plan)
+    results = read_results(plan)
+    if results:
+        for line in write_report(plan, results):
+            print(line)
+    if failures:
+        raise UserError(
+            f"{counted(len(failures), 'fork')} failed, the first one with: {failures[0]} The "
+            "others have ended; run the same command to try again."
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The checkpoints from which forks start. Nothing is loaded yet."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.nested import differing, flat
+from vmfer_recipes.config.saved import load_config
+from vmfer_recipes.config.training import INCIDENTAL, TrainingConfig
+from vmfer_recipes.run.files import checkpoint_files, step_of
+
+__all__ = ["Source", "find_sources", "setting_of"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint of a run.
+
+    Attributes:
+        run_dir: the directory of the run.
+        cfg: the configuration of the run.
+        step: the step of the checkpoint.
+        file: the checkpoint.
+    """
+
+    run_dir: Path
+    cfg: TrainingConfig
+    step: int
+    file: Path
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.cfg.seed
+
+    def fingerprint(self) -> str:
+        """A checksum of the checkpoint."""
+        digest = hashlib.sha256()
+        with self.file.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+
+def find_sources(runs: list[str], at: list[int]) -> list[Source]:
+    """The checkpoints of some runs, in the order of seeds and steps.
+
+    Args:
+        runs: run directories that differ in their seed; a pattern such as ``seed*`` stands for all
+            directories that match.
+        at: the steps of the checkpoints; none for all kept checkpoints of each run.
+    """
+    found: dict[int, tuple[Path, TrainingConfig]] = {}
+    for run_dir in _directories(runs):
+        cfg = load_config(run_dir)
+        _check_forkable(run_dir, cfg)
+        if cfg.seed in found:
+            raise UserError(
+                f"{found[cfg.seed][0]} and {run_dir} both have seed={cfg.seed}: give one run of "
+                "each seed."
+            )
+        found[cfg.seed] = run_dir, cfg
+    runs_by_seed = [found[seed] for seed in sorted(found)]
+    for run_dir, cfg in runs_by_seed[1:]:
+        _check_same_setting(*runs_by_seed[0], run_dir, cfg)
+    return [
+        Source(run_dir, cfg, step, file)
+        for run_dir, cfg in runs_by_seed
+        for step, file in _checkpoints(run_dir, at)
+    ]
+
+
+def setting_of(cfg: TrainingConfig) -> dict[str, Any]:
+    """What all runs of a study have in common: the configuration without seed and housekeeping."""
+    config = flat(cfg.as_dict())
+    return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL}
+
+
+def _directories(runs: list[str]) -> list[Path]:
+    if not runs:
+        raise UserError("run=[] names no run: give run directories, such as run=[runs/a,runs/b].")
+    directories = []
+    for run in runs:
+        is_pattern = glob.has_magic(run) and not Path(run).exists()
+        matching = sorted(glob.glob(run)) if is_pattern else [run]
+        if not matching:
+            raise UserError(f"run={run} matches no directory: check the pattern.")
+        directories += [Path(match) for match in matching]
+    return directories
+
+
+def _check_forkable(run_dir: Path, cfg: TrainingConfig) -> None:
+    if cfg.collector.kind != "single":
+        raise UserError(
+            f"{run_dir} was trained with collector={cfg.collector.kind}, whose checkpoints do not "
+            "hold the episodes of its workers: fork a run with collector=single."
+        )
+
+
+def _check_same_setting(
+    first_dir: Path, first: TrainingConfig, run_dir: Path, cfg: TrainingConfig
+) -> None:
+    one, other = setting_of(first), setting_of(cfg)
+    values = [f"{key}={one.get(key)} and {other.get(key)}" for key in differing(one, other)]
+    if values:
+        raise UserError(
+            f"{first_dir} and {run_dir} differ in more than the seed ({'; '.join(values)}): fork "
+            "them one after the other."
+        )
+
+
+def _checkpoints(run_dir: Path, at: list[int]) -> list[tuple[int, Path]]:
+    folder = run_dir / "checkpoint"
+    kept = {step_of(file): file for file in checkpoint_files(folder / "kept")}
+    newest = dict(sorted((step_of(file), file) for file in checkpoint_files(folder))[-1:])
+    available = newest | kept
+    missing = [step for step in at if step not in available]
+    if missing or not (at or kept):
+        wanted = f"no checkpoint of step {missing[0]}" if missing else "no kept checkpoints"
+        steps = ", ".join(map(str, sorted(available)))
+        found = f" (available: {steps})" if steps else ""
+        cure = f"use at=[{steps}], or " if steps else ""
+        raise UserError(
+            f"{run_dir} has {wanted}{found}: {cure}train with keep_checkpoints_at=[...] to keep "
+            "more."
+        )
+    return [(step, available[step]) for step in sorted(set(at) or kept)]

@@ -1,0 +1,1 @@
+"""Datasets, and scores of offline learning."""

@@ -1,0 +1,263 @@
+"""Datasets for offline learning: the replay buffer of a run, or files in Minari's format.
+
+No code in the files is executed: checkpoints hold plain tensors, and Minari's files hold arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from torch import Tensor
+
+from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.networks import network_inputs
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.environments.make import Environment
+from vmfer_recipes.offline.minari import Episode, MinariFiles
+from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
+
+__all__ = ["fill_replay_buffer", "load_transitions"]
+
+# Actions that exceed their bounds of ±1 by less than this are rounding errors.
+_TOLERANCE = 1e-4
+
+# Arguments that do not change the transitions of an environment.
+_INCIDENTAL = ("max_episode_steps", "render_mode")
+
+# Gymnasium removed v2 and v3 of the MuJoCo tasks; v4 uses other MuJoCo bindings.
+_REMOVED = re.compile(
+    "(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|InvertedDoublePendulum|InvertedPendulum"
+    "|Pusher|Reacher|Swimmer|Walker2d)-v[23]"
+)
+
+
+def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
+    """Loads the dataset of a run into its replay buffer and computes the normalization statistics.
+
+    Args:
+        agent: an agent without a collector.
+        env: the environment to learn for.
+        cfg: the configuration of the run.
+    """
+    transitions = load_transitions(cfg.dataset, env, cfg.env)
+    if len(transitions) > cfg.replay.buffer_size:
+        raise UserError(
+            f"dataset={cfg.dataset} has {len(transitions)} transitions, more than "
+            f"replay.buffer_size={cfg.replay.buffer_size}: use "
+            f"replay.buffer_size={len(transitions)}."
+        )
+    agent.perception.learn(transitions)
+    agent.buffer.extend(transitions)
+
+
+def load_transitions(dataset: str, env: Environment, cfg: EnvConfig) -> TensorDict:
+    """Loads the transitions of a dataset, as the recipes store them.
+
+    Args:
+        dataset: a run directory; ``minari:`` and the id of a dataset; or a folder in Minari's
+            format.
+        env: the environment to learn for.
+        cfg: its configuration.
+
+    Returns:
+        float32 observations and rewards, actions scaled to [-1, 1], and the flags ``done`` and
+        ``terminated``. A time limit sets only the first.
+    """
+    files = MinariFiles.find(dataset)
+    if files is not None:
+        columns = _columns_of_minari(files, dataset, env, cfg)
+    elif (Path(dataset) / "config.yaml").exists():
+        columns = _columns_of_run(Path(dataset), cfg)
+    else:
+        raise UserError(
+            f"dataset={dataset} is not a dataset: give a run directory, such as "
+            "runs/td3/Hopper-v4/uniform-uniform/seed0, minari:<id>, or a folder in Minari's format."
+        )
+    _check(columns, dataset, env, cfg)
+    action = columns["action"].clamp(-1, 1)
+    return TensorDict({**columns, "action": action}, [len(action)])
+
+
+def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
+    """The replay buffer in the newest checkpoint of a run."""
+    config = run_dir / "config.yaml"
+    try:
+        recorded: Any = OmegaConf.to_container(OmegaConf.load(config))
+        recorded = {key: recorded["env"][key] for key in ("name", "backend", "kwargs", "wrappers")}
+    except Exception as error:
+        raise UserError(
+            f"{config} is not the configuration of a run ({first_line(error)})."
+        ) from error
+    _check_environment(recorded, cfg, str(run_dir))
+    # Memory-mapped: the checkpoint also holds networks and optimizers.
+    try:
+        state = Checkpoints(run_dir / "checkpoint").read(mmap=True)
+    except UnreadableError as error:
+        raise UserError(f"{error}: try again, or choose another dataset.") from error
+    if state is None:
+        is_finished = (run_dir / "finished").exists()
+        cure = "train it again with keep_checkpoint=true" if is_finished else "train it longer"
+        raise UserError(
+            f"dataset={run_dir} has no checkpoint, which would hold the replay buffer: {cure}."
+        )
+    try:
+        rows = state["parts"]["replay"]["storage"]["rows"]
+        if rows is None:
+            raise UserError(
+                f"dataset={run_dir} has a checkpoint, but the replay buffer is empty: train it "
+                "longer."
+            )
+        now, after = rows["tensors"], rows["nested"]["next"]["tensors"]
+        if "desired_goal" in now:
+            raise UserError(
+                f"dataset={run_dir} is a run with replay=her, whose buffer stores goals separately "
+                "from observations: use a run with another replay=."
+            )
+        columns: dict[Any, Any] = {key: now[key] for key in ("observation", "action")}
+        for key in ("observation", "reward", "done", "terminated"):
+            columns["next", key] = after[key]
+        if not all(isinstance(column, Tensor) for column in columns.values()):
+            raise TypeError("an entry is not a tensor")
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"The newest checkpoint of {run_dir} holds no replay buffer ({first_line(error)}): use "
+            "the directory of another run."
+        ) from error
+    return columns
+
+
+def _columns_of_minari(
+    files: MinariFiles, dataset: str, env: Environment, cfg: EnvConfig
+) -> dict[Any, Tensor]:
+    """The episodes of a dataset as transitions."""
+    if files.environment is not None:
+        recorded = {"name": files.environment, "kwargs": files.environment_kwargs}
+        _check_environment(recorded, cfg, dataset)
+    episodes = [episode for episode in files.episodes() if len(episode.rewards) > 0]
+    if not episodes:
+        raise UserError(f"dataset={dataset} holds no transitions: choose another dataset.")
+    seen = [_flat_observations(episode, env, dataset) for episode in episodes]
+
+    def stacked(arrays: list[np.ndarray], name: str) -> np.ndarray:
+        arrays = [array.reshape(len(array), -1) for array in arrays]
+        widths = sorted({array.shape[1] for array in arrays})
+        if len(widths) > 1:
+            raise UserError(
+                f"dataset={dataset} has episodes whose {name} have different lengths ({widths[0]} "
+                f"and {widths[-1]}): choose another dataset."
+            )
+        return np.concatenate(arrays)
+
+    def column(name: str) -> np.ndarray:
+        return stacked([np.asarray(getattr(episode, name)) for episode in episodes], name)
+
+    low, high = env.own_action_space.low, env.own_action_space.high
+    actions = column("actions").astype(np.float64)
+    if actions.shape[1:] == low.shape:
+        actions = 2 * (actions - low) / (high.astype(np.float64) - low) - 1
+    terminated = column("terminations").astype(bool)
+    arrays: dict[Any, np.ndarray] = {
+        "observation": stacked([each[:-1] for each in seen], "observations"),
+        "action": actions.astype(np.float32),
+        ("next", "observation"): stacked([each[1:] for each in seen], "observations"),
+        ("next", "reward"): column("rewards").astype(np.float32),
+        ("next", "done"): terminated | column("truncations").astype(bool),
+        ("next", "terminated"): terminated,
+    }
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
+
+
+def _flat_observations(episode: Episode, env: Environment, dataset: str) -> np.ndarray:
+    """The observations of an episode as vectors, with entries in the order of the networks."""
+    parts = [episode.observations]
+    if isinstance(episode.observations, dict):
+        keys = [(key,) if isinstance(key, str) else key for key in network_inputs(env)]
+        parts = [_entry(episode.observations, key, dataset) for key in keys]
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], -1).astype(np.float32)
+
+
+def _entry(observations: Any, key: tuple[str, ...], dataset: str) -> np.ndarray:
+    entry = observations
+    for name in key:
+        entry = entry.get(name) if isinstance(entry, dict) else None
+    if not isinstance(entry, np.ndarray):
+        raise UserError(
+            f"dataset={dataset} has the observations {', '.join(observations)}, but the "
+            f"environment has {'.'.join(key)!r}: use the environment of the dataset."
+        )
+    return entry
+
+
+def _check_environment(recorded: Mapping[str, Any], cfg: EnvConfig, dataset: str) -> None:
+    """Compares the environment of a dataset with that of the run."""
+    if isinstance(name := recorded["name"], str) and _REMOVED.fullmatch(name):
+        recorded = {**recorded, "name": f"{name[:-1]}4"}
+    differing = [
+        f"env.{key}={theirs} there, {ours} here"
+        for key in recorded
+        if (theirs := _comparable(recorded[key])) != (ours := _comparable(getattr(cfg, key)))
+    ]
+    if differing:
+        raise UserError(
+            f"dataset={dataset} comes from another environment ({'; '.join(differing)}): use the "
+            "same values, or another dataset."
+        )
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, dict):
+        used = {key: each for key, each in value.items() if key not in _INCIDENTAL}
+        return json.loads(json.dumps(used, default=str))  # tuples become lists
+    return value
+
+
+def _check(columns: dict[Any, Tensor], dataset: str, env: Environment, cfg: EnvConfig) -> None:
+    """Checks lengths, sizes and values of transitions."""
+    count = len(columns["action"])
+    if count == 0:
+        raise UserError(f"dataset={dataset} holds no transitions: choose another dataset.")
+    size = env.observation_spec["observation"].shape
+    expected: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {
+        "observation": (size, torch.float32),
+        "action": (env.action_spec.shape, torch.float32),
+        ("next", "observation"): (size, torch.float32),
+        ("next", "reward"): ((1,), torch.float32),
+        ("next", "done"): ((1,), torch.bool),
+        ("next", "terminated"): ((1,), torch.bool),
+    }
+    for key, (shape, dtype) in expected.items():
+        name, column = " ".join([key] if isinstance(key, str) else key), columns[key]
+        if column.shape != (count, *shape) or column.dtype != dtype:
+            raise UserError(
+                f"dataset={dataset} has {name!r} of shape {list(column.shape)} and type "
+                f"{column.dtype}, but {cfg.name} needs {[count, *shape]} and {dtype}: use the "
+                "environment of the dataset."
+            )
+        is_bad = ~column.isfinite().all(-1)
+        if is_bad.any():
+            row = int(is_bad.int().argmax())
+            raise UserError(
+                f"dataset={dataset} has NaN or infinity in {name!r} of transition {row}: remove "
+                "that episode."
+            )
+    action = columns["action"]
+    is_outside = (action.abs() > 1 + _TOLERANCE).any(-1)
+    if is_outside.any():
+        row = int(is_outside.int().argmax())
+        space = env.own_action_space
+        own = space.low + (action[row].double().numpy() + 1) / 2 * (space.high - space.low)
+        raise UserError(
+            f"dataset={dataset} has the action {np.round(own, 6).tolist()} in transition {row}, "
+            f"outside the bounds {space.low.tolist()} to {space.high.tolist()} of {cfg.name}: clip "
+            "the actions of the dataset, as the environment did."
+        )

@@ -1,0 +1,170 @@
+"""Datasets in Minari's format: episodes in an HDF5 file, metadata in a JSON file.
+
+The files are read directly, so that nothing in them is executed. (The package minari
+creates the environment that a dataset names if the dataset does not describe its spaces.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.names import MINARI_PREFIX
+
+__all__ = ["Episode", "MinariFiles"]
+
+_EPISODE = "episode_"
+_PER_STEP = ("actions", "rewards", "terminations", "truncations")
+
+
+class Episode(NamedTuple):
+    """The arrays of an episode of n steps.
+
+    Attributes:
+        observations: ``[n + 1, ...]``, or a nested dictionary of such arrays.
+        actions: ``[n, ...]``.
+        rewards: ``[n]``.
+        terminations: ``[n]``.
+        truncations: ``[n]``.
+    """
+
+    observations: Any
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminations: np.ndarray
+    truncations: np.ndarray
+
+
+class MinariFiles:
+    """The files of one dataset.
+
+    Args:
+        folder: the folder of ``metadata.json`` and ``main_data.hdf5``.
+
+    Attributes:
+        folder: the same folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self._metadata = json.loads((folder / "metadata.json").read_text())
+            spec = self._metadata.get("env_spec")
+            self._env_spec = json.loads(spec) if isinstance(spec, str) else {}
+            kind = self._metadata.get("data_format", "hdf5")
+        except (OSError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{folder / 'metadata.json'} cannot be read ({first_line(error)}): download the "
+                "dataset again."
+            ) from error
+        if kind != "hdf5":
+            raise UserError(
+                f"{folder} holds a dataset in the format {kind!r}, but only hdf5 is supported: "
+                "create it with data_format='hdf5'."
+            )
+
+    @classmethod
+    def find(cls, dataset: str) -> MinariFiles | None:
+        """Finds the dataset that ``dataset=`` refers to.
+
+        Args:
+            dataset: ``minari:`` and the id of a dataset in Minari's local folder, or the path of a
+                folder in Minari's format.
+
+        Returns:
+            ``None`` for a path that is not such a folder.
+        """
+        name = dataset.removeprefix(MINARI_PREFIX)
+        local = Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
+        folder = local / name if name != dataset else Path(dataset)
+        for candidate in (folder / "data", folder):
+            if (candidate / "metadata.json").exists():
+                return cls(candidate)
+        if name == dataset:
+            return None
+        raise UserError(
+            f"dataset={dataset} is not in {local}: download it with `minari download {name}` "
+            "(pip install '.[minari]'), or set MINARI_DATASETS_PATH."
+        )
+
+    @property
+    def environment(self) -> str | None:
+        """The Gymnasium id of the environment, if it is known."""
+        name = self._env_spec.get("id")
+        return name if isinstance(name, str) else None
+
+    @property
+    def environment_kwargs(self) -> dict[str, Any]:
+        """The arguments of the environment."""
+        kwargs = self._env_spec.get("kwargs")
+        return kwargs if isinstance(kwargs, dict) else {}
+
+    @property
+    def reference_returns(self) -> tuple[float, float] | None:
+        """The returns of a random and of an expert policy, if they are known."""
+        low, high = (self._metadata.get(name) for name in ("ref_min_score", "ref_max_score"))
+        is_known = all(isinstance(each, int | float) and np.isfinite(each) for each in (low, high))
+        return (float(low), float(high)) if is_known and low < high else None
+
+    def episodes(self) -> Iterator[Episode]:
+        """Reads the episodes, in the order of their numbers."""
+        try:
+            import h5py
+        except ImportError as error:
+            raise UserError(
+                f"{self.folder} is an HDF5 dataset, which needs the package h5py: "
+                "pip install '.[minari]'."
+            ) from error
+
+        path = self.folder / "main_data.hdf5"
+        try:
+            with h5py.File(path, "r") as file:
+                names = [name for name in file if name.removeprefix(_EPISODE).isdecimal()]
+                for name in sorted(names, key=lambda name: int(name.removeprefix(_EPISODE))):
+                    yield _read_episode(file[name])
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{path} cannot be read ({first_line(error)}): download the dataset again."
+            ) from error
+
+
+def _read_episode(group: Any) -> Episode:
+    arrays = {name: _read_array(group[name]) for name in _PER_STEP}
+    observations = _read_tree(group["observations"])
+    steps = len(arrays["rewards"])
+    for name, array in arrays.items():
+        if len(array) != steps:
+            raise ValueError(f"{group.name} has {steps} rewards, but {len(array)} {name}")
+    for array in _leaves(observations):
+        if len(array) != steps + 1:
+            raise ValueError(
+                f"{group.name} has {steps} rewards, but {len(array)} observations instead of "
+                f"{steps + 1}"
+            )
+    return Episode(observations, **arrays)
+
+
+def _read_tree(entry: Any) -> Any:
+    if hasattr(entry, "keys"):
+        return {name: _read_tree(entry[name]) for name in entry.keys()}  # noqa: SIM118
+    return _read_array(entry)
+
+
+def _read_array(entry: Any) -> np.ndarray:
+    if getattr(entry, "dtype", np.dtype(object)).kind not in "biuf" or not entry.shape:
+        raise TypeError(f"{entry.name} is not a numeric array")
+    return entry[()]
+
+
+def _leaves(observations: Any) -> Iterator[np.ndarray]:
+    if isinstance(observations, dict):
+        for part in observations.values():
+            yield from _leaves(part)
+    else:
+        yield observations

@@ -1,0 +1,197 @@
+"""Checkpoints that survive a crash at any moment.
+
+A checkpoint is one file of plain data with checksums, which is loaded without executing code
+(``weights_only=True``). Only plain data are written, so that each file can be read back.
+(TorchRL's ``Checkpoint`` writes folders of raw memory maps: it does not detect a flipped or missing
+byte, and it writes storages at full capacity.)
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchrl_vmfer.plain_state import load_checked, plain
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
+
+__all__ = [
+    "Checkpoints",
+    "MismatchError",
+    "UnreadableError",
+    "UnsavableError",
+    "check_readable",
+    "load_parts",
+    "plain_data",
+]
+
+
+class UnreadableError(UserError):
+    """Raised if there are checkpoints, but none can be read."""
+
+
+class UnsavableError(UserError):
+    """Raised if a state holds an object that a checkpoint cannot store."""
+
+
+class MismatchError(Exception):
+    """Raised if the state of a component does not fit it."""
+
+
+def load_parts(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Loads the states of a checkpoint into the components of the same names."""
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(states[name])
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise MismatchError(first_line(error)) from error
+
+
+def plain_data(value: Any, place: str = "the state") -> Any:
+    """Converts a state to tensors, numbers, strings and containers of these.
+
+    Tensors are not copied.
+
+    Args:
+        value: the state.
+        place: the name of the state in an error message.
+
+    Raises:
+        UnsavableError: naming the entry that cannot be converted.
+    """
+    try:
+        return plain(value, place, copy=False)
+    except TypeError as error:
+        raise UnsavableError(f"A checkpoint cannot be saved: {error}") from error
+
+
+def check_readable(state: dict[str, Any]) -> None:
+    """Saves a state to memory and loads it as :meth:`Checkpoints.load` does.
+
+    Raises:
+        UserError: if that fails.
+    """
+    file = io.BytesIO()
+    state = plain_data(state, "the state")
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise UnsavableError(
+            f"A checkpoint of this run could not be read back ({first_line(error)}): return only "
+            "tensors, numbers and strings from each `state_dict`."
+        ) from error
+
+
+class Checkpoints:
+    """The newest checkpoints of a run.
+
+    Args:
+        folder: the folder of the checkpoints.
+        keep: the number of checkpoints to keep; ``None`` keeps all.
+    """
+
+    def __init__(self, folder: Path, keep: int | None = 2) -> None:
+        self._folder = folder
+        self._keep = keep
+
+    def _files(self) -> list[Path]:
+        return sorted(checkpoint_files(self._folder), reverse=True)
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, read from its name, or ``None`` without any."""
+        files = self._files()
+        return step_of(files[0]) if files else None
+
+    @property
+    def steps(self) -> set[int]:
+        """The steps of all checkpoints, read from their names."""
+        return {step_of(file) for file in self._files()}
+
+    def reduce(self, to: int) -> Path | None:
+        """Deletes the oldest until this many are left. Returns the newest of these."""
+        files = self._files()
+        for old in files[to:]:
+            old.unlink()
+        if to == 0 and self._folder.exists() and not any(self._folder.iterdir()):
+            self._folder.rmdir()
+        return files[0] if files[:to] else None
+
+    def save(self, step: int, state: dict[str, Any]) -> bool:
+        """Saves a state, then deletes the oldest. Returns whether saving succeeded.
+
+        Raises:
+            UnsavableError: if the file could not be read back; nothing is written or deleted.
+        """
+        state = plain_data(state, f"the state of step {step}")
+        file = self._folder / f"step_{step:012d}.pt"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with replacing(file, "wb") as stream:
+                torch.save(state, stream)
+        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
+            kept = self._files()
+            print(
+                f"Could not save the checkpoint of step {step} ({first_line(error)}): free disk "
+                "space. " + (f"{kept[0].name} is intact." if kept else "There is no older one."),
+                file=sys.stderr,
+            )
+            return False
+        if self._keep is not None:
+            self.reduce(to=self._keep)
+        return True
+
+    def load(self) -> dict[str, Any] | None:
+        """The newest readable state, or ``None`` if there is none; removes unfinished files.
+
+        Unreadable files are reported. If no file is readable, it raises an error: restarting from
+        step 0 would overwrite the output of the run.
+        """
+        self.clean()
+        try:
+            return self.read()
+        except UnreadableError as error:
+            raise UnreadableError(
+                f"{error}: delete the run directory to restart from step 0, or restore a backup."
+            ) from error
+
+    def clean(self) -> None:
+        """Removes the unfinished files of a process that was killed."""
+        for leftover in self._folder.glob("*.unfinished"):
+            leftover.unlink()
+
+    def read(self, **kwargs: Any) -> dict[str, Any] | None:
+        """Like :meth:`load`, but for a run of another process: changes no file.
+
+        Args:
+            **kwargs: passed to ``torch.load``.
+
+        Raises:
+            UnreadableError: as :meth:`load`, but names no cure, which depends on the caller.
+        """
+        files = self._files()
+        for file in files:
+            try:
+                state = load_checked(file, **kwargs)
+                if not (isinstance(state, dict) and "step" in state):
+                    raise ValueError("it holds no step")
+            except Exception as error:
+                print(
+                    f"The checkpoint {file} cannot be read ({first_line(error)}); "
+                    "trying an older one.",
+                    file=sys.stderr,
+                )
+                continue
+            if state["step"] != step_of(file):  # it would outlive all others
+                raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
+            return state
+        if files:
+            raise UnreadableError(f"No checkpoint in {self._folder} can be read")
+        return None

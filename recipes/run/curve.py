@@ -1,0 +1,247 @@
+"""The learning curve, plotted at the end of a run from the files of its directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from vmfer_recipes.config.errors import first_line
+from vmfer_recipes.config.names import run_title
+from vmfer_recipes.run.evaluation import Solved, solved_at
+from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
+from vmfer_recipes.run.tables import read_columns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_learning_curve"]
+
+Columns = dict[str, np.ndarray]
+
+# Columns of train.csv that have quantiles, and their labels.
+_QUANTILES = {"resultant_length": "agreement R", "factor": "factor p"}
+# Below this fraction, the effective sample size needs a logarithmic axis.
+_SMALL_FRACTION = 0.1
+# Columns of train.csv in the two panels of diagnostics: their labels, colors and markers.
+_SAMPLING = {
+    "effective_fraction": ("effective sample size / stored transitions", BLUE, "."),
+    "unscored_fraction": ("unscored transitions", ORANGE, "x"),
+}
+_GRADIENT = {
+    "gradient_snr": ("signal-to-noise ratio of the actor's gradient", SKY, "."),
+    "gradient_cosine": ("cosine with the gradient of a uniform batch", GREEN, "x"),
+    "saturated_fraction": ("saturated actions of the policy", PINK, "+"),
+}
+
+
+def draw_learning_curve(run_dir: Path) -> Path | None:
+    """Plots ``learning_curve.png`` from the run's tables. Returns ``None`` if matplotlib fails."""
+    try:
+        return _draw(run_dir)
+    except ImportError:
+        print("No learning curve was plotted: it requires matplotlib (`pip install matplotlib`).")
+    except OSError:  # a full disk, for example
+        raise
+    except Exception as error:  # the run is complete without it
+        print(f"No learning curve was plotted: {type(error).__name__}: {first_line(error)}")
+    return None
+
+
+def _draw(run_dir: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    cfg = _config(run_dir / "config.yaml")
+    evaluations = _columns(run_dir / "eval.csv")
+    at_random = _columns(run_dir / "random.csv")
+    training = _with_fractions(_columns(run_dir / "train.csv"))
+    has_success = not np.isnan(evaluations["success_rate"]).all()
+    solved = solved_at(cfg, has_success)
+    signs_only = _are_signs(training, cfg.num_critics)
+    quantiles = [] if signs_only else [name for name in _QUANTILES if f"{name}_q50" in training]
+    diagnosed = [names for names in (_SAMPLING, _GRADIENT) if not training.keys().isdisjoint(names)]
+    heights = [1.8] + [1] * (has_success + signs_only + len(quantiles) + len(diagnosed))
+    figure = Figure(figsize=(8, 1.8 * sum(heights) + 1), layout="constrained")
+    axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    rest = iter(axes[1:])
+    _draw_returns(axes[0], evaluations, at_random, solved)
+    axes[0].set_title(f"{run_title(cfg)}, seed {cfg.seed}", parse_math=False)
+    if has_success:
+        _draw_success(next(rest), evaluations, at_random, solved)
+    if signs_only:
+        _draw_mean_agreement(next(rest), training, cfg.num_critics)
+    for name in quantiles:
+        _draw_quantiles(next(rest), training, name)
+    for names in diagnosed:
+        _draw_diagnostics(next(rest), training, names)
+    for axis in axes:
+        if cfg.init_random_frames:
+            axis.axvspan(
+                0, cfg.init_random_frames, color=GRAY, alpha=0.12, lw=0, label="random actions"
+            )
+        axis.grid(alpha=0.3)
+        axis.margins(x=0.01)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[-1].set_xlabel("environment steps")
+    figure.align_ylabels(axes)
+    named: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=2, frameon=False)
+    path = run_dir / "learning_curve.png"
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _config(file: Path) -> DictConfig:
+    """The configuration of a run; a key that it lacks is as if it were not set."""
+    known = {
+        "algorithm": "",
+        "seed": 0,
+        "num_critics": 2,
+        "init_random_frames": 0,
+        "solved_at": None,
+        "env": {"name": "", "kwargs": None, "wrappers": None},
+        "sampler": {"name": ""},
+        "replay": {"name": ""},
+    }
+    loaded = OmegaConf.load(file) if file.exists() else OmegaConf.create()
+    cfg = OmegaConf.merge(known, loaded)
+    assert isinstance(cfg, DictConfig)
+    return cfg
+
+
+def _draw_returns(
+    axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
+) -> None:
+    steps, mean = evaluations["step"], evaluations["return_mean"]
+    spread = evaluations["return_std"]
+    axis.plot(steps, mean, "o-", color=BLUE, markersize=4, label="evaluation: mean over episodes")
+    axis.fill_between(
+        steps,
+        mean - spread,
+        mean + spread,
+        color=BLUE,
+        alpha=0.2,
+        linewidth=0,
+        label="± standard deviation over episodes",
+    )
+    _draw_levels(axis, at_random.get("return_mean"), solved, of_success=False)
+    axis.set_ylabel("evaluation return")
+
+
+def _draw_success(
+    axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
+) -> None:
+    axis.plot(evaluations["step"], evaluations["success_rate"], "o-", color=BLUE, markersize=4)
+    _draw_levels(axis, at_random.get("success_rate"), solved, of_success=True)
+    axis.set_ylim(-0.05, 1.05)
+    axis.set_ylabel("success rate")
+
+
+def _draw_levels(
+    axis: Axes, at_random: np.ndarray | None, solved: Solved | None, of_success: bool
+) -> None:
+    """Draws the return of the random policy and the level at which the task counts as solved."""
+    if at_random is not None and len(at_random):
+        axis.axhline(float(at_random[-1]), color=GRAY, linestyle="--", label="random policy")
+    if solved is not None and solved.is_success_rate == of_success:
+        label = f"solved (at {solved.level:g})"
+        axis.axhline(solved.level, color=GREEN, linestyle="-.", label=label)
+
+
+def _are_signs(training: Columns, critics: int) -> bool:
+    """Whether the directions of the gradients are only signs, as with one-dimensional actions.
+
+    The resultant length of n signs is a multiple of 1/n; that of other directions hardly ever is.
+    """
+    names = [f"resultant_length_q{percent}" for percent in (10, 50, 90)]
+    values = np.concatenate([training.get(name, np.empty(0)) for name in names])
+    values = values[np.isfinite(values)] * critics
+    return len(values) > 0 and bool(np.allclose(values, np.round(values), atol=1e-4))
+
+
+def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
+    """Draws one line, because quantiles of signs are not informative."""
+    # Two signs agree (R = 1) or do not (R = 0), so that the mean is a fraction of the batch.
+    label = "fraction of the batch with agreement"
+    if critics > 2:
+        label = "mean of R over the actor's batch"
+    axis.plot(
+        training["step"],
+        training["resultant_length_mean"],
+        ".-",
+        color=VERMILION,
+        markersize=3,
+        linewidth=1,
+        label=f"{label} (1-D actions)",
+    )
+    axis.set_ylim(-0.05, 1.05)
+    axis.set_ylabel("agreement")
+
+
+def _draw_quantiles(axis: Axes, training: Columns, name: str) -> None:
+    axis.plot(
+        training["step"],
+        training[f"{name}_q50"],
+        ".-",
+        color=VERMILION,
+        markersize=3,
+        linewidth=1,
+        label="median over the actor's batch",
+    )
+    axis.fill_between(
+        training["step"],
+        training[f"{name}_q10"],
+        training[f"{name}_q90"],
+        color=ORANGE,
+        alpha=0.3,
+        linewidth=0,
+        label="10 % to 90 % of the actor's batch",
+    )
+    axis.set_ylabel(_QUANTILES[name])
+
+
+def _draw_diagnostics(axis: Axes, training: Columns, names: dict[str, Any]) -> None:
+    """Draws one of the panels of diagnostics."""
+    for name in [name for name in names if name in training]:
+        label, color, marker = names[name]
+        known = np.isfinite(training[name])
+        axis.plot(
+            training["step"][known],
+            training[name][known],
+            f"{marker}-",
+            color=color,
+            markersize=3,
+            linewidth=1,
+            label=label,
+        )
+    if names is _GRADIENT:
+        axis.set_yscale("symlog", linthresh=1)  # only the ratio has no bounds
+        axis.set_ylabel("actor's gradient")
+        return
+    axis.set_ylabel("fraction of buffer")
+    smallest = np.nanmin(training.get("effective_fraction", np.ones(1)), initial=1.0)
+    if smallest < _SMALL_FRACTION:
+        axis.set_yscale("log")
+        axis.set_ylim(10 ** np.floor(np.log10(smallest)), 1.5)
+        axis.minorticks_off()
+    else:
+        axis.set_ylim(-0.05, 1.05)
+
+
+def _with_fractions(training: Columns) -> Columns:
+    """Adds the effective sample size as a fraction of the stored transitions, if it is known."""
+    names = ("effective_sample_size", "stored_transitions")
+    if any(name not in training for name in names):
+        return training
+    size, stored = (training[name] for name in names)
+    return {**training, "effective_fraction": size / stored}
+
+
+def _columns(path: Path) -> Columns:
+    """The columns of a table of numbers by name; none if there is no table."""
+    return read_columns(path) if path.exists() else {}

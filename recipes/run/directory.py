@@ -1,0 +1,147 @@
+"""The directory of a run: its configuration and its lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from vmfer_recipes.config.errors import UserError, first_line, unwritable
+from vmfer_recipes.config.nested import differing, flat
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.run.files import replacing
+from vmfer_recipes.run.lock import lock
+
+__all__ = ["MAY_CHANGE", "RunDirectory"]
+
+# Keys that may change when a run resumes.
+MAY_CHANGE = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at")
+
+
+class RunDirectory:
+    """The directory of a run.
+
+    Args:
+        cfg: the configuration of the run.
+
+    Attributes:
+        path: the directory.
+        config_file: the name of the file with the configuration.
+    """
+
+    config_file = "config.yaml"
+
+    def __init__(self, cfg: Config) -> None:
+        self.path = Path(cfg.run_dir)
+        self._config = cfg.as_dict()
+
+    def check(self) -> None:
+        """Raises an error if the directory holds a run that this one cannot continue."""
+        before = self._saved_config()
+        if before is None:
+            return
+        if not self._config["resume"]:
+            raise UserError(
+                f"{self.path} holds a run and resume=false: delete it or choose another run_dir."
+            )
+        now, skipped = flat(self._config), {*MAY_CHANGE}
+        if isinstance(before.get("total_frames"), int):
+            skipped.add("total_frames")
+        values = [
+            f"{key}={before.get(key)} there, {now.get(key)} here"
+            for key in differing(before, now)
+            if key.split(".")[0] not in skipped
+        ]
+        if values:
+            raise UserError(
+                f"{self.path} holds a run of another configuration ({'; '.join(values)}): "
+                "choose another run_dir or use the same values."
+            )
+
+        self._check_length(before["total_frames"], now["total_frames"])
+
+    def _saved_config(self) -> dict[str, Any] | None:
+        """The configuration of the run in the directory, by dotted key; ``None`` without a run."""
+        file = self.path / self.config_file
+        if not file.exists():
+            return None
+        try:
+            return flat(OmegaConf.to_container(OmegaConf.load(file)))
+        except Exception as error:
+            raise UserError(
+                f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "
+                "another run_dir."
+            ) from error
+
+    def _check_length(self, before: int, now: int) -> None:
+        """Checks whether a run can end at another step than before."""
+        from vmfer_recipes.run.checkpoints import Checkpoints  # imports torch
+
+        saved = Checkpoints(self.path / "checkpoint").newest_step
+        if self._has_end_mark:
+            if now < before:
+                raise UserError(
+                    f"{self.path} holds a finished run of {before} steps, more than "
+                    f"total_frames={now}: use at least {before}, or choose another run_dir."
+                )
+            if now > before and saved is None:
+                raise UserError(
+                    f"{self.path} holds a finished run of {before} steps without a checkpoint, so "
+                    f"it cannot be continued to total_frames={now}: choose another run_dir to "
+                    "train from step 0, with keep_checkpoint=true."
+                )
+        elif now < before and saved is not None and now < saved:
+            raise UserError(
+                f"{self.path} holds a run that is already at step {saved}, more than "
+                f"total_frames={now}: use at least {saved}, or choose another run_dir."
+            )
+
+    @property
+    def _has_end_mark(self) -> bool:
+        return (self.path / "finished").exists()
+
+    def reopen(self) -> None:
+        """Removes what a run writes at its end, so that it can be continued.
+
+        The mark comes first: a process that is killed here leaves an unfinished run.
+        """
+        for name in ("finished", "policy.pt", "learning_curve.png"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def is_finished(self) -> bool:
+        """Whether the run is finished and is not to be continued. If so, prints a message."""
+        if not self._has_end_mark:
+            return False
+        before = self._saved_config()
+        if before is not None and before["total_frames"] < self._config["total_frames"]:
+            return False
+        print(f"The run in {self.path} is finished. Nothing to do.")
+        return True
+
+    def lock(self) -> FileIO:
+        """Locks the directory, which is created if needed, until the returned file is closed.
+
+        Removes the unfinished files of a process that was killed.
+        """
+        with self.writing():
+            held = lock(self.path)
+            for leftover in self.path.glob("*.unfinished"):
+                leftover.unlink()
+        return held
+
+    def write_config(self) -> None:
+        """Writes the file with the configuration."""
+        with self.writing(), replacing(self.path / self.config_file) as file:
+            file.write(OmegaConf.to_yaml(self._config))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context in which a full or read-only disk is reported in one line."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
+            raise unwritable(self.path, error) from error

@@ -1,0 +1,196 @@
+"""Evaluation: whole episodes without exploration, in a separate environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_vmfer.networks import evaluating
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.environments.make import Environment, tensors
+
+__all__ = [
+    "Episode",
+    "Evaluation",
+    "Solved",
+    "evaluate",
+    "play_episode",
+    "solved_at",
+    "summary",
+]
+
+_LONGEST = 100_000  # steps of an episode
+
+
+class Episode(NamedTuple):
+    """The result of one episode."""
+
+    total: float
+    length: int
+    success: float | None
+
+
+class Evaluation(NamedTuple):
+    """A row of ``eval.csv`` without the step."""
+
+    return_mean: float
+    return_std: float
+    episode_length: float
+    success_rate: float | None
+
+
+@torch.no_grad()
+def play_episode(
+    policy: TensorDictModuleBase | None,
+    simulator: gym.Env,
+    seed: int,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+) -> Episode:
+    """Plays one episode without exploration.
+
+    Args:
+        policy: the policy; ``None`` acts at random.
+        simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
+            steps, and none is stored.
+        seed: the seed of the initial state.
+        on_step: called after the reset and after every step with ``observation``, and after a
+            step also with ``action``, ``reward``, ``terminated``, ``truncated`` and ``info``.
+    """
+    observation, info = simulator.reset(seed=seed)
+    if on_step is not None:
+        on_step({"observation": observation, "info": info})
+    total, length, is_over = 0.0, 0, False
+    while not is_over:
+        if length == _LONGEST:
+            raise UserError(
+                f"an episode did not end within {_LONGEST:,} steps: give the task a time limit, "
+                "such as env.kwargs.max_episode_steps=1000."
+            )
+        action = simulator.action_space.sample() if policy is None else _act(policy, observation)
+        observation, reward, terminated, truncated, info = simulator.step(action)
+        total, length, is_over = total + float(reward), length + 1, terminated or truncated
+        if on_step is not None:
+            on_step(
+                {
+                    "observation": observation,
+                    "action": action,
+                    "reward": reward,
+                    "terminated": terminated,
+                    "truncated": truncated,
+                    "info": info,
+                }
+            )
+    success = info.get("is_success", info.get("success"))
+    return Episode(total, length, None if success is None else float(success))
+
+
+def _act(policy: TensorDictModuleBase, observation: Any) -> np.ndarray:
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        return policy(TensorDict(tensors(observation)))["action"].numpy(force=True)
+
+
+def evaluate(
+    policy: TensorDictModuleBase | None,
+    env: Environment,
+    episodes: int,
+    seed: int,
+    on_episode: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Plays whole episodes without exploration, and with the policy in evaluation mode.
+
+    Args:
+        policy: the policy; ``None`` acts at random.
+        env: an environment used only for evaluation.
+        episodes: the number of episodes to play.
+        seed: the seed of the first episode, incremented for each further episode. Every evaluation
+            uses the same seeds, so that differences between evaluations come from the policy.
+        on_episode: called before each episode with its number, from 1, and ``episodes``, and with
+            0 after the last one.
+    """
+    env.simulator.action_space.seed(seed)
+    played = []
+    with nullcontext() if policy is None else evaluating(policy):
+        for number in range(episodes):
+            if on_episode is not None:
+                on_episode(number + 1, episodes)
+            played.append(play_episode(policy, env.simulator, seed + number))
+    if on_episode is not None:
+        on_episode(0, episodes)
+    successes = [episode.success for episode in played if episode.success is not None]
+    return Evaluation(
+        float(np.mean([episode.total for episode in played])),
+        float(np.std([episode.total for episode in played])),
+        float(np.mean([episode.length for episode in played])),
+        float(np.mean(successes)) if successes else None,
+    )
+
+
+class Solved(NamedTuple):
+    """The return or success rate at which a task counts as solved."""
+
+    level: float
+    is_success_rate: bool
+
+    def includes(self, result: Evaluation) -> bool:
+        """Whether the result of an evaluation reaches the level."""
+        score = result.success_rate if self.is_success_rate else result.return_mean
+        return score is not None and score >= self.level
+
+
+def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
+    """The level of ``solved_at``, or else the reward threshold that Gymnasium registers.
+
+    The threshold is that of the task as registered: it does not hold with other arguments or
+    wrappers.
+
+    Args:
+        cfg: the configuration of a run.
+        reports_success: whether the task reports success; its level is then a success rate.
+    """
+    if cfg.solved_at is not None:
+        return Solved(cfg.solved_at, reports_success)
+    env = cfg.env
+    is_changed = getattr(env, "kwargs", None) or getattr(env, "wrappers", None)
+    spec = gym.registry.get(env.name)
+    if is_changed or reports_success or spec is None or spec.reward_threshold is None:
+        return None
+    return Solved(float(spec.reward_threshold), False)
+
+
+def summary(
+    trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
+) -> str:
+    """The result of a run in one line.
+
+    Args:
+        trained: the last evaluation.
+        at_random: the evaluation of the random policy.
+        episodes: the number of episodes of each.
+        solved: the level at which the task counts as solved, if it is known.
+    """
+    played = "1 episode" if episodes == 1 else f"{episodes} episodes"
+    line = (
+        f"{_shown(trained)} over {played}; the random policy gets "
+        f"{_shown(at_random).removeprefix('Return ')}."
+    )
+    if solved is None:
+        return line
+    level = (
+        f"success rate {solved.level:g}" if solved.is_success_rate else f"return {solved.level:g}"
+    )
+    return f"{'Solved' if solved.includes(trained) else 'Not solved'} (at {level}): {line}"
+
+
+def _shown(result: Evaluation) -> str:
+    text = f"Return {result.return_mean:.1f} ± {result.return_std:.1f}"
+    if result.success_rate is not None:
+        text += f" (success rate {result.success_rate:.2f})"
+    return text

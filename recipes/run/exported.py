@@ -1,0 +1,186 @@
+"""Policies as ONNX and TorchScript files, checked against the original."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from torchrl_vmfer import Policy
+from vmfer_recipes.config.errors import UserError, first_line
+
+__all__ = ["export", "input_names", "usage"]
+
+_TOLERANCE = 1e-5  # relative to the range of actions
+# The batch sizes and the scales of the observations with which an exported file is checked.
+_BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)
+
+
+def export(policy: Policy, form: str, file: Path) -> float:
+    """Exports a policy, and checks the file against it before anything is replaced.
+
+    Args:
+        policy: the policy.
+        form: ``"onnx"`` or ``"torchscript"``.
+        file: the file to write.
+
+    Returns:
+        The largest difference of an action from the original.
+    """
+    unfinished = file.with_name(f"{file.name}.unfinished")
+    convert, load = {
+        "onnx": (_write_onnx, _load_onnx),
+        "torchscript": (_write_torchscript, _load_torchscript),
+    }[form]
+    try:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with set_exploration_type(ExplorationType.DETERMINISTIC):
+                convert(policy, unfinished)
+        except OSError as error:
+            raise UserError(
+                f"{file} cannot be written ({first_line(error)}): choose another output=."
+            ) from error
+        except Exception as error:
+            raise UserError(
+                f"{policy.source} cannot be exported to {form} ({type(error).__name__}: "
+                f"{first_line(error)}): try the other format=."
+            ) from error
+        difference = _difference(policy, load(unfinished), form)
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return difference
+
+
+class _Exported(nn.Module):
+    """Maps the entries of observations to actions of the environment."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, *observations: Tensor) -> Tensor:
+        return self.policy.action(*observations)
+
+
+def input_names(policy: Policy) -> list[str]:
+    """The names of the inputs of an exported policy."""
+    return [key if isinstance(key, str) else ".".join(key) for key in policy.in_keys]
+
+
+def _examples(policy: Policy, batch: int, scale: float = 1.0) -> list[Tensor]:
+    """Random observations, around the mean of training if the policy knows it."""
+    generator = torch.Generator().manual_seed(batch)
+    values = torch.randn(batch, policy.observation_size, generator=generator) * scale
+    if policy.normalization is not None:
+        values = policy.normalization.mean + values * policy.normalization.deviation
+    parts = values.split([int(np.prod(shape)) for shape in policy.input_shapes], -1)
+    return [
+        part.reshape(batch, *shape) for part, shape in zip(parts, policy.input_shapes, strict=True)
+    ]
+
+
+def _write_onnx(policy: Policy, file: Path) -> None:
+    # It warns that torchvision, which no policy uses, is not installed.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings():
+        # All inputs have the same batch size, and it keeps one name for it.
+        warnings.filterwarnings("ignore", ".*The axis name: batch will not be used")
+        torch.onnx.export(
+            _Exported(policy).eval(),
+            tuple(_examples(policy, 2)),
+            str(file),
+            input_names=input_names(policy),
+            output_names=["action"],
+            dynamic_shapes=(tuple({0: batch} for _ in policy.in_keys),),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def _load_onnx(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+
+    def run(observations: Sequence[Tensor]) -> Tensor:
+        arrays = [observation.numpy() for observation in observations]
+        return torch.from_numpy(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return run
+
+
+def _write_torchscript(policy: Policy, file: Path) -> None:
+    with _without_deprecation():
+        traced = torch.jit.trace(_Exported(policy).eval(), tuple(_examples(policy, 2)))
+        torch.jit.save(traced, str(file))
+    print("PyTorch still loads TorchScript, but has deprecated it: prefer format=onnx.")
+
+
+def _load_torchscript(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
+    with _without_deprecation():
+        module = torch.jit.load(str(file))
+    return lambda observations: module(*observations)
+
+
+@contextmanager
+def _without_deprecation() -> Iterator[None]:
+    """A context without the warnings that TorchScript is deprecated, which the output says."""
+    with warnings.catch_warnings():
+        for category in (FutureWarning, DeprecationWarning):
+            warnings.filterwarnings("ignore", r".*torch\.jit.* is deprecated", category)
+        yield
+
+
+@torch.no_grad()
+@set_exploration_type(ExplorationType.DETERMINISTIC)
+def _difference(policy: Policy, exported: Callable[[Sequence[Tensor]], Tensor], form: str) -> float:
+    """The largest difference of an exported action; raises an error if it is too large."""
+    largest = 0.0
+    # A whole action may be rounded up instead of down.
+    allowed = _TOLERANCE * (policy.high - policy.low).double()
+    if not np.issubdtype(policy.action_low.dtype, np.floating):
+        allowed = allowed.clamp(min=1)
+    for batch in _BATCHES:
+        for scale in _SCALES:
+            observations = _examples(policy, batch, scale)
+            expected = policy.action(*observations)
+            try:
+                actions = exported(observations)
+                difference = (actions.double() - expected.double()).abs()
+            except Exception as error:
+                raise UserError(
+                    f"The exported policy fails for a batch of {batch} ({first_line(error)}); no "
+                    f"file was written. The network may depend on the batch size: change it, or "
+                    "try the other format=."
+                ) from error
+            if actions.dtype != expected.dtype or not bool((difference <= allowed).all()):
+                raise UserError(
+                    f"The policy exported to {form} differs from the original by up to "
+                    f"{difference.max():.1e} for a batch of {batch}; no file was written. The "
+                    "network may depend on values or be random: change it, or try the other "
+                    "format=."
+                )
+            largest = max(largest, float(difference.max()))
+    return largest
+
+
+def usage(policy: Policy, form: str, file: Path) -> str:
+    """The code that loads an exported policy and calls it."""
+    names = input_names(policy)
+    if form == "onnx":
+        given = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in names)
+        return f'onnxruntime.InferenceSession("{file}").run(None, {{{given}}})[0]'
+    return f'torch.jit.load("{file}")({", ".join(name.replace(".", "_") for name in names)})'

@@ -1,0 +1,100 @@
+"""The tables and the logger of a run. A resumed run reproduces the tables byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensordict import TensorDictBase
+from torch import Tensor
+from torchrl.record.loggers import Logger
+
+from torchrl_vmfer import VMFUncertainty
+from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.run.evaluation import Evaluation
+from vmfer_recipes.run.loggers import make_logger
+from vmfer_recipes.run.tables import Table
+
+__all__ = ["RunLog", "agreement"]
+
+_EVALUATION = ("step", *Evaluation._fields)
+
+
+class RunLog:
+    """The tables of a run, and the logger that mirrors them.
+
+    Args:
+        run_dir: the directory of the run.
+        cfg: the configuration of the run.
+    """
+
+    def __init__(self, run_dir: Path, cfg: Config) -> None:
+        self.tables = {
+            "evaluations": Table(run_dir / "eval.csv", _EVALUATION),
+            "training": Table(run_dir / "train.csv"),
+        }
+        self._run_dir = run_dir
+        self._cfg = cfg
+        self._logger: Logger | None = None
+
+    def open(self) -> None:
+        """Starts the logger."""
+        self._logger = make_logger(self._cfg, self._run_dir)
+
+    def clear(self) -> None:
+        """Deletes the tables."""
+        for table in self.tables.values():
+            table.clear()
+
+    def write_evaluation(self, step: int, result: Evaluation) -> None:
+        """Writes a row of ``eval.csv``."""
+        self.tables["evaluations"].write({"step": step, **result._asdict()})
+        known = {name: value for name, value in result._asdict().items() if value is not None}
+        self._mirror("eval", known, step)
+
+    def write_random(self, result: Evaluation) -> None:
+        """Writes ``random.csv``: an evaluation of the random policy, with the same seeds."""
+        table = Table(self._run_dir / "random.csv", _EVALUATION)
+        table.clear()
+        table.write({"step": 0, **result._asdict()})
+
+    def write_training(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes a row of ``train.csv``."""
+        self.tables["training"].write({"step": step, **metrics})
+        self._mirror("train", metrics, step)
+
+    def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
+        if self._logger is not None:
+            self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
+
+    def close(self) -> None:
+        """Closes the logger."""
+        if self._logger is not None:
+            experiment = self._logger.experiment
+            for name in ("finish", "close"):  # of W&B and TensorBoard; an own one may have none
+                if hasattr(experiment, name):
+                    getattr(experiment, name)()
+                    break
+
+
+def agreement(
+    info: dict[str, Tensor], uncertainty: VMFUncertainty, batch: TensorDictBase
+) -> dict[str, Tensor]:
+    """The mean and quantiles of the factor and the resultant length over an actor batch.
+
+    Args:
+        info: the metadata of the actor loss, which contain both if the loss measures them.
+        uncertainty: computes them otherwise.
+        batch: the batch.
+    """
+    if "vmf_factor" not in info:
+        with unchanged_random_numbers(batch["observation"].device):
+            measured = uncertainty(batch.select("observation"))["vmf"]
+        info = {f"vmf_{name}": value for name, value in measured.items()}
+    statistics = {}
+    for name in ("factor", "resultant_length"):
+        values = info[f"vmf_{name}"].sort().values
+        statistics[f"{name}_mean"] = values.mean()
+        for percent in (10, 50, 90):
+            statistics[f"{name}_q{percent}"] = values[(len(values) - 1) * percent // 100]
+    return statistics

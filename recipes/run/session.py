@@ -1,0 +1,338 @@
+"""A training run from start to end: evaluation, logging, checkpoints and resuming."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from tensordict.nn import TensorDictModuleBase
+from torchrl.checkpoint import GlobalRNGState
+
+from torchrl_vmfer.fast import Backend, make_backend
+from vmfer_recipes.agent.networks import policy_data, write_policy
+from vmfer_recipes.config.errors import UserError, diverged, first_line
+from vmfer_recipes.config.training import Config
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.environments.state import EnvironmentPart
+from vmfer_recipes.offline.scores import reference_returns
+from vmfer_recipes.run.best_policy import BestPolicy
+from vmfer_recipes.run.checkpoints import (
+    Checkpoints,
+    MismatchError,
+    check_readable,
+    load_parts,
+)
+from vmfer_recipes.run.curve import draw_learning_curve
+from vmfer_recipes.run.directory import RunDirectory
+from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
+from vmfer_recipes.run.interruption import Interruption
+from vmfer_recipes.run.logs import RunLog
+from vmfer_recipes.run.metrics import Averages, Clock
+from vmfer_recipes.run.progress import Progress, first_words
+
+__all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
+
+# Far from the seeds of training environments.
+EVALUATION_SEED = 1_000_000
+
+
+class Stateful(Protocol):
+    """Anything that can be part of a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Plain data: tensors, numbers, strings, and containers of these."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Resumes from a saved state."""
+
+
+class TrainingSession(Protocol):
+    """The interface that the ``train`` function of a recipe requires from a session.
+
+    :class:`Session` implements it and writes a run directory. Benchmarks pass another session that
+    sets the number of steps and writes nothing.
+
+    Attributes:
+        backend: the components of the training loop.
+        metrics: receives the metrics of the recipe.
+    """
+
+    backend: Backend
+    metrics: Averages
+
+    def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
+        """The numbers of the environment steps to take."""
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        """Takes one gradient step."""
+        optimizer.zero_grad()
+        self.backend.backward(loss)
+        optimizer.step()
+
+
+class Session(TrainingSession):
+    """Counts the steps of a run, and evaluates, logs and saves between them.
+
+    Args:
+        cfg: the configuration of the run.
+        directory: the directory of the run. By default, this and the following are made from
+            ``cfg``.
+        log: the tables and the logger.
+        checkpoints: the checkpoints from which the run resumes.
+        kept_checkpoints: those of ``keep_checkpoints_at``.
+
+    Attributes:
+        backend: TorchRL's components or the fast ones, as selected by ``fast=``.
+        finished: whether the run is already finished.
+        metrics: averages of the reported metrics, for ``train.csv``.
+    """
+
+    def __init__(
+        self,
+        cfg: Config,
+        *,
+        directory: RunDirectory | None = None,
+        log: RunLog | None = None,
+        checkpoints: Checkpoints | None = None,
+        kept_checkpoints: Checkpoints | None = None,
+    ) -> None:
+        self.cfg = cfg
+        self.metrics = Averages()
+        self._directory = directory or RunDirectory(cfg)
+        path = self._directory.path
+        self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
+        self._directory.check()
+        self.finished = self._directory.is_finished()
+        if self.finished:
+            return
+        torch.set_num_threads(cfg.threads)
+        self.backend = make_backend(cfg.fast)
+        # All three global generators: an environment or a library may use any of them.
+        random.seed(cfg.seed)
+        np.random.seed(cfg.seed)  # noqa: NPY002
+        torch.manual_seed(cfg.seed)
+        self._log = log or RunLog(path, cfg)
+        self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
+        self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
+        self._best = BestPolicy(path / "policy_best.pt")
+        self._latest: Evaluation | None = None
+
+    def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
+        """Counts the environment steps from 1, or from the step where the run was stopped.
+
+        Between steps, at the configured intervals, it evaluates the policy, writes metrics and
+        saves checkpoints. The run directory is locked during the run. After SIGINT or SIGTERM, it
+        completes the current step, saves a checkpoint and ends the program.
+
+        A run ends with an evaluation and a row of metrics. If its last step is not a multiple of
+        the intervals, a longer run would not have these: they are written after the last
+        checkpoint and are not part of it.
+
+        Args:
+            policy: the policy to evaluate, and to save at the end.
+            **components: everything that a checkpoint must hold so that a resumed run is identical
+                to an uninterrupted one. Components with a ``close`` method are closed at the end.
+        """
+        parts: dict[str, Stateful] = {
+            **components,
+            "metrics": self.metrics,
+            # A wrapper may count or draw numbers across episodes.
+            "evaluation": EnvironmentPart(self._environment),
+            # Last: restoring other components may draw random numbers.
+            "random": GlobalRNGState(),
+        }
+        cfg, last = self.cfg, self.cfg.total_frames
+        with self._directory.lock(), Interruption() as interruption, ExitStack() as ends:
+            for part in components.values():
+                if hasattr(part, "close"):
+                    ends.callback(part.close)
+            if self._directory.is_finished():  # by the process that previously held the lock
+                return
+            ends.callback(self._log.close)
+            start = self._begin(policy, parts)
+            print(first_words(cfg, start), file=sys.stderr)
+            if self.backend.note:
+                print(self.backend.note, file=sys.stderr)
+            progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
+            if start == 0:
+                self._evaluate(0, policy, progress)
+            clock, state = Clock(start), partial(self._state, policy, parts)
+            for step in range(start + 1, last + 1):
+                yield step
+                progress.advance(step)
+                if step % cfg.log_interval == 0:
+                    self._write_metrics(step, clock.speed(step), components)
+                if step % cfg.eval_interval == 0:
+                    with clock.paused():
+                        self._evaluate(step, policy, progress)
+                if step in cfg.keep_checkpoints_at:
+                    self._save(state(step), self._kept)
+                if interruption.signal and step < last:
+                    return self._stop(state(step))
+                if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
+                    self._save(state(step), self._checkpoints)
+            if last % cfg.log_interval:
+                self._write_metrics(last, clock.speed(last), components)
+            if last % cfg.eval_interval:
+                self._evaluate(last, policy, progress)
+            self._finish(policy, progress)
+
+    def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
+        """Prepares the directory. Returns the step from which the run resumes."""
+        self._directory.check()  # again: another process may have written one before the lock
+        self._log.open()
+        with self._directory.writing():
+            start = self._restore(parts)
+        if start == 0:
+            # Checked now, not after hours of training that could not be resumed.
+            check_readable(self._state(policy, parts, 0))
+            with self._directory.writing():
+                self._log.clear()
+                self._best.clear()
+        self._directory.write_config()
+        self._keep_passed(policy, parts, start)
+        return start
+
+    def _keep_passed(
+        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], start: int
+    ) -> None:
+        """Keeps a checkpoint of the first step if it is listed, and reports missed steps."""
+        self._kept.clean()
+        passed = {step for step in self.cfg.keep_checkpoints_at if step <= start}
+        missing = passed - self._kept.steps
+        if start in missing:
+            self._save(self._state(policy, parts, start), self._kept)
+        for step in sorted(missing - {start}):
+            print(
+                f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
+                f"run resumes from step {start}.",
+                file=sys.stderr,
+            )
+
+    def _restore(self, parts: dict[str, Stateful]) -> int:
+        state = self._checkpoints.load()
+        if state is None:
+            return 0
+        try:
+            saved = state["parts"]
+            if "evaluation" not in saved:  # older checkpoints have none
+                parts = {name: part for name, part in parts.items() if name != "evaluation"}
+            load_parts(parts, saved)
+            files = {name: saved[name] for name in self._files}
+        except (KeyError, TypeError, MismatchError) as error:
+            raise UserError(
+                f"The checkpoint of step {state['step']} in {self._directory.path} does not match "
+                f"this configuration or version ({first_line(error)}): choose another run_dir."
+            ) from error
+        for name, table in self._log.tables.items():
+            table.check(files[name])  # before any file is changed
+        self._directory.reopen()
+        for name, file in self._files.items():
+            file.load_state_dict(files[name])
+        return state["step"]
+
+    @property
+    def _files(self) -> dict[str, Stateful]:
+        """The files that must match a checkpoint: loading a state undoes later changes."""
+        return {**self._log.tables, "best": self._best}
+
+    def _state(
+        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], step: int
+    ) -> dict[str, Any]:
+        states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
+        return {
+            "step": step,
+            "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
+            "parts": states,
+        }
+
+    def _save(self, state: dict[str, Any], checkpoints: Checkpoints) -> bool:
+        _check_finite(self.metrics.means(), state["step"])
+        return checkpoints.save(state["step"], state)
+
+    def _stop(self, state: dict[str, Any]) -> None:
+        is_saved = self._save(state, self._checkpoints)
+        print(
+            f"Stopped {self._directory.path} at step {state['step']}. Run the same command to "
+            f"resume from {'there' if is_saved else 'the last checkpoint'}.",
+            file=sys.stderr,
+        )
+
+    def _evaluate(self, step: int, policy: TensorDictModuleBase, progress: Progress) -> None:
+        try:
+            result = self._play(policy, progress)
+        except UserError as error:
+            raise UserError(f"In the evaluation at step {step}: {error}") from error
+        with self._directory.writing():
+            self._log.write_evaluation(step, result)
+            if not self._best.exceeds(result.return_mean):
+                data = policy_data(policy, self._environment, self.cfg, step)
+                self._best.replace(step, result.return_mean, data)
+        progress.show(result)
+        self._latest = result
+
+    def _play(self, policy: TensorDictModuleBase | None, progress: Progress) -> Evaluation:
+        seed, episodes = EVALUATION_SEED + self.cfg.seed, self.cfg.num_eval_episodes
+        return evaluate(policy, self._environment, episodes, seed, progress.evaluate)
+
+    def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
+        means = self.metrics.pop()
+        episodes: dict[str, float] = {}
+        for part in components.values():
+            if hasattr(part, "episodes"):  # a collector: the returns of training episodes
+                episodes |= part.episodes.pop()
+        _check_finite(means, step)
+        if means:
+            with self._directory.writing():
+                metrics = {**means, "steps_per_second": speed, **episodes}
+                self._log.write_training(step, metrics)
+
+    def _finish(self, policy: TensorDictModuleBase, progress: Progress) -> None:
+        path, cfg = self._directory.path, self.cfg
+        # A run that was killed just before its end was evaluated by another process.
+        trained = self._latest or self._play(policy, progress)
+        at_random = self._play(None, progress)
+        progress.close()
+        with self._directory.writing():
+            last = cfg.total_frames
+            write_policy(policy, self._environment, cfg, path / "policy.pt", last)
+            self._log.write_random(at_random)
+            picture = draw_learning_curve(path)
+            (path / "finished").touch()
+            # The older ones were for the case that the last could not be saved.
+            checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
+        solved = solved_at(cfg, trained.success_rate is not None)
+        print(summary(trained, at_random, cfg.num_eval_episodes, solved))
+        reference = reference_returns(cfg)
+        if reference is not None:
+            print(reference.describe(trained))
+        for label, file in {
+            "learning curve": picture,
+            "evaluations": path / "eval.csv",
+            "training metrics": path / "train.csv",
+            "policy": path / "policy.pt",
+            "best policy": path / "policy_best.pt",
+            "checkpoint": checkpoint,
+        }.items():
+            if file is not None:
+                size = f" ({_size(file)}, to train longer)" if file == checkpoint else ""
+                print(f"  {label:<17} {file}{size}")
+
+
+def _size(file: Path) -> str:
+    size = file.stat().st_size
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
+
+
+def _check_finite(means: dict[str, float], step: int) -> None:
+    for name, mean in means.items():
+        if not math.isfinite(mean):
+            raise diverged(f"{name} is {mean} at step {step}")

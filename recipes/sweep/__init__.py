@@ -1,0 +1,1 @@
+"""Sweeps: several runs from one command."""

@@ -1,0 +1,111 @@
+"""The runs of a sweep, composed and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from vmfer_recipes.config._hydra import without_hydra
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.validation import to_config
+
+__all__ = ["Job", "check_parts", "nothing_started", "position_override", "sweep_position"]
+
+# Passed to every run by its launcher, in this process or on another machine.
+_TOTAL = "VMFER_RUNS_OF_SWEEP"
+
+
+@dataclass
+class Job:
+    """A run of a sweep.
+
+    Attributes:
+        overrides: its overrides, one value for each key.
+        swept: the keys whose values differ between runs.
+        hydra: its composed configuration, with that of Hydra.
+        config: the same as the recipe receives it, validated.
+    """
+
+    overrides: list[str]
+    swept: list[str]
+    hydra: DictConfig
+    config: Any = None
+
+    @property
+    def name(self) -> str:
+        """What distinguishes the run: ``batch_size=64 seed=1``."""
+        values = self.values
+        return " ".join(f"{key}={values[key]}" for key in self.swept or values)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The values of its overrides, as strings."""
+        return {key: value for key, _, value in (each.partition("=") for each in self.overrides)}
+
+    def validate(self) -> None:
+        """Sets ``config``. Raises ``UserError`` for wrong values."""
+        self.config = to_config(without_hydra(self.hydra))
+
+    @property
+    def arguments(self) -> list[str]:
+        """The overrides that start it, with its directory."""
+        run_dir = str(self.config.run_dir).replace("\\", "\\\\").replace("'", "\\'")
+        return [*self.overrides, f"run_dir='{run_dir}'"]
+
+
+@contextmanager
+def nothing_started(job: Job) -> Iterator[None]:
+    """A context whose errors name the run that they are about."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error} No run was started; this one is {job.name}.") from error
+
+
+def check_parts(jobs: list[Job]) -> None:
+    """Raises ``UserError`` for an environment or a class of the user's own that cannot be used.
+
+    Each one is tried once, because a misspelled name must not end a run hours later.
+    """
+    from vmfer_recipes.config.imports import import_class
+    from vmfer_recipes.environments.make import make_environment
+
+    seen: set[Any] = set()
+    for job in jobs:
+        cfg = job.config
+        if not isinstance(cfg, TrainingConfig):
+            continue
+        goals, part = cfg.replay.kind == "her", repr((cfg.env, cfg.replay.kind))
+        with nothing_started(job):
+            if part not in seen:
+                make_environment(cfg.env, cfg.seed, goals=goals).close()
+                seen.add(part)
+            for group in ("sampler", "replay", "logger"):
+                chosen = getattr(cfg, group)
+                if chosen.kind == "own" and (group, chosen.path) not in seen:
+                    import_class(chosen.path, object, group)
+                    seen.add((group, chosen.path))
+
+
+def position_override(total: int) -> str:
+    """The override that tells a run the number of runs of its sweep."""
+    return f"++hydra.job.env_set.{_TOTAL}='{total}'"
+
+
+def sweep_position() -> tuple[int, int] | None:
+    """The number of the current run in its sweep, from 1, and the number of runs.
+
+    ``None`` outside a sweep.
+    """
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    job = HydraConfig.get().job
+    total = job.env_set.get(_TOTAL)
+    return None if total is None else (int(job.num) + 1, int(total))

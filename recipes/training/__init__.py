@@ -1,1 +1,0 @@
-"""Code shared by the recipes: everything except the algorithms."""
