@@ -118,12 +118,18 @@ class Recipe:
         self._program = program_name or self._program
         program(self._main)()
 
-    def check(self, program_name: str | None = None) -> None:
-        """Ends the program if the command line is wrong, or asks only for information."""
-        self._program = program_name or self._program
-        program(self._check)()
+    def check(self, program_name: str | None = None) -> list[Any]:
+        """Ends the program if the command line is wrong, or asks only for information.
 
-    def _check(self) -> None:
+        Returns:
+            the configuration of the only run, or of enough runs of a sweep to see every choice.
+        """
+        self._program = program_name or self._program
+        configs: list[Any] = []
+        program(lambda: configs.extend(self._check()))()
+        return configs
+
+    def _check(self) -> Iterator[Any]:
         line = read_command_line(sys.argv[1:], self._config)
         if line.is_question:
             self._main()
@@ -143,6 +149,7 @@ class Recipe:
                 is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
                 if is_named and config.env.backend == "gymnasium":
                     registered_id(config.env.name)
+                yield config
 
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self._config)
