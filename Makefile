@@ -1,39 +1,47 @@
-# `make demo` and `make test` set everything up by themselves on a machine with Python 3.10+.
+# Each command installs what it needs into .venv, on a machine with Python 3.10+.
 PYTHON ?= python3
+UV ?= $(shell command -v uv)
 BIN := .venv/bin
-INSTALLED := .venv/installed
+INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install)
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint docs bench clean
+EXTRAS_demo := recipes,report
+EXTRAS_docs := docs,recipes
+EXTRAS_test := dm-control,docs,export,loggers,minari,recipes,report,search,sweep,test,video
 
-demo: $(INSTALLED)
+.PHONY: demo test test-lib test-all lint docs bench clean
+
+demo: .venv/demo
 	rm -rf runs/demo
 	$(BIN)/python recipes/td3.py +experiment=demo
 
-test: $(INSTALLED) lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+test: .venv/test lint
+	$(PYTEST) -m "not slow"
 
-test-all: $(INSTALLED) lint
-	$(BIN)/pytest -n 2 --dist worksteal
+test-lib: .venv/test
+	$(PYTEST) -m "not slow" --ignore=tests/project --ignore=tests/recipes --ignore=tests/sources
 
-lint: $(INSTALLED)
+test-all: .venv/test lint
+	$(PYTEST)
+
+lint: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(INSTALLED)
+docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'The documentation is in site/index.html.'
 
-bench: $(INSTALLED)
+bench: .venv/demo
 	$(BIN)/python benchmarks/sampler.py
 
-$(INSTALLED): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is %s: set PYTHON=" % sys.version)'
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --editable '.[dm-control,docs,export,loggers,minari,recipes,report,search,sweep,test,video]'
-	# mypy does not follow an editable install that renames a folder.
-	ln -sfn "$(CURDIR)/recipes" "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vmfer_recipes"
-	touch $@
+.venv/demo .venv/docs .venv/test: .venv/%: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed, this is %s: set PYTHON=" % sys.version)'
+	@echo 'Installing torchrl_vmfer[$(EXTRAS_$*)] into .venv: a few minutes, mostly for PyTorch.'
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) --quiet --editable '.[$(EXTRAS_$*)]'
+	@touch $@
 
 clean:
 	rm -rf .venv

@@ -10,8 +10,9 @@ import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import make_backend
-from vmfer_recipes import fork, sac, td3
+from vmfer_recipes import sac, td3
 from vmfer_recipes.collection.collectors import TransitionCollector
+from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.options import ForkConfig
 from vmfer_recipes.fork.plan import make_plan
 from vmfer_recipes.fork.start import load_source, make_agent, starting_state
@@ -49,7 +50,7 @@ def forks(execute):
     """``forks(source, out, *arguments)``: runs forks. Returns the rows of their table."""
 
     def run(source, out, *arguments):
-        execute(fork.main, f"run={source}", "at=80", f"out={out}", *arguments)
+        execute(fork, f"run={source}", "at=80", f"out={out}", *arguments)
         return rows(out)
 
     return run
@@ -255,7 +256,7 @@ def uninterrupted(source, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         arms = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
         patch.setattr("sys.argv", ["fork.py", f"run={source}", "at=80", f"out={out}", *arms])
-        fork.main()
+        fork()
     return (out / "forks.csv").read_bytes()
 
 
@@ -333,7 +334,7 @@ def test_mistakes_are_one_line_and_nothing_is_written(
     source, tmp_path, execute, capsys, arguments, made_agents
 ):
     with pytest.raises(SystemExit) as end:
-        execute(fork.main, f"run={source}", f"out={tmp_path}/out", *arguments)
+        execute(fork, f"run={source}", f"out={tmp_path}/out", *arguments)
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert MISTAKES[arguments] in line
@@ -343,7 +344,7 @@ def test_mistakes_are_one_line_and_nothing_is_written(
 
 def failure(capsys, execute, *arguments):
     with pytest.raises(SystemExit) as end:
-        execute(fork.main, *arguments)
+        execute(fork, *arguments)
     assert end.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.modules import MLP, ValueOperator
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SMALL = (
     *("hidden=[16,16]", "batch_size=32", "replay.buffer_size=5000", "init_random_frames=60"),

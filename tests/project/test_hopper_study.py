@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-STUDY = Path(__file__).parents[1] / "results" / "hopper_200k"
+STUDY = Path(__file__).parents[2] / "results" / "hopper_200k"
 
 
 def script(name):

@@ -10,7 +10,7 @@ import pytest
 
 import torchrl_vmfer
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run(*command, cwd):
