@@ -97,10 +97,10 @@ class PowerDistribution:
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""
-        self._refresh(priorities)
-        weights = self._levels[0][: self._length]
-        total = weights.sum()
-        return weights / total if total else np.full(self._length, 1 / max(self._length, 1))
+        # Changes nothing: a thread that prefetches batches may be drawing.
+        weights = powers(priorities, self.power)
+        total, count = weights.sum(), len(weights)
+        return weights / total if total else np.full(count, 1 / max(count, 1))
 
     def _refresh(self, priorities: np.ndarray) -> None:
         slots, length = self._changed.take(), len(priorities)
