@@ -13,7 +13,7 @@ from torchrl.data import (
 )
 
 from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
-from torchrl_vmfer.samplers.any_sampler import probabilities_of
+from torchrl_vmfer.samplers.adapters import probabilities_of
 
 LENGTH = 16
 

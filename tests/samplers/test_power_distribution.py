@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.recorded_buffer import assert_drawn_from
 from torchrl_vmfer import VMFSampler
-from torchrl_vmfer.samplers.power_distribution import PowerDistribution
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.samplers.distributions import PowerDistribution, RankDistribution
 
 # Up to one level of sums, two levels, and three; a draw of 200 slots uses all of them.
 SIZES = [1, 3, 4096, 4097, 65_536, 70_000]

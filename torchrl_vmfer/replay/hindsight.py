@@ -14,9 +14,9 @@ from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
-from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer, select_rows
+from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer, select_rows
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
-from torchrl_vmfer.samplers.slots import flat_slots
+from torchrl_vmfer.samplers.base import flat_slots
 
 __all__ = ["HindsightReplayBuffer"]
 

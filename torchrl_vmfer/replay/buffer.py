@@ -27,17 +27,17 @@ from torchrl_vmfer._torchrl import (
     unchecked_tensordict,
 )
 from torchrl_vmfer.plain_state import load_file, save_file
-from torchrl_vmfer.replay import checkpoint
-from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
+from torchrl_vmfer.replay import state
+from torchrl_vmfer.replay.shared_writes import SharedWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
-from torchrl_vmfer.samplers.any_sampler import (
+from torchrl_vmfer.samplers.adapters import (
     SIGNAL_ENTRIES,
     one_per_item,
     report_existing,
     signal_of,
     takes_td_errors,
 )
-from torchrl_vmfer.samplers.slots import uniform
+from torchrl_vmfer.samplers.distributions import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
 
@@ -106,7 +106,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                     f"times: leave out {option}={kwargs[option]!r}."
                 )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
-        self._foreign_writes = ForeignWrites()
+        self._shared_writes = SharedWrites()
         self._last_draw: tuple[Any, Tensor] | None = None  # the actor's index and its generation
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
@@ -127,7 +127,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
             track_generations(self.writer)
-        self._foreign_writes.skip(self.writer)
+        self._shared_writes.skip(self.writer)
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -385,7 +385,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             with self.thread_lock, self.process_lock:
                 super().empty(empty_write_count=empty_write_count)
                 empty_sampler(self._actor_sampler)
-                self._foreign_writes.skip(self.writer)
+                self._shared_writes.skip(self.writer)
 
     def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
         """Lets other processes write into the buffer. Called by TorchRL's collectors.
@@ -400,7 +400,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.process_lock = WriteLock()
             if self.is_built:
                 track_generations(self.writer)
-                self._foreign_writes.skip(self.writer)
+                self._shared_writes.skip(self.writer)
         return self
 
     def locked(self) -> AbstractContextManager[Any]:
@@ -410,7 +410,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     @contextmanager
     def _locked_for_all(self) -> Iterator[None]:
         with self.thread_lock, self.process_lock:
-            slots = self._foreign_writes.slots(self.writer, self.storage)
+            slots = self._shared_writes.slots(self.writer, self.storage)
             if slots is not None:
                 index = note_written(self.writer, slots)
                 self.mark_update(index)
@@ -423,7 +423,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """Copies live rows, writer, both samplers, generator, transform and prefetched batches."""
         self.ensure_built()
         with self.holding_prefetched() as prefetched, self.locked():
-            return checkpoint.state_of(self, prefetched)
+            return state.state_of(self, prefetched)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces everything with a copy of a state. An incompatible state changes nothing."""
@@ -431,8 +431,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         with self.prefetch_lock:
             self.synchronize()
             with self.locked():
-                checkpoint.load_state(self, state_dict)
-                self._foreign_writes.skip(self.writer)
+                state.load_state(self, state_dict)
+                self._shared_writes.skip(self.writer)
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
