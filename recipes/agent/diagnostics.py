@@ -11,9 +11,8 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_vmfer import ActorCriticReplayBuffer, MixedSampler, effective_sample_size
-from torchrl_vmfer.samplers.any_sampler import probabilities_of
-from torchrl_vmfer.samplers.scored import ScoredSampler
+from torchrl_vmfer import ActorCriticReplayBuffer, effective_sample_size
+from torchrl_vmfer.samplers.adapters import probabilities_of
 from vmfer_recipes.agent.observations import Perception
 from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
 
@@ -172,7 +171,7 @@ class Diagnostics:
             found["effective_sample_size"] = effective_sample_size(probabilities)
         except NotImplementedError:
             pass  # a sampler with a pool, or a custom one
-        if isinstance(sampler, (ScoredSampler, MixedSampler)):
+        if getattr(sampler, "records_updates", False):
             found["factor_age"] = sampler.priority_age()
             found["unscored_fraction"] = sampler.unscored_fraction()
         return found
