@@ -157,12 +157,15 @@ class TransitionCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes within the episode."""
+        """Resumes within the episode, or in a new one if its state could not be saved."""
         self._steps = state["frames"]
         self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
-        load_environment_state(self._env, state["environment"])
-        _upstream.carried(self._collector).update(TensorDict(state["carrier"]))
-        self.episodes.load_state_dict(state["episodes"])
+        carrier, self.episodes = _upstream.carried(self._collector), EpisodeReturns()
+        if load_environment_state(self._env, state["environment"]):
+            carrier.update(TensorDict(state["carrier"]))
+            self.episodes.load_state_dict(state["episodes"])
+        else:
+            carrier.update(self._env.reset())
 
     def reseed(self, seed: int) -> None:
         """Seeds the random generators of the environment. Its episode continues."""

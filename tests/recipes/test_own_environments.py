@@ -18,7 +18,6 @@ from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.evaluate import main as evaluate
 from vmfer_recipes.td3 import main as td3
 
@@ -189,32 +188,6 @@ def test_wrapper_that_counts_across_episodes_resumes_exactly_in_evaluations(
         train("td3", elsewhere / "crashed", *options)
     train("td3", elsewhere / "crashed", *options)
     assert_same_run(straight, elsewhere / "crashed")
-
-
-def test_objects_of_the_users_package_are_part_of_the_state(elsewhere):
-    (elsewhere / "my_objects.py").write_text(
-        "import gymnasium as gym, numpy as np\n"
-        "class Body:\n"
-        "    def __init__(self): self.position, self.rng = 0.0, np.random.default_rng(1)\n"
-        "    def move(self, x): self.position += x * self.rng.uniform()\n"
-        "class Bodies(gym.Env):\n"
-        "    observation_space = gym.spaces.Box(-9, 9, (2,))\n"
-        "    action_space = gym.spaces.Box(-1, 1, (2,))\n"
-        "    def __init__(self): self.bodies = [Body(), Body()]\n"
-        "    def reset(self, *, seed=None, options=None): return self.seen(), {}\n"
-        "    def seen(self): return np.array([b.position for b in self.bodies], np.float32)\n"
-        "    def step(self, action):\n"
-        "        for body, x in zip(self.bodies, action): body.move(x)\n"
-        "        return self.seen(), 0.0, False, False, {}\n"
-        "gym.register('MyBodies-v0', Bodies)\n"
-    )
-    one, two = (make_environment(EnvConfig("my_objects:MyBodies-v0"), 0) for _ in range(2))
-    one.simulator.reset(), two.simulator.reset()
-    action = np.array([1, -0.5], np.float32)
-    one.simulator.step(action)
-    load_environment_state(two, environment_state(one))
-    np.testing.assert_array_equal(*(env.simulator.step(action)[0] for env in (one, two)))
-    del gym.registry["MyBodies-v0"]
 
 
 def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
