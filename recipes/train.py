@@ -10,8 +10,8 @@ import sys
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.imports import import_module
 from vmfer_recipes.config.launch import Recipe, check_command_line, program
+from vmfer_recipes.config.plugins import import_module
 
 _PROGRAM = "python recipes/train.py"
 

@@ -24,7 +24,7 @@ from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.agent.observations import PerceivingPolicy
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.imports import importing
+from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import Config
 from vmfer_recipes.environments.make import Environment
 

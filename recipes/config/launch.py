@@ -20,12 +20,11 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from vmfer_recipes.config._hydra import current_job, register_sweeper, without_hydra
-from vmfer_recipes.config.choices import CONFIGS
-from vmfer_recipes.config.command_line import CommandLine, read_command_line
+from vmfer_recipes.config.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.help import help_text
 from vmfer_recipes.config.keys import Config
-from vmfer_recipes.config.mistakes import explain
+from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_recipe, script_name
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import to_config

@@ -15,7 +15,7 @@ from torchrl.envs import GymWrapper
 
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.imports import import_class
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.environments.names import registered_id
 
 __all__ = ["Environment", "entries", "make_environment", "tensors"]

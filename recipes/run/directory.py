@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
-from vmfer_recipes.config.nested import differing, flat
+from vmfer_recipes.config.names import differing, flat
 from vmfer_recipes.config.training import Config
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
 from vmfer_recipes.run.lock import lock
