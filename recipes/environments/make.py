@@ -225,9 +225,8 @@ class Guarded(gym.wrappers.TransformObservation):
     ) -> None:
         super().__init__(env, transform, space)
         self._name = name
-        self._shapes = {
-            key: part.shape for key, part in entries(getattr(space, "spaces", space)).items()
-        }
+        parts = space.spaces if isinstance(space, gym.spaces.Dict) else {"observation": space}
+        self._shapes = {key: part.shape for key, part in parts.items()}
 
     def reset(self, **kwargs: Any) -> Any:
         """Starts an episode."""

@@ -28,6 +28,7 @@ from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
+from vmfer_recipes.run.metrics import Averages
 
 __all__ = [
     "ActorDraws",
@@ -41,7 +42,7 @@ __all__ = [
 
 # The required parts of a checkpoint. Later versions may add others.
 _NEEDED = (
-    *("perception", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
+    *("observations", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
     *("replay", "collector"),
 )
 
@@ -162,7 +163,7 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     empty = {"rows": 0, "columns": []}
     parts |= {
         "random": GlobalRNGState().state_dict(),
-        "metrics": {},
+        "metrics": Averages().state_dict(),
         "evaluations": empty,
         "training": empty,
         "best": {},

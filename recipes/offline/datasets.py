@@ -56,7 +56,7 @@ def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
             f"replay.buffer_size={cfg.replay.buffer_size}: use "
             f"replay.buffer_size={len(transitions)}."
         )
-    agent.perception.learn(transitions)
+    agent.observations.learn(transitions)
     agent.buffer.extend(transitions)
 
 

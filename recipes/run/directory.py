@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
 from vmfer_recipes.config.nested import differing, flat
 from vmfer_recipes.config.training import Config
-from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import checkpoint_files, lock, replacing, step_of
 
 __all__ = ["MAY_CHANGE", "RunDirectory", "identity"]
 

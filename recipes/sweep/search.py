@@ -29,9 +29,8 @@ from vmfer_recipes.config.nested import flat
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 from vmfer_recipes.run.directory import MAY_CHANGE
-from vmfer_recipes.run.files import replacing
+from vmfer_recipes.run.files import LockedError, lock, replacing
 from vmfer_recipes.run.interruption import StoppedError
-from vmfer_recipes.run.lock import LockedError, lock
 from vmfer_recipes.run.tables import read_columns
 from vmfer_recipes.sweep.jobs import Job, check_parts
 from vmfer_recipes.sweep.sweeps import RecipeSweeper

@@ -269,9 +269,9 @@ def test_run_whose_state_cannot_be_saved_ends_before_its_first_step(
     cfg = to_config(configuration("td3", tmp_path))
     session = Session(cfg)
     agent = td3.make_agent(cfg, session.backend)
-    monkeypatch.setattr(agent.perception, "state_dict", lambda: {"camera": Path("lens")})
+    monkeypatch.setattr(agent.observations, "state_dict", lambda: {"camera": Path("lens")})
     with pytest.raises(
-        UserError, match=r"state\['parts'\]\['perception'\]\['camera'\] holds an object of type P"
+        UserError, match=r"state\['parts'\]\['observations'\]\['camera'\] holds an object of type P"
     ):
         td3.train(cfg, session, agent)
     assert names(tmp_path) == ["lock"]

@@ -142,7 +142,7 @@ def test_of_a_buffer_in_another_process_only_the_actor_is_measured(make_agent):
         agent.loss,
         list(agent.actor_optimizer.param_groups[0]["params"]),
         buffer=object(),
-        perception=agent.perception,
+        observations=agent.observations,
         keys=["observation"],
         kind="vmf",
     )

@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.run.best_policy import BestPolicy
+from vmfer_recipes.run.checkpoints import BestPolicy
 from vmfer_recipes.run.tables import Table
 
 RUN = ("td3", "sampler=vmf_rank")

@@ -16,7 +16,7 @@ from hydra.core.config_store import ConfigStore
 
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.launch import check_command_line, recipe
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import lock
 from vmfer_recipes.sweep.records import read_records
 from vmfer_recipes.sweep.search import objective
 

@@ -20,7 +20,7 @@ import torch
 
 from vmfer_recipes import td3
 from vmfer_recipes.run import evaluation, interruption
-from vmfer_recipes.run.lock import LockedError, lock
+from vmfer_recipes.run.files import LockedError, lock
 
 RUN = ("td3", "sampler=vmf_rank")
 ROOT = Path(__file__).parents[2]
@@ -178,7 +178,7 @@ def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_ste
 def test_forked_child_does_not_keep_the_lock(tmp_path):
     program = """
 import os, pathlib, signal, sys, time
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import lock
 held = lock(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print(os.getpid(), flush=True)
