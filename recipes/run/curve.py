@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.names import run_title
 from vmfer_recipes.run.evaluation import Solved, solved_at
+from vmfer_recipes.run.files import read_config
 from vmfer_recipes.run.tables import read_columns
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def _config(file: Path) -> DictConfig:
         "sampler": {"name": ""},
         "replay": {"name": ""},
     }
-    loaded = OmegaConf.load(file) if file.exists() else OmegaConf.create()
+    loaded = read_config(file) if file.exists() else {}
     cfg = OmegaConf.merge(known, loaded)
     assert isinstance(cfg, DictConfig)
     return cfg

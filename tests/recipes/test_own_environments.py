@@ -16,7 +16,6 @@ from helpers.saved_rows import rows_in
 from vmfer_recipes.agent.observations import NormalizedObservations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.evaluate import main as evaluate
 from vmfer_recipes.td3 import main as td3
@@ -215,9 +214,3 @@ def test_observations_normalizes_both_observations_and_clips_them():
     expected = ((data - data.mean(0)) / data.std(0, correction=0)).clamp(-1.5, 1.5)
     torch.testing.assert_close(seen["observation"], expected)
     assert (seen["next", "observation"] == 1.5).all()
-
-
-def test_normalization_is_rejected_for_workers(configuration, tmp_path):
-    options = ("env.normalize_observations=true", "collector=multi_async")
-    with pytest.raises(UserError, match="normalize_observations=true needs"):
-        to_config(configuration("td3", tmp_path, *options))
