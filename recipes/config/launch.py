@@ -29,12 +29,12 @@ from vmfer_recipes.config.plugins import register_recipe, script_name
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.environments.names import registered_id
+from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import (
     Interruption,
     StoppedError,
     leaving_ctrl_c_to_the_runs,
 )
-from vmfer_recipes.run.lock import LockedError
 
 __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
 

@@ -128,7 +128,7 @@ class EnvironmentPart:
 
 def _layers(simulator: Any) -> Iterator[Any]:
     """The wrappers, the environment, and what these hold that has attributes to save."""
-    waiting, seen = [simulator], []
+    waiting, seen = [simulator], list[Any]()
     while waiting:
         layer = waiting.pop()
         if any(layer is each for each in seen):
@@ -291,7 +291,7 @@ class _Reader:
             for name, array in _parameters(current):
                 array[...] = content[0][name].numpy()
         elif kind == "generator":
-            return self._generator(*content, current)
+            return self._generator(content[0], content[1], current)
         elif kind == "array":
             return content[0].numpy().copy(order="K")
         elif kind == "view" and isinstance(current, np.ndarray) and current.flags.writeable:

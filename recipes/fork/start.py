@@ -42,7 +42,7 @@ __all__ = [
 
 # The required parts of a checkpoint. Later versions may add others.
 _NEEDED = (
-    *("perception", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
+    *("observations", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
     *("replay", "collector"),
 )
 

@@ -14,14 +14,14 @@ from vmfer_recipes.config.training import Config
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.sweep.jobs import sweep_position
 
-__all__ = ["Progress", "first_words"]
+__all__ = ["Progress", "start_message"]
 
 _FACTS = "{remaining} left, {rate_noinv_fmt}{postfix}"
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, " + _FACTS + "]"
 _LINE = "step {n_fmt} of {total_fmt}, {elapsed} passed, " + _FACTS
 
 
-def first_words(cfg: Config, start: int) -> str:
+def start_message(cfg: Config, start: int) -> str:
     """The first line of a run: what starts, and where its files are.
 
     Args:

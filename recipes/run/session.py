@@ -23,8 +23,8 @@ from vmfer_recipes.config.training import Config
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
 from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.best_policy import BestPolicy
 from vmfer_recipes.run.checkpoints import (
+    BestPolicy,
     Checkpoints,
     MismatchError,
     check_readable,
@@ -36,7 +36,7 @@ from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summar
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.metrics import Averages, Clock
-from vmfer_recipes.run.progress import Progress, first_words
+from vmfer_recipes.run.progress import Progress, start_message
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
@@ -161,7 +161,7 @@ class Session(TrainingSession):
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
-            print(first_words(cfg, start), file=sys.stderr)
+            print(start_message(cfg, start), file=sys.stderr)
             if self.backend.note:
                 print(self.backend.note, file=sys.stderr)
             self._report_unsaved()

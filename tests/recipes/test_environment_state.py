@@ -78,24 +78,6 @@ def test_saved_state_is_not_changed_by_later_steps(assert_equal):
     assert_equal(state, copy)
 
 
-def test_time_limit_continues_to_count_after_a_restore(tmp_path):
-    env, other = (make_environment(EnvConfig("ShortCheetah-v0"), seed) for seed in (0, 1))
-    actions = np.zeros((50, 6), np.float32)
-    env.simulator.reset()
-    play(env.simulator, actions[:20])
-    other.simulator.reset()
-    load_environment_state(other, through_a_file(environment_state(env)))
-    truncated = [other.simulator.step(action)[3] for action in actions[:30]]
-    assert truncated == [False] * 29 + [True]
-
-
-def test_lists_of_numbers_are_part_of_the_state():
-    env, other = (make_environment(EnvConfig("OneArray-v0"), 0) for _ in range(2))
-    env.rollout(5)
-    load_environment_state(other, environment_state(env))
-    assert other.simulator.unwrapped.state == [5, 0]
-
-
 def test_nested_environments_are_part_of_the_state():
     """The mazes of Gymnasium-Robotics contain their simulator in this way."""
     env, other = (make_environment(EnvConfig("PointMaze_UMaze-v3"), 0) for _ in range(2))

@@ -13,10 +13,9 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.agent.observations import NormalizedPerception
+from vmfer_recipes.agent.observations import NormalizedObservations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.evaluate import main as evaluate
 from vmfer_recipes.td3 import main as td3
@@ -199,25 +198,19 @@ def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
     parts = checkpoint(run_dir)["parts"]
     seen = rows_in(parts["replay"])["observation"].double()
     assert len(seen) == 100
-    statistics = parts["perception"]
+    statistics = parts["observations"]
     assert statistics["observation.count"] == 100
     torch.testing.assert_close(statistics["observation.mean"], seen.mean(0))
     variance = statistics["observation.squares"] / 100
     torch.testing.assert_close(variance, seen.var(0, correction=0))
 
 
-def test_perception_normalizes_both_observations_and_clips_them():
-    perception = NormalizedPerception(2, clip=1.5, device="cpu")
+def test_observations_normalizes_both_observations_and_clips_them():
+    observations = NormalizedObservations(2, clip=1.5, device="cpu")
     data = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
-    perception.learn(TensorDict({"observation": data}, [3]))
+    observations.learn(TensorDict({"observation": data}, [3]))
     batch = TensorDict({"observation": data, "next": {"observation": data + 100}}, [3])
-    seen = perception(batch)
+    seen = observations(batch)
     expected = ((data - data.mean(0)) / data.std(0, correction=0)).clamp(-1.5, 1.5)
     torch.testing.assert_close(seen["observation"], expected)
     assert (seen["next", "observation"] == 1.5).all()
-
-
-def test_normalization_is_rejected_for_workers(configuration, tmp_path):
-    options = ("env.normalize_observations=true", "collector=multi_async")
-    with pytest.raises(UserError, match="normalize_observations=true needs"):
-        to_config(configuration("td3", tmp_path, *options))
