@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -12,18 +13,22 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CandidatePool, VMFUncertainty
-from vmfer_recipes.agent.observations import Perception
-from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
+from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.config.training import Config
 
-__all__ = ["action_distances", "make_actor_sampling", "weighted_mean"]
+__all__ = [
+    "action_distances",
+    "make_actor_sampling",
+    "unchanged_random_numbers",
+    "weighted_mean",
+]
 
 _WEIGHT = "priority_weight"  # the entry by which TorchRL's losses weight transitions
 
 
 def make_actor_sampling(
     buffer: ActorCriticReplayBuffer,
-    perception: Perception,
+    observations: Observations,
     actor: TensorDictModuleBase,
     uncertainty: VMFUncertainty,
     cfg: Config,
@@ -33,7 +38,7 @@ def make_actor_sampling(
 
     Args:
         buffer: the replay buffer.
-        perception: the preprocessing of the batch, which the caller applies.
+        observations: the preprocessing of the batch, which the caller applies.
         actor: the policy, with which ``sampler=on_policy`` compares stored actions.
         uncertainty: measures the factors of ``sampler=vmf_direct`` and ``sampler=vmf_weighted``.
         cfg: the configuration of the run.
@@ -42,10 +47,10 @@ def make_actor_sampling(
     sampler = cfg.sampler
     if sampler.kind == "shared":
         return None
-    keys = perception.stored_keys(entries)
+    keys = observations.stored_keys(entries)
 
     def measure(batch: TensorDictBase) -> TensorDictBase:
-        return uncertainty(perception(batch))
+        return uncertainty(observations(batch))
 
     if sampler.kind == "direct":
         pool = CandidatePool(buffer, sampler.num_candidates, sampler.mode, score=measure)
@@ -54,7 +59,7 @@ def make_actor_sampling(
     if sampler.kind == "weighted":
         return lambda: _weighted(draw(), measure, cfg.device)
     if sampler.kind == "on_policy":
-        return lambda: _closest_batch(buffer, perception, actor, cfg, keys)
+        return lambda: _closest_batch(buffer, observations, actor, cfg, keys)
     return draw
 
 
@@ -77,7 +82,7 @@ def weighted_mean(values: Tensor, batch: TensorDictBase) -> Tensor:
 
 def _closest_batch(
     buffer: ActorCriticReplayBuffer,
-    perception: Perception,
+    observations: Observations,
     actor: TensorDictModuleBase,
     cfg: Config,
     keys: Sequence[str],
@@ -92,7 +97,7 @@ def _closest_batch(
     read = list(dict.fromkeys([*keys, "action"]))
     candidates = buffer.sample_actor(number * size, keys=read)
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        policy = actor(perception(candidates.select(*perception.in_keys)))["action"]
+        policy = actor(observations(candidates.select(*observations.in_keys)))["action"]
     stored = candidates["action"].to(policy.device)
     chosen = int(action_distances(stored, policy, number).argmin())
     candidates = candidates.select(*keys, "index", "index_generation", strict=False)
@@ -120,3 +125,14 @@ def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
     """
     distances = (stored - policy).square().flatten(1).sum(-1)
     return distances.unflatten(0, (number, -1)).mean(-1)
+
+
+def unchanged_random_numbers(device: torch.device | str) -> AbstractContextManager[None]:
+    """A context after which PyTorch continues with the random numbers from before it.
+
+    Args:
+        device: the device of the networks. Other GPUs are left alone: saving their random state
+            would initialize them.
+    """
+    device = torch.device(device)
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])

@@ -26,10 +26,10 @@ from torchrl_vmfer import (
     VMFSampler,
 )
 from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.samplers.any_sampler import signal_of
+from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.imports import import_class
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.config.training import Config
 
 __all__ = [

@@ -15,7 +15,7 @@ from torchrl.envs import GymWrapper
 
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.imports import import_class
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.environments.names import registered_id
 
 __all__ = ["Environment", "entries", "make_environment", "tensors"]
@@ -68,6 +68,8 @@ def make_environment(
         simulator = _made(cfg, kwargs)
         for path in cfg.wrappers:
             simulator = _wrapped(simulator, path)
+        if cfg.action_repeat > 1:
+            simulator = ActionRepeat(simulator, cfg.action_repeat)
         _check_actions(simulator.action_space, cfg.name)
         _check_observations(simulator.observation_space, cfg.name)
         own_spaces = simulator.observation_space, simulator.action_space
@@ -144,6 +146,29 @@ def _check_observations(space: gym.Space, name: str) -> None:
             "recipes need vectors: use env.wrappers= to compute features, or choose another "
             "environment."
         )
+
+
+class ActionRepeat(gym.Wrapper):
+    """Repeats every action, and adds the rewards. It stops at the end of an episode.
+
+    Args:
+        env: the environment.
+        times: how often an action is applied.
+    """
+
+    def __init__(self, env: gym.Env, times: int) -> None:
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: np.ndarray) -> Any:
+        """Takes up to ``times`` steps of the environment."""
+        total = 0.0
+        for _ in range(self._times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
 
 
 class Float32Actions(gym.ActionWrapper):

@@ -10,12 +10,10 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.choices import CONFIGS, choices_of
-from vmfer_recipes.config.command_line import read_command_line
+from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted, near_names
 from vmfer_recipes.config.keys import describe
-from vmfer_recipes.config.mistakes import explain
-from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
 from vmfer_recipes.config.plugins import own_choice
 from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig

@@ -32,7 +32,7 @@ from vmfer_recipes.run.session import EVALUATION_SEED
 __all__ = ["evaluate_checkpoint", "train_actor"]
 
 # The parts of a checkpoint that an evaluation depends on.
-_EVALUATED = ("perception", "loss", "evaluation")
+_EVALUATED = ("observations", "loss", "evaluation")
 
 
 def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
@@ -78,7 +78,9 @@ def evaluate_checkpoint(moment: Moment, checkpoint: dict[str, Any]) -> Evaluatio
     cfg = moment.forks[0].cfg
     agent = make_agent(cfg, _backend(cfg))
     parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
-    load_source_parts({"perception": agent.perception, "loss": agent.loss}, parts, moment.source)
+    load_source_parts(
+        {"observations": agent.observations, "loss": agent.loss}, parts, moment.source
+    )
     return _evaluated(agent, cfg, parts)
 
 

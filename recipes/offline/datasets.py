@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from vmfer_recipes.config.training import Config
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.offline.minari import Episode, MinariFiles
 from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
+from vmfer_recipes.run.files import read_config
 
 __all__ = ["fill_replay_buffer", "load_transitions"]
 
@@ -56,7 +56,7 @@ def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
             f"replay.buffer_size={cfg.replay.buffer_size}: use "
             f"replay.buffer_size={len(transitions)}."
         )
-    agent.perception.learn(transitions)
+    agent.observations.learn(transitions)
     agent.buffer.extend(transitions)
 
 
@@ -92,7 +92,7 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     """The replay buffer in the newest checkpoint of a run."""
     config = run_dir / "config.yaml"
     try:
-        recorded: Any = OmegaConf.to_container(OmegaConf.load(config))
+        recorded = read_config(config)
         recorded = {key: recorded["env"][key] for key in ("name", "backend", "kwargs", "wrappers")}
     except Exception as error:
         raise UserError(

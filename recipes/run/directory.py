@@ -11,10 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
-from vmfer_recipes.config.nested import differing, flat
+from vmfer_recipes.config.names import differing, flat
 from vmfer_recipes.config.training import Config
-from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import checkpoint_files, lock, read_config, replacing, step_of
 
 __all__ = ["MAY_CHANGE", "RunDirectory", "identity"]
 
@@ -95,7 +94,7 @@ class RunDirectory:
         if not file.exists():
             return None
         try:
-            return flat(OmegaConf.to_container(OmegaConf.load(file)))
+            return flat(read_config(file))
         except Exception as error:
             raise UserError(
                 f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "

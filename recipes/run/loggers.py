@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.imports import import_class
 from vmfer_recipes.config.keys import Config
-from vmfer_recipes.config.names import group_name, run_name
-from vmfer_recipes.config.nested import flat
+from vmfer_recipes.config.names import flat, group_name, run_name
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.run.files import replacing
 
 __all__ = ["check_logger", "make_logger"]

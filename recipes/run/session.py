@@ -21,10 +21,10 @@ from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import Config
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart
+from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
 from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.best_policy import BestPolicy
 from vmfer_recipes.run.checkpoints import (
+    BestPolicy,
     Checkpoints,
     MismatchError,
     check_readable,
@@ -36,7 +36,7 @@ from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summar
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.metrics import Averages, Clock
-from vmfer_recipes.run.progress import Progress, first_words
+from vmfer_recipes.run.progress import Progress, start_message
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
@@ -125,6 +125,7 @@ class Session(TrainingSession):
         self._best = BestPolicy(path / "policy_best.pt")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
+        self._is_reported = False  # that episodes cannot be saved
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
@@ -160,9 +161,10 @@ class Session(TrainingSession):
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
-            print(first_words(cfg, start), file=sys.stderr)
+            print(start_message(cfg, start), file=sys.stderr)
             if self.backend.note:
                 print(self.backend.note, file=sys.stderr)
+            self._report_unsaved()
             progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
             clock, step, state = Clock(start), start, partial(self._state, policy, parts)
             try:
@@ -171,6 +173,7 @@ class Session(TrainingSession):
                         self._evaluate(start, policy, progress)
                     if start:
                         self._save(state(start), self._checkpoints)
+                self._report_unsaved()  # again: the first episode may have added objects
                 self._keep_passed(start, state)
                 for step in range(start + 1, last + 1):
                     yield step
@@ -222,6 +225,17 @@ class Session(TrainingSession):
             print(
                 f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
                 f"run resumes from step {start}.",
+                file=sys.stderr,
+            )
+
+    def _report_unsaved(self) -> None:
+        """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
+        attribute = unsaved_attribute(self._environment)
+        if attribute is not None and not self._is_reported:
+            self._is_reported = True
+            print(
+                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
+                "be saved: give its class the methods state_dict and load_state_dict.",
                 file=sys.stderr,
             )
 

@@ -9,7 +9,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 from vmfer_recipes.toy.agents import OPTIMAL_ACTION, FixedCritics, action_grid
 from vmfer_recipes.toy.record import ANGLE_EDGES, Record, mean_interval
 from vmfer_recipes.toy.selection import WAYS, angle
