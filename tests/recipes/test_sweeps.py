@@ -12,7 +12,7 @@ from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.sweep.jobs import sweep_position
 from vmfer_recipes.sweep.records import read_records
-from vmfer_recipes.toy.options import ShootingConfig
+from vmfer_recipes.toy.settings import ShootingConfig
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 
