@@ -1,4 +1,4 @@
-"""Builds the extension modules of :mod:`torchrl_vmfer.compiled`: one per instruction set.
+"""Builds the C code of this package: one module per instruction set.
 
 They are optional. Without a C compiler, the package is installed without them and says so when it
 is used: training then takes TorchRL's path.
@@ -7,6 +7,7 @@ is used: training then takes TorchRL's path.
 import os
 import platform
 import sys
+from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -40,4 +41,22 @@ def extensions() -> list[Extension]:
     ]
 
 
-setup(ext_modules=extensions())
+def libraries() -> list[Extension]:
+    """The libraries of :mod:`torchrl_vmfer.fast`, which has no version for every processor."""
+    if sys.platform == "win32":
+        return []
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    variants = {name: [option] for name, option in X86.items()} if is_x86 else {"neon": []}
+    return [
+        Extension(
+            f"torchrl_vmfer.fast._{name}",
+            sorted(str(file) for file in Path("torchrl_vmfer/fast").glob("*.c")),
+            extra_compile_args=["-std=gnu11", "-O3", *options],
+            libraries=["m"],
+            optional=True,
+        )
+        for name, options in variants.items()
+    ]
+
+
+setup(ext_modules=extensions() + libraries())
