@@ -56,7 +56,7 @@ def main() -> None:
             "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
         )
     cfg = _load_config(config)
-    # Imported here, so that --help and mistakes are answered at once.
+    # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.environments.make import make_environment
     from vmfer_recipes.offline.scores import reference_returns

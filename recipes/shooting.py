@@ -9,7 +9,7 @@ from vmfer_recipes.config.launch import check_command_line, recipe
 from vmfer_recipes.toy.options import ShootingConfig
 
 if __name__ == "__main__":
-    check_command_line("shooting", ShootingConfig)  # at once: the imports below take seconds
+    check_command_line("shooting", ShootingConfig)  # before the slow imports below
 
 import copy
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """vMFER (von Mises-Fisher Experience Resampling): drop-in components for TorchRL."""
 
 from torchrl_vmfer import directional
+from torchrl_vmfer.compiled import CompiledUpdates
 from torchrl_vmfer.losses import (
     VMFCQLLoss,
     VMFCrossQLoss,
@@ -32,6 +33,7 @@ from torchrl_vmfer.uncertainty import VMFUncertainty
 __all__ = [
     "ActorCriticReplayBuffer",
     "CandidatePool",
+    "CompiledUpdates",
     "GradientNormSampler",
     "HindsightReplayBuffer",
     "InverseTDSampler",

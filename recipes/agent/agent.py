@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
 from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES
+from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.actor_batches import make_actor_sampling
 from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
 from vmfer_recipes.agent.networks import (

@@ -11,20 +11,14 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_vmfer import (
-    ActorCriticReplayBuffer,
-    MixedSampler,
-    VMFUncertainty,
-    effective_sample_size,
-)
-from torchrl_vmfer.samplers.any_sampler import probabilities_of
-from torchrl_vmfer.samplers.scored import ScoredSampler
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
+from torchrl_vmfer.samplers.adapters import probabilities_of
 from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
 from vmfer_recipes.agent.observations import Observations
 
 __all__ = ["Diagnostics", "agreement", "cosine", "signal_to_noise"]
 
-_SATURATED = 0.99  # of actions scaled to [-1, 1]
+_SATURATED = 0.99  # absolute value of actions scaled to [-1, 1]
 # The current networks choose among candidates: there are no stored probabilities.
 _WITHOUT_DISTRIBUTION = ("direct", "on_policy")
 
@@ -177,7 +171,7 @@ class Diagnostics:
             found["effective_sample_size"] = effective_sample_size(probabilities)
         except NotImplementedError:
             pass  # a sampler with a pool, or a custom one
-        if isinstance(sampler, (ScoredSampler, MixedSampler)):
+        if getattr(sampler, "records_updates", False):
             found["factor_age"] = sampler.priority_age()
             found["unscored_fraction"] = sampler.unscored_fraction()
         return found

@@ -26,7 +26,7 @@ from torchrl_vmfer import (
     VMFSampler,
 )
 from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.samplers.any_sampler import signal_of
+from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.imports import import_class
@@ -143,7 +143,7 @@ def _own_sampler(cfg: Config, group: str) -> Sampler:
         return kind(**cfg.kwargs)
     except Exception as error:
         raise UserError(
-            f"{group}={cfg.path} cannot be made with {group}.kwargs={cfg.kwargs} "
+            f"{group}={cfg.path} could not be created with {group}.kwargs={cfg.kwargs} "
             f"({type(error).__name__}: {first_line(error)})."
         ) from error
 

@@ -77,7 +77,7 @@ class VectorCollector:
         number = torch.arange(len(self._envs)).unsqueeze(-1)
         self._labels = {ENVIRONMENT: number} if goals else {}
         self._frames = 0  # collected
-        self._steps = 0  # of the run, at most as many
+        self._steps = 0  # steps of the run, at most `_frames`
         starts = [entries(each.simulator.reset()[0]) for each in self._envs]
         self._seen = {key: np.stack([each[key] for each in starts]) for key in starts[0]}
 

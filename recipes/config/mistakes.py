@@ -64,8 +64,6 @@ def no_choice(group: str, choice: str, known: Iterable[str]) -> UserError:
     if group == "hydra/launcher" and choice in _LAUNCHERS:
         extra = _LAUNCHERS[choice]
         return UserError(f"{group}={choice} needs another package: pip install '.[{extra}]'.")
-    if (group, choice) == ("hydra/sweeper", "optuna"):  # known to sweeps only
-        return UserError("hydra/sweeper=optuna searches with several runs: add -m.")
     named = f"{group}={choice}" if group else f"configuration {choice}"
     message = f"There is no {named}. {did_you_mean(choice, known)}"
     if group == "env" and choice:

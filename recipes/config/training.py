@@ -228,7 +228,7 @@ def _check_device(name: str) -> None:
             f"device must be cpu, cuda or cuda:<number>, got {name!r}: use device=cpu, which is "
             "fast enough for these networks."
         )
-    import torch  # imported here, so that --help and mistakes are answered at once
+    import torch  # imported here to keep --help and error messages fast
 
     try:
         torch.zeros(1, device=name).item()

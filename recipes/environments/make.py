@@ -68,6 +68,8 @@ def make_environment(
         simulator = _made(cfg, kwargs)
         for path in cfg.wrappers:
             simulator = _wrapped(simulator, path)
+        if cfg.action_repeat > 1:
+            simulator = ActionRepeat(simulator, cfg.action_repeat)
         _check_actions(simulator.action_space, cfg.name)
         _check_observations(simulator.observation_space, cfg.name)
         own_spaces = simulator.observation_space, simulator.action_space
@@ -94,8 +96,8 @@ def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
     except Exception as error:
         cure = "correct env.kwargs" if cfg.kwargs else "install its dependencies"
         raise UserError(
-            f"{cfg.name} cannot be made ({type(error).__name__}: {first_line(error)}): {cure}, "
-            "or choose another environment."
+            f"{cfg.name} could not be created ({type(error).__name__}: {first_line(error)}): "
+            f"{cure}, or choose another environment."
         ) from error
 
 
@@ -144,6 +146,29 @@ def _check_observations(space: gym.Space, name: str) -> None:
             "recipes need vectors: use env.wrappers= to compute features, or choose another "
             "environment."
         )
+
+
+class ActionRepeat(gym.Wrapper):
+    """Repeats every action, and adds the rewards. It stops at the end of an episode.
+
+    Args:
+        env: the environment.
+        times: how often an action is applied.
+    """
+
+    def __init__(self, env: gym.Env, times: int) -> None:
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: np.ndarray) -> Any:
+        """Takes up to ``times`` steps of the environment."""
+        total = 0.0
+        for _ in range(self._times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
 
 
 class Float32Actions(gym.ActionWrapper):

@@ -19,7 +19,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
 from torchrl_vmfer.plain_state import load_checked
-from torchrl_vmfer.samplers.any_sampler import sampler_state
+from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig

@@ -67,7 +67,7 @@ class RunLog:
         """Closes the logger."""
         if self._logger is not None:
             experiment = self._logger.experiment
-            for name in ("finish", "close"):  # of W&B and TensorBoard; an own one may have none
+            for name in ("finish", "close"):  # W&B, TensorBoard; a custom one may have neither
                 if hasattr(experiment, name):
                     getattr(experiment, name)()
                     break

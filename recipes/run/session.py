@@ -157,7 +157,7 @@ class Session(TrainingSession):
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
-            if self._directory.is_finished():  # by the process that previously held the lock
+            if self._directory.is_finished():  # by the previous owner of the lock
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)

@@ -152,8 +152,8 @@ class GridSweeper(RecipeSweeper):
         for override in overrides:
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise UserError(
-                    f"{override.input_line} is a range to search, not a list of values: add "
-                    "hydra/sweeper=optuna, or list the values."
+                    f"{override.input_line} is a range to search, not a list of values: use "
+                    "recipes/tune.py, or list the values."
                 )
         swept = [each.get_key_element() for each in overrides if each.is_sweep_override()]
         grid = [[*values] for values in itertools.product(*map(_single_values, overrides))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -92,10 +94,14 @@ def test_images_are_rejected(space, train, monkeypatch, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_buffer_that_exceeds_the_memory_is_rejected_before_the_run_starts(train, tmp_path):
-    settings = ("env.name=Humanoid-v4", "replay.buffer_size=1000000000")
-    with pytest.raises(UserError, match=r"replay\.buffer_size=1000000000 needs [36],"):
-        train("td3", tmp_path / "run", *settings)
+def test_buffer_that_exceeds_the_memory_is_rejected_before_the_run_starts(
+    train, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
+    with pytest.raises(
+        UserError, match=r"replay\.buffer_size=1000000 needs .* this machine has 0\.0 GB"
+    ):
+        train("td3", tmp_path / "run", "replay.buffer_size=1000000")
     assert not (tmp_path / "run").exists()
 
 
@@ -109,7 +115,7 @@ def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, chec
 
 
 def test_an_environment_that_cannot_be_made_is_reported_in_one_line():
-    with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
+    with pytest.raises(UserError, match="HalfCheetah-v3 could not be created"):
         make_environment(EnvConfig("HalfCheetah-v3"), 0)
 
 

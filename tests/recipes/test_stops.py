@@ -245,7 +245,7 @@ def test_signal_stops_an_evaluation_that_the_resumed_run_repeats(
 def test_several_signals_act_like_one(start, table, tmp_path):
     run_dir = tmp_path / "run"
     process = start(run_dir, "total_frames=100000", "checkpoint_interval=90000")
-    wait_until(lambda: (run_dir / "train.csv").exists() and table(run_dir / "train.csv"), process)
+    wait_until((run_dir / "policy_best.pt").exists, process)
     while process.is_alive():  # also while it saves
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGINT)

@@ -182,7 +182,7 @@ def test_two_own_samplers_with_one_name(error_line, sweep, tmp_path, monkeypatch
         (["env.name=Hopper-v4,Hoper-v4"], ["no environment 'Hoper-v4'", "Hopper-v4"]),
         (["sampler=uniform,vmfrank"], ["no sampler=vmfrank"]),
         (["replay=uniform,her", "env=Hopper-v4"], ["goal", "this one is replay=her"]),
-        (["tau=interval(0.1,0.2)"], ["tau=interval(0.1,0.2)", "hydra/sweeper=optuna"]),
+        (["tau=interval(0.1,0.2)"], ["tau=interval(0.1,0.2)", "recipes/tune.py"]),
         (["seed=range(0,0)"], ["no runs"]),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",

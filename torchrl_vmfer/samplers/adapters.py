@@ -17,6 +17,7 @@ from torchrl_vmfer.samplers.base import BaseSampler
 __all__ = [
     "SIGNAL_ENTRIES",
     "load_sampler_state",
+    "one_per_item",
     "probabilities_of",
     "report_existing",
     "sampler_state",
@@ -95,6 +96,36 @@ def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
         slots = torch.arange(first, len(storage))
         default = torch.full((len(slots),), float(sampler.default_priority))
         sampler.update_priority(slots, default, storage=storage)
+
+
+_REDUCTIONS = {"max": Tensor.amax, "min": Tensor.amin, "mean": Tensor.mean}
+
+
+def one_per_item(
+    index: Any, values: Any, generation: Tensor | None, sampler: Sampler
+) -> tuple[Any, Any, Tensor | None]:
+    """Reduces values ``[batch, time]`` to one per item if the items are trajectories.
+
+    TorchRL then repeats the index and the generation of an item for every time step.
+
+    Args:
+        index: the slots ``[batch, time]``.
+        values: their values.
+        generation: the generations of the slots, if they are counted.
+        sampler: its ``reduction`` says how to reduce; the largest value by default.
+    """
+    if not (isinstance(index, Tensor) and index.ndim == 2 and bool((index == index[:, :1]).all())):
+        return index, values, generation
+    values = torch.as_tensor(values)
+    if values.numel() > 1 and len(values) == len(index):
+        rows = values.reshape(len(index), -1)
+        how = getattr(sampler, "reduction", "max")
+        values = rows.median(-1).values if how == "median" else _REDUCTIONS[how](rows, -1)
+    return (
+        index[:, 0],
+        values,
+        None if generation is None else generation.reshape(len(index), -1)[:, 0],
+    )
 
 
 def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:

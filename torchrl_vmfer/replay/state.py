@@ -12,10 +12,10 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import replace_rows, stored_rows, writer_state
 from torchrl_vmfer.plain_state import plain, tensordict_from_plain, tensordict_to_plain
-from torchrl_vmfer.samplers.any_sampler import load_sampler_state, sampler_state
+from torchrl_vmfer.samplers.adapters import load_sampler_state, sampler_state
 
 if TYPE_CHECKING:
-    from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
+    from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 
 __all__ = ["load_state", "state_of"]
 

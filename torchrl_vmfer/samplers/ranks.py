@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 
-__all__ = ["RankIndex", "bits_of", "codes_of"]
+__all__ = ["RankIndex", "bits_of", "codes_of", "compiled_functions"]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _TOP = np.int64(np.iinfo(np.int32).max)
+
+
+def compiled_functions() -> Any:
+    """The compiled functions that samplers use, or ``None`` where they are not available.
+
+    Samplers compute the same results without them.
+    """
+    from torchrl_vmfer.fast import factors, kernels, rank_blocks
+
+    if kernels.load_kernels() is None:
+        return None
+    return SimpleNamespace(
+        make_rank_index=rank_blocks.make_rank_index,
+        ranks_at=rank_blocks.ranks_at,
+        accepted_slots=factors.accepted_slots,
+        store_factors=factors.store_factors,
+    )
 
 
 class RankIndex:

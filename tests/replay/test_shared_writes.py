@@ -24,7 +24,7 @@ from torchrl_vmfer import (
     RankPrioritizedSampler,
     VMFSampler,
 )
-from torchrl_vmfer.replay.foreign_writes import WriteLock
+from torchrl_vmfer.replay.shared_writes import WriteLock
 
 CAPACITY = 16
 

@@ -14,7 +14,7 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 
 from torchrl_vmfer._torchrl import capacity_along_dim0, is_held_here, position
 
-__all__ = ["ForeignWrites", "WriteLock", "is_in_ray_actor"]
+__all__ = ["SharedWrites", "WriteLock", "is_in_ray_actor"]
 
 
 def is_in_ray_actor() -> bool:
@@ -30,7 +30,7 @@ def is_in_ray_actor() -> bool:
     )
 
 
-class ForeignWrites:
+class SharedWrites:
     """A record of the slots that any process has written since the last call.
 
     A process reports the slots that it writes only to its own samplers. The slots written by other

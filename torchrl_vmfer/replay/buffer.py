@@ -27,16 +27,17 @@ from torchrl_vmfer._torchrl import (
     unchecked_tensordict,
 )
 from torchrl_vmfer.plain_state import load_file, save_file
-from torchrl_vmfer.replay import checkpoint
-from torchrl_vmfer.replay.foreign_writes import ForeignWrites, WriteLock, is_in_ray_actor
+from torchrl_vmfer.replay import state
+from torchrl_vmfer.replay.shared_writes import SharedWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
-from torchrl_vmfer.samplers.any_sampler import (
+from torchrl_vmfer.samplers.adapters import (
     SIGNAL_ENTRIES,
+    one_per_item,
     report_existing,
     signal_of,
     takes_td_errors,
 )
-from torchrl_vmfer.samplers.slots import uniform
+from torchrl_vmfer.samplers.distributions import uniform
 
 __all__ = ["ActorCriticReplayBuffer"]
 
@@ -62,7 +63,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     Keyword Args:
         critic_sampler: any TorchRL sampler. Defaults to uniform sampling. ``sampler`` is
-            another name for it.
+            another name for it, but not for a sampler by factors.
         actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
         **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
             ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` applies to
@@ -94,6 +95,10 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 "`sampler=` is another name for `critic_sampler=`: pass only one of them. The "
                 "actor's sampler is `actor_sampler=`."
             )
+        if actor_sampler is None and _samples_by_factors(sampler):
+            raise TypeError(
+                f"sampler={sampler!r} would draw the critics' batches: pass it as `actor_sampler=`."
+            )
         for option in ("sample_unit", "consume_after_n_samples"):
             if kwargs.get(option) is not None:
                 raise ValueError(
@@ -101,7 +106,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                     f"times: leave out {option}={kwargs[option]!r}."
                 )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
-        self._foreign_writes = ForeignWrites()
+        self._shared_writes = SharedWrites()
         self._last_draw: tuple[Any, Tensor] | None = None  # the actor's index and its generation
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
@@ -122,7 +127,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
             track_generations(self.writer)
-        self._foreign_writes.skip(self.writer)
+        self._shared_writes.skip(self.writer)
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -134,6 +139,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """The sampler behind ``sample_actor()``."""
         self.ensure_built()
         return self._actor_sampler
+
+    def __repr__(self) -> str:
+        if not self.is_built:
+            return f"{type(self).__name__}(not built yet)"
+        parts = ("storage", "critic_sampler", "actor_sampler", "writer", "batch_size")
+        lines = (f"    {name}={getattr(self, name)!r},\n" for name in parts)
+        return f"{type(self).__name__}(\n{''.join(lines)})"
 
     def set_rng(self, generator: torch.Generator | None) -> None:
         """Sets the random generator of the storage, the writer and both samplers."""
@@ -275,7 +287,9 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
         Args:
             index: the actor's batch, or its ``"index"`` entry.
-            factor: their sampling factors, such as ``metadata["vmf_factor"]``.
+            factor: their sampling factors, such as ``metadata["vmf_factor"]``. If the items of the
+                buffer are trajectories, the factors ``[batch, time]`` of each are reduced as the
+                sampler's ``reduction`` says, as in TorchRL's prioritized buffers.
             generation: the ``"index_generation"`` entry, which batches have if other processes
                 write or if the writer has ``track_generations=True``. Slots that were overwritten
                 since then keep the factor of the new transition. Not needed if ``index`` is a batch
@@ -287,7 +301,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         if generation is None and self._last_draw is not None:
             generation = self._last_generation(index)
         with self.locked():
-            index, factor = self._live_rows(index, factor, generation)
+            index, factor = self._live_rows(self._actor_sampler, index, factor, generation)
             self._actor_sampler.update_priority(index, factor, storage=self.storage)
 
     @torch.compiler.disable
@@ -303,7 +317,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """
         self.ensure_built()
         with self.locked():
-            index, priority = self._live_rows(index, priority, generation)
+            index, priority = self._live_rows(self.sampler, index, priority, generation)
             super().update_priority(index, priority)
 
     @torch.compiler.disable
@@ -333,10 +347,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             return None
         return generation if torch.equal(index.to(drawn.device), drawn) else None
 
-    def _live_rows(self, index: Any, values: Any, generation: Tensor | None) -> tuple[Any, Any]:
-        """The rows whose slots still have the given generations."""
+    def _live_rows(
+        self, sampler: Sampler, index: Any, values: Any, generation: Tensor | None
+    ) -> tuple[Any, Any]:
+        """One value for each item of a batch whose slot still has the given generation."""
         if isinstance(index, tuple):
             index = torch.stack(index, -1)
+        if self.storage.ndim == 1:
+            index, values, generation = one_per_item(index, values, generation, sampler)
         if generation is None:
             return index, values
         if not self.writer.tracks_generations:
@@ -367,7 +385,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             with self.thread_lock, self.process_lock:
                 super().empty(empty_write_count=empty_write_count)
                 empty_sampler(self._actor_sampler)
-                self._foreign_writes.skip(self.writer)
+                self._shared_writes.skip(self.writer)
 
     def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
         """Lets other processes write into the buffer. Called by TorchRL's collectors.
@@ -382,7 +400,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.process_lock = WriteLock()
             if self.is_built:
                 track_generations(self.writer)
-                self._foreign_writes.skip(self.writer)
+                self._shared_writes.skip(self.writer)
         return self
 
     def locked(self) -> AbstractContextManager[Any]:
@@ -392,7 +410,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     @contextmanager
     def _locked_for_all(self) -> Iterator[None]:
         with self.thread_lock, self.process_lock:
-            slots = self._foreign_writes.slots(self.writer, self.storage)
+            slots = self._shared_writes.slots(self.writer, self.storage)
             if slots is not None:
                 index = note_written(self.writer, slots)
                 self.mark_update(index)
@@ -405,7 +423,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """Copies live rows, writer, both samplers, generator, transform and prefetched batches."""
         self.ensure_built()
         with self.holding_prefetched() as prefetched, self.locked():
-            return checkpoint.state_of(self, prefetched)
+            return state.state_of(self, prefetched)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces everything with a copy of a state. An incompatible state changes nothing."""
@@ -413,8 +431,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         with self.prefetch_lock:
             self.synchronize()
             with self.locked():
-                checkpoint.load_state(self, state_dict)
-                self._foreign_writes.skip(self.writer)
+                state.load_state(self, state_dict)
+                self._shared_writes.skip(self.writer)
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
@@ -423,6 +441,10 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`."""
         self.load_state_dict(load_file(Path(path) / _FILE))
+
+
+def _samples_by_factors(sampler: Any) -> bool:
+    return getattr(sampler, "signal", None) == "factor"  # a sampler or its class
 
 
 forward_to_ray_actor("sample_actor", "sample_uniformly", "update_actor_priority")

@@ -9,8 +9,8 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
-from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
-from torchrl_vmfer.samplers.resampling import Mode, Resampling, check_mode, check_pool_size
+from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
+from torchrl_vmfer.samplers.distributions import Mode, Resampling, check_mode, check_pool_size
 
 __all__ = ["CandidatePool"]
 
