@@ -12,7 +12,7 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.imports import import_class
 from vmfer_recipes.config.keys import Config
-from vmfer_recipes.config.names import group_name, run_name
+from vmfer_recipes.config.names import folder_name, group_name, run_name
 from vmfer_recipes.config.nested import flat
 from vmfer_recipes.run.files import replacing
 
@@ -73,7 +73,7 @@ def _tensorboard(cfg: Config, run_dir: Path) -> Any:
     from torch.utils.tensorboard.summary import hparams
     from torchrl.record.loggers import TensorboardLogger
 
-    logger = TensorboardLogger(run_name(cfg), str(run_dir))
+    logger = TensorboardLogger(folder_name(run_name(cfg)), str(run_dir))
     settings = flat(cfg.as_dict())
     # As TorchRL's `log_hparams`, which writes them to a second run beside this one.
     numbers = {
