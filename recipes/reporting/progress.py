@@ -86,7 +86,7 @@ def _extended(run: Progress, total: int) -> Progress:
 
 
 def _progress(run_dir: Path, recent: float) -> Progress:
-    config = read_config(run_dir / "config.yaml")
+    config = read_config(run_dir / "config.yaml", is_quick=True)
     total = config["total_frames"]
     checkpoints = checkpoint_files(run_dir / "checkpoint")
     start = max(map(step_of, checkpoints), default=0)
