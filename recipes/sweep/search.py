@@ -294,7 +294,7 @@ def objective(run_dir: Path, total_frames: int, kind: str, metric: str) -> float
         kind: ``final``, the mean of the last tenth; ``best``; or ``area``, the mean of all steps.
         metric: the column of ``eval.csv``.
     """
-    from vmfer_recipes.reporting import scores
+    from vmfer_recipes.report import runs as scores
 
     if not (run_dir / "finished").exists():
         raise UserError(f"{run_dir} is not finished.")
