@@ -159,7 +159,6 @@ class ModuleWatch:
 
 # --- Optimizers -----------------------------------------------------------------------------
 
-fused_adam_ = torch._fused_adam_
 lerp_all_ = torch._foreach_lerp_
 
 
@@ -541,7 +540,6 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (nn.Module, "ModuleWatch"): ("_modules",),
     (module_globals, "ModuleWatch"): tuple(f"_global{name}" for name in _HOOKS),
     (Tensor, "has_tensor_hooks"): ("_backward_hooks", "_post_accumulate_grad_hooks"),
-    (torch, "fused_adam_"): ("_fused_adam_",),
     (torch, "lerp_all_"): ("_foreach_lerp_",),
     (SoftUpdate, "target_pairs"): ("_sources", "_targets"),
     (Collector, "OpenCollector"): (

@@ -157,7 +157,8 @@ def load_file(file: Path) -> Any:
 def load_checked(file: Path, **kwargs: Any) -> Any:
     """Loads plain data onto the CPU after verifying their checksums.
 
-    PyTorch writes checksums but does not verify them.
+    PyTorch writes checksums but does not verify them. It reads an entry that is marked as a
+    directory as if it were empty.
 
     Args:
         file: a file written by ``torch.save``.
@@ -165,6 +166,9 @@ def load_checked(file: Path, **kwargs: Any) -> Any:
     """
     with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
+        folders = [entry.filename for entry in archive.infolist() if entry.external_attr & 0x10]
     if damaged is not None:
         raise ValueError(f"the checksum of {damaged} is wrong")
+    if folders:
+        raise ValueError(f"{folders[0]} is marked as a directory")
     return torch.load(file, weights_only=True, map_location="cpu", **kwargs)

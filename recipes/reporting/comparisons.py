@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.choices import CONFIGS
+from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.inference import (
     holm,

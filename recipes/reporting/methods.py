@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from vmfer_recipes.config.nested import differing
+from vmfer_recipes.config.names import differing
 from vmfer_recipes.reporting.runs import Run, frozen
 
 __all__ = ["Method", "Task", "distinguishing_keys", "label_methods", "label_tasks"]

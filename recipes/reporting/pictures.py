@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.methods import Method, Task
 from vmfer_recipes.reporting.results import Cell, Comparison, Study
-from vmfer_recipes.run.palette import (
+from vmfer_recipes.run.curve import (
     BLUE,
     GRAY,
     GREEN,

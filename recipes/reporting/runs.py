@@ -15,7 +15,7 @@ from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Key, describe
-from vmfer_recipes.config.nested import flat
+from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.run.tables import read_columns
 

@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption", "StoppedError", "leaving_ctrl_c_to_the_runs"]
+__all__ = ["Interruption", "SignalError", "StoppedError", "leaving_ctrl_c_to_the_runs"]
 
 _PATIENCE = 10.0  # seconds
+
+
+class SignalError(Exception):
+    """Raised by :meth:`Interruption.check` if a signal arrived."""
 
 
 class Interruption:
@@ -48,6 +52,11 @@ class Interruption:
             sys.exit(128 + self.signal)  # while signals are still blocked
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+    def check(self, *_: object) -> None:
+        """Raises :class:`SignalError` if a signal arrived. Arguments are ignored."""
+        if self.signal is not None:
+            raise SignalError
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:

@@ -17,7 +17,7 @@ import numpy as np
 from vmfer_recipes.reporting.estimate import Estimate
 from vmfer_recipes.reporting.inference import holm, paired_bootstrap, permutation_p
 from vmfer_recipes.reporting.scores import area
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, VERMILION
 from vmfer_recipes.run.tables import read_columns
 
 FOLDER = Path(__file__).parent

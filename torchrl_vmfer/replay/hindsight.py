@@ -119,7 +119,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         # An episode is continued by the step that starts in its last state.
         self._state_keys = (unravel_key(achieved), "observation")
         self._episode_index = EpisodeIndex()
-        self._known_revision = 0  # of the storage, including reported writes
+        self._known_revision = 0  # revision of the storage, including reported writes
         super().__init__(**kwargs)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The configuration of the toy experiments."""
+"""The keys of the toy experiments."""
 
 from __future__ import annotations
 
