@@ -69,7 +69,6 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "compiled": ("CompiledUpdates",),
-    "compiled": ("CompiledUpdates",),
     "losses": (
         *("VMFCQLLoss", "VMFCrossQLoss", "VMFREDQLoss", "VMFSACLoss"),
         *("VMFTD3BCLoss", "VMFTD3Loss", "VMFTQCLoss"),
