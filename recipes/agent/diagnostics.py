@@ -11,11 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_vmfer import (
-    ActorCriticReplayBuffer,
-    VMFUncertainty,
-    effective_sample_size,
-)
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
 from torchrl_vmfer.samplers.adapters import probabilities_of
 from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
 from vmfer_recipes.agent.observations import Observations

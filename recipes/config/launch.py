@@ -34,6 +34,7 @@ from vmfer_recipes.run.interruption import (
     Interruption,
     StoppedError,
     leaving_ctrl_c_to_the_runs,
+    raising_ctrl_c,
 )
 
 __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
@@ -229,7 +230,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(main)
     def run() -> None:
         try:
-            main()
+            with raising_ctrl_c():
+                main()
             sys.stdout.flush()
         except _USER_ERRORS as error:
             _fail(str(error))

@@ -31,7 +31,6 @@ def main() -> None:
         ) from error
 
     quiet_torchrl()
-    plan.write_settings()
     failures = run_forks(plan)
     results = read_results(plan)
     if results:

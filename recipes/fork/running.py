@@ -30,6 +30,7 @@ def run_forks(plan: Plan) -> list[UserError]:
         if not waiting and moment.record.exists():
             continue
         checkpoint = load_source(moment.source)
+        plan.write_settings()  # not before a checkpoint can be read
         if not moment.record.exists():
             _write_record(moment, checkpoint)
         for fork in waiting:

@@ -16,7 +16,7 @@ from vmfer_recipes.config.groups import (
     TensorBoardLoggerConfig,
     WandbLoggerConfig,
 )
-from vmfer_recipes.config.names import flat, group_name, run_name
+from vmfer_recipes.config.names import flat, folder_name, group_name, run_name
 from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.run.files import replacing
 
@@ -78,7 +78,7 @@ def _tensorboard(cfg: TrainingConfig, run_dir: Path) -> Any:
     from torch.utils.tensorboard.summary import hparams
     from torchrl.record.loggers import TensorboardLogger
 
-    logger = TensorboardLogger(run_name(cfg), str(run_dir))
+    logger = TensorboardLogger(folder_name(run_name(cfg)), str(run_dir))
     settings = flat(cfg.as_dict())
     # As TorchRL's `log_hparams`, which writes them to a second run beside this one.
     numbers = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +141,8 @@ class GridSweeper(RecipeSweeper):
             returns.append(results)
             for result in results:
                 try:
-                    _ = result.return_value  # raises the error of the run
+                    with redirect_stderr(io.StringIO()):  # the run has reported its error
+                        _ = result.return_value  # raises it
                 except StoppedError:
                     raise
                 except Exception as error:  # the other runs continue

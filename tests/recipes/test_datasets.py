@@ -130,12 +130,12 @@ def test_a_path_that_is_not_a_dataset_is_refused(tmp_path):
 
 
 def test_observations_are_normalized_as_published():
-    observations = np.random.default_rng(0).normal(3, [1, 10, 0], (500, 3)).astype(np.float32)
+    raw = np.random.default_rng(0).normal(3, [1, 10, 0], (500, 3)).astype(np.float32)
     observations = DatasetObservations(3, "cpu")
-    data = {"observation": torch.from_numpy(observations)}
+    data = {"observation": torch.from_numpy(raw)}
     transitions = TensorDict(data, [500])
     observations.learn(transitions)
-    published = (observations - observations.mean(0)) / (observations.std(0) + 1e-3)
+    published = (raw - raw.mean(0)) / (raw.std(0) + 1e-3)
     seen = observations(transitions)["observation"]
     np.testing.assert_allclose(seen, published, rtol=1e-3, atol=1e-3)
     assert seen.abs().max() > 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import functools
-import importlib
 import math
 import sys
 
@@ -13,12 +12,11 @@ import pytest
 from scipy import stats
 
 from helpers.report_runs import write_report_run
-from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.reporting import baselines, statistics
-from vmfer_recipes.reporting.baselines import Baseline
-from vmfer_recipes.reporting.pictures import curve_figures, improvement_figures
-from vmfer_recipes.reporting.runs import read_runs
-from vmfer_recipes.reporting.study import make_study
+from vmfer_recipes.report import command, inference
+from vmfer_recipes.report.baselines import Baseline
+from vmfer_recipes.report.figures import curve_figures, improvement_figures
+from vmfer_recipes.report.runs import read_runs
+from vmfer_recipes.report.study import make_study
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def write_run(tmp_path):
 
 @pytest.fixture
 def study_of(tmp_path, monkeypatch):
-    monkeypatch.setattr(statistics, "REPETITIONS", 50)
+    monkeypatch.setattr(inference, "REPETITIONS", 50)
 
     def read(baseline="uniform", until=None):
         return make_study(*read_runs(tmp_path / "runs", until), Baseline(baseline))
@@ -39,14 +37,13 @@ def study_of(tmp_path, monkeypatch):
 @pytest.fixture
 def report(tmp_path, monkeypatch, capsys):
     """Calls the program and returns its exit code, its output and its error message."""
-    monkeypatch.setattr(statistics, "REPETITIONS", 50)
-    program = importlib.import_module("vmfer_recipes.report")
+    monkeypatch.setattr(inference, "REPETITIONS", 50)
 
     def call(*arguments):
         out = f"out={tmp_path / 'report'}"
         monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path / "runs"), out, *arguments])
         try:
-            program.main()
+            command.main()
             code = 0
         except SystemExit as end:
             code = end.code
@@ -64,12 +61,6 @@ def _pairs(study):
 def _table(tmp_path, name):
     with (tmp_path / "report" / "tables" / f"{name}.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-def test_examples_in_docstrings_run():
-    import doctest
-
-    assert doctest.testmod(baselines).failed == 0
 
 
 # What is compared with what.
@@ -135,6 +126,7 @@ def test_samplers_without_a_color_of_their_own_look_different(write_run, study_o
 
 
 def test_any_key_may_name_the_baseline(write_run, study_of):
+    write_run("fresh", algorithm="sac", actor_objective="first")  # of no other algorithm
     for objective in ("first", "mean"):
         for sampler in ("fresh", "vmf_rank"):
             write_run(sampler, actor_objective=objective)
@@ -171,19 +163,6 @@ def test_doses_of_one_sampler_are_compared_with_one_of_them(write_run, study_of,
     assert order.index("TD3 · vmf_power, power=-4.0") < order.index("TD3 · vmf_power, power=8.0")
 
 
-def test_lists_may_name_the_baseline(write_run, study_of):
-    write_run("fresh", hidden=[64, 64])
-    write_run("fresh", hidden=[256, 256])
-    assert len(_pairs(study_of("hidden=[256,256],sampler=fresh"))) == 1
-
-
-def test_algorithms_are_not_compared_with_each_other(write_run, study_of):
-    for algorithm in ("td3", "sac"):
-        write_run("fresh", algorithm=algorithm)
-    write_run("vmf_rank", algorithm="sac")
-    assert _pairs(study_of("fresh")) == {"SAC · vmf_rank": "SAC · fresh"}
-
-
 def test_runs_from_before_a_key_existed_count_as_runs_with_its_default(write_run, study_of):
     write_run("uniform", 0, layer_norm=False)
     write_run("uniform", 1)
@@ -191,13 +170,6 @@ def test_runs_from_before_a_key_existed_count_as_runs_with_its_default(write_run
     write_run("vmf_rank", 1, **{"sampler.kind": "vmf", "sampler.pool_size": None})
     (comparison,) = study_of().comparisons
     assert comparison.seeds == (2, 2)
-
-
-def test_the_papers_numbers_appear_only_beside_its_own_baseline(write_run, study_of):
-    for sampler in ("uniform", "fresh", "vmf_rank"):
-        write_run(sampler)
-    papers = {study_of(name).averages[-1].paper for name in ("uniform", "fresh")}
-    assert papers == {111.62, None}
 
 
 # Numbers.
@@ -216,7 +188,7 @@ def test_comparisons_against_numpy_and_scipy(write_run, study_of):
     for comparison in study.comparisons:
         name = comparison.cell.method.sampler
         difference = (ends[name] - ends["fresh"]) / 2  # the area below a line to its end
-        assert comparison.paired.difference.value == pytest.approx(difference.mean())
+        assert comparison.paired.value == pytest.approx(difference.mean())
         assert comparison.pairs == 6
         flips = stats.permutation_test(
             (difference,), np.mean, permutation_type="samples", n_resamples=np.inf
@@ -262,7 +234,7 @@ def test_only_seeds_that_both_have_are_paired(write_run, study_of):
     write_run("recent", 9, 100)
     by_name = {c.cell.method.sampler: c for c in study_of().comparisons}
     assert by_name["vmf_rank"].pairs == 2
-    assert by_name["vmf_rank"].paired.difference == pytest.approx((10, 10, 10))
+    assert by_name["vmf_rank"].paired == pytest.approx((10, 10, 10))
     assert (by_name["recent"].pairs, by_name["recent"].paired) == (0, None)
 
 
@@ -293,21 +265,6 @@ def test_one_seed_gives_a_report_without_intervals_and_effects(write_run, report
     assert (row["paired difference"], row["paired difference low"]) == ("0.0", "")
 
 
-def test_the_report_prints_the_smallest_detectable_ratio(write_run, report, tmp_path):
-    for seed in range(6):
-        write_run("fresh", seed, 100 * math.exp(0.1 * seed))
-        write_run("vmf_rank", seed, 100 * math.exp(0.1 * seed))
-    code, output, _ = report("baseline=fresh")
-    assert code == 0
-    found = float(_table(tmp_path, "tests")[0]["detectable"])
-    spread = np.std(0.1 * np.arange(6), ddof=1) * math.sqrt(2 / 6)
-    assert found == pytest.approx(math.exp(spread * (2.228139 + 0.879058)), rel=1e-5)
-    sentence = f"could have detected a ratio of {found:.2f} or more"
-    assert sentence in output
-    assert sentence in (tmp_path / "report" / "report.md").read_text()
-    assert sentence in (tmp_path / "report" / "report.html").read_text()
-
-
 # Up to a step.
 
 
@@ -331,22 +288,6 @@ def test_runs_count_up_to_the_chosen_step(write_run, study_of):
         "evaluated only to step 300, before until=400",
         "its training ends at step 200, before until=400",
     ]
-
-
-def test_a_step_between_two_evaluations_is_interpolated(write_run, study_of):
-    write_run("uniform", 0, 100, success=0.5)
-    (cell,) = study_of(until=450).cells.values()
-    assert cell.area["return"] == pytest.approx([22.5])
-    assert cell.area["success_rate"] == pytest.approx([0.1125])
-
-
-def test_a_seed_in_a_short_and_a_long_training_counts_once(write_run, study_of):
-    write_run("uniform", 0, 100)
-    write_run("uniform", 0, 200, total=2000)
-    study = study_of(until=1000)
-    (cell,) = study.cells.values()
-    assert len(cell.runs) == 1
-    assert "same settings and seed" in study.left_out[0].reason
 
 
 # Bad input.
@@ -392,20 +333,6 @@ def test_mistakes_are_answered_in_one_line(write_run, report, tmp_path, argument
     assert not (tmp_path / "report").exists()
 
 
-def test_large_steps_may_be_written_as_powers_of_ten(write_run, report):
-    write_run("uniform")
-    assert report("until=1e3")[0] == 0
-
-
-def test_without_a_run_of_the_default_baseline_there_is_a_report_without_comparisons(
-    write_run, report
-):
-    write_run("fresh")
-    code, output, _ = report()
-    assert code == 0
-    assert "Finding: none" in output
-
-
 def test_a_baseline_that_is_not_finished_is_reported(write_run, study_of):
     write_run("fresh", stop=500)
     write_run("vmf_rank")
@@ -414,17 +341,13 @@ def test_a_baseline_that_is_not_finished_is_reported(write_run, study_of):
     assert any("no finished run of TD3 with sampler=fresh" in note for note in study.notes)
 
 
-def test_a_baseline_that_cannot_be_parsed_is_an_error():
-    with pytest.raises(UserError, match="cannot be parsed"):
-        Baseline("sampler=,replay=per").check([])
-
-
 @pytest.mark.parametrize(
     ("critics", "baseline", "comparable"),
     [
         ((2, 5), {}, True),
         ((1, 2), {}, False),  # without the minimum of two critics
         ((2, 1), {}, False),
+        ((2, 5), {"algorithm": "crossq"}, True),
         ((2, 5), {"algorithm": "redq"}, False),
         ((2, 5), {"algorithm": "my_redq"}, False),
         ((2, 5), {"replay": "per"}, False),  # all critics have TD errors
@@ -444,9 +367,3 @@ def test_a_baseline_with_another_number_of_critics_is_found_among_several(write_
         write_run("fresh", num_critics=critics)
     write_run("vmf_rank", num_critics=3)
     assert _pairs(study_of("fresh")) == {"TD3 · vmf_rank": "TD3 · fresh, num_critics=2"}
-
-
-def test_a_vmf_baseline_with_another_number_of_critics_is_not_comparable(write_run, study_of):
-    write_run("vmf_rank", num_critics=2)
-    write_run("vmf_uncertainty", num_critics=5)
-    assert not _pairs(study_of("vmf_rank"))

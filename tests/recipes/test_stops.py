@@ -314,3 +314,15 @@ def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys)
     assert "total_frames=90 leaves no steps to learn from" in lines[0]
     assert lines[-1].startswith("error:")
     assert "seed=0" in lines[-1]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 2])
+def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, seconds):
+    with subprocess.Popen(
+        command("td3", tmp_path / "run", "total_frames=100000"), stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in error

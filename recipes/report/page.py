@@ -7,9 +7,9 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from vmfer_recipes.config.errors import counted
-from vmfer_recipes.reporting import pictures, tables
-from vmfer_recipes.reporting.document import (
+from vmfer_recipes.config.errors import UserError, counted
+from vmfer_recipes.report import figures, tables
+from vmfer_recipes.report.document import (
     Block,
     Heading,
     Listing,
@@ -19,61 +19,85 @@ from vmfer_recipes.reporting.document import (
     to_html,
     to_markdown,
 )
-from vmfer_recipes.reporting.results import LEVEL, Average, Comparison, Study
-from vmfer_recipes.reporting.statistics import REPETITIONS
+from vmfer_recipes.report.inference import REPETITIONS
+from vmfer_recipes.report.results import LEVEL, Average, Comparison, Study
 
-__all__ = ["summary", "write_report"]
+__all__ = ["check_folder", "summary", "write_report"]
 
 _TITLE = "Methods compared with their baselines"
 
 
+def check_folder(folder: Path) -> None:
+    """Raises an error if a report would replace files in a folder that are not part of a report."""
+    markdown, page = folder / "report.md", folder / "report.html"
+    if _is_report(markdown, f"# {_TITLE}\n"):
+        files = [page] if page.is_file() and not _is_report(page, "<!DOCTYPE html>") else []
+    else:
+        files = [file for file in (markdown, page, *_earlier(folder)) if file.is_file()]
+    if files:
+        raise UserError(
+            f"{files[0]} was not written by this program and would be replaced: move it, or choose "
+            "another out=."
+        )
+
+
+def _is_report(file: Path, start: str) -> bool:
+    if not file.is_file():
+        return False
+    content = file.read_bytes()
+    return content.startswith(start.encode()) and _TITLE.encode() in content
+
+
+def _earlier(folder: Path) -> list[Path]:
+    """The tables and pictures of an earlier report, some of which a new one may not have."""
+    files = [folder / "tables" / f"{name}.csv" for name in tables.NAMES]
+    for pattern in ("improvement_*.png", "curves_*.png"):
+        files += sorted((folder / "pictures").glob(pattern))
+    return files
+
+
 def write_report(study: Study, folder: Path) -> list[Path]:
     """Writes ``report.md`` and ``report.html``, which are returned, ``tables/``, ``pictures/``."""
+    check_folder(folder)
     blocks = _blocks(study)
     for name in ("tables", "pictures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    _remove_earlier(folder)
+    markdown, page = folder / "report.md", folder / "report.html"
+    # First, because it marks the other files as those of a report.
+    markdown.write_text(to_markdown(blocks, "pictures"), encoding="utf-8")
+    for file in _earlier(folder):
+        file.unlink(missing_ok=True)
     for table in [*(b for b in blocks if isinstance(b, Table)), tables.curve_table(study)]:
         table.write_csv(folder / "tables")
     for picture in (b for b in blocks if isinstance(b, Picture)):
         (folder / "pictures" / f"{picture.name}.png").write_bytes(picture.png)
-    markdown, page = folder / "report.md", folder / "report.html"
-    markdown.write_text(to_markdown(blocks, "pictures"), encoding="utf-8")
     page.write_text(to_html(blocks, _TITLE), encoding="utf-8")
     return [markdown, page]
 
 
-def _remove_earlier(folder: Path) -> None:
-    """Removes the tables and pictures of an earlier report, some of which this one may not have."""
-    earlier = [folder / "tables" / f"{name}.csv" for name in tables.NAMES]
-    for pattern in ("improvement_*.png", "curves_*.png"):
-        earlier += (folder / "pictures").glob(pattern)
-    for file in earlier:
-        file.unlink(missing_ok=True)
-
-
 def _blocks(study: Study) -> list[Block]:
-    blocks: list[Block] = [Heading(1, _TITLE), Paragraph(_compared(study))]
     finding, *numbers = summary(study)
-    blocks += [Paragraph(finding, strong=True), Listing(numbers)]
-    blocks.append(Listing(_warnings(study), warning=True))
+    blocks: list[Block] = [
+        Heading(1, _TITLE),
+        Paragraph(_compared(study)),
+        Paragraph(finding, strong=True),
+        Listing(numbers),
+        Listing(_warnings(study), warning=True),
+    ]
     # The average over a single task says no more than the row of the task.
-    if any(len(average.comparisons) > 1 or average.paper for average in study.averages):
+    if study.wide_averages or any(average.paper for average in study.averages):
         blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
     if study.comparisons:
         blocks.append(Heading(2, "Task by task"))
-        blocks += [
-            Picture(f"improvement_{_file_name(family)}", figure, text)
-            for family, figure, text in pictures.improvement_figures(study)
-        ]
-        blocks.append(tables.comparison_table(study))
-        blocks.append(tables.significance_table(study))
-    blocks += [Heading(2, "Scores"), tables.score_table(study, "return")]
-    blocks.append(tables.score_table(study, "success_rate"))
+        for family, figure, text in figures.improvement_figures(study):
+            blocks.append(Picture(f"improvement_{_file_name(family)}", figure, text))
+        blocks += [tables.comparison_table(study), tables.significance_table(study)]
+    blocks.append(Heading(2, "Scores"))
+    blocks += [tables.score_table(study, name) for name in ("return", "success_rate")]
     blocks.append(Heading(2, "Learning curves"))
     for task in study.tasks:
         blocks.append(Heading(3, study.task_labels[task]))
-        for family, figure, text in pictures.curve_figures(study, task):
+        for family, figure, text in figures.curve_figures(study, task):
             name = f"curves_{study.task_labels[task]}_{family}"
             blocks.append(Picture(_file_name(name), figure, text))
     speeds = tables.speed_table(study)
@@ -81,21 +105,16 @@ def _blocks(study: Study) -> list[Block]:
     blocks.append(Heading(2, "What was left out"))
     if not (study.left_out or study.notes):
         blocks.append(Paragraph("Nothing: every run that was found is part of the numbers."))
-    blocks += [
-        Listing(study.notes),
-        tables.left_out_table(study),
-        Heading(2, "Runs"),
-        tables.run_table(study),
-    ]
-    blocks += [Heading(2, "How to read this"), Listing(_EXPLANATIONS)]
-    return blocks
+    blocks += [Listing(study.notes), tables.left_out_table(study)]
+    blocks += [Heading(2, "Runs"), tables.run_table(study)]
+    return [*blocks, Heading(2, "How to read this"), Listing(_EXPLANATIONS)]
 
 
 def _compared(study: Study) -> str:
     runs = sum(len(cell.runs) for cell in study.cells.values())
     tasks = "; ".join(study.task_labels[task] for task in study.tasks)
-    methods = sorted({m for _, m in study.cells if not study.baseline.matches(m)}, key=study.order)
-    names = dict.fromkeys(study.method_labels[method] for method in methods)
+    others = [method for method in study.methods if not study.baseline.matches(method)]
+    names = dict.fromkeys(study.method_labels[method] for method in others)
     return (
         f"Compared: {'; '.join(names) or '–'}, against the baseline {study.baseline}, on {tasks}. "
         f"{counted(runs, 'run')} included, {len(study.left_out)} left out."
@@ -104,28 +123,25 @@ def _compared(study: Study) -> str:
 
 def summary(study: Study) -> list[str]:
     """The finding, and the numbers behind it; an average over tasks replaces those of its tasks."""
-    averages = [average for average in study.averages if len(average.comparisons) > 1]
+    averages = study.wide_averages
     covered = {id(comparison) for average in averages for comparison in average.comparisons}
-    comparisons = [c for c in study.comparisons if id(c) not in covered]
-    lines = [_finding([*averages, *comparisons])]
-    for average in averages:
-        lines.append(
-            f"{study.method_labels[average.method]}, {average.place}: AUC "
-            f"{average.improvement.shown('{:.0f} %')} of the baseline's, P(improvement) "
-            f"{average.probability.shown('{:.2f}')}: {average.verdict}."
-        )
-    for comparison in comparisons:
-        cell, improvement = comparison.cell, comparison.improvement
-        numbers = [f"P(improvement) {comparison.probability.shown('{:.2f}')}"]
-        if improvement is not None:
-            numbers.insert(0, f"AUC {improvement.shown('{:.0f} %')} of the baseline's")
-        corrected = "" if comparison.corrected_p == comparison.p_value else ", corrected "
-        corrected += f"{comparison.corrected_p:.2g}" if corrected else ""
-        lines.append(
-            f"{study.method_labels[cell.method]}, {study.task_labels[cell.task]}: "
-            f"{', '.join(numbers)}, p = {comparison.p_value:.2g}{corrected}: {comparison.verdict}. "
-            f"{_smallest_effect(comparison)}"
-        )
+    results: list[Average | Comparison] = [
+        *averages,
+        *(comparison for comparison in study.comparisons if id(comparison) not in covered),
+    ]
+    lines = [_finding(results)]
+    for result in results:
+        numbers = [f"P(improvement) {result.probability.shown('{:.2f}')}"]
+        if result.improvement is not None:
+            numbers.insert(0, f"AUC {result.improvement.shown('{:.0f} %')} of the baseline's")
+        end = ""
+        if isinstance(result, Comparison):
+            numbers.append(f"p = {result.p_value:.2g}")
+            if result.corrected_p != result.p_value:
+                numbers.append(f"corrected {result.corrected_p:.2g}")
+            end = f" {_smallest_effect(result)}"
+        method, place = study.method_labels[result.method], study.place(result)
+        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}.{end}")
     return lines
 
 
@@ -157,9 +173,8 @@ def _warnings(study: Study) -> list[str]:
     concerned = defaultdict(list)
     for comparison in study.comparisons:
         if comparison.too_few:
-            cell = comparison.cell
-            place = f"{study.method_labels[cell.method]} on {study.task_labels[cell.task]}"
-            concerned[comparison.seeds, comparison.best_p].append(place)
+            task, method = study.label(comparison.cell)
+            concerned[comparison.seeds, comparison.best_p].append(f"{method} on {task}")
     for (seeds, best_p), places in sorted(concerned.items()):
         warnings.append(
             f"{counted(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vmfer_recipes.config.errors import first_line
-from vmfer_recipes.reporting.runs import NoTrainingRunError, read_config
+from vmfer_recipes.report.runs import NoTrainingRunError, read_config
 from vmfer_recipes.run.files import checkpoint_files, holder_is_gone, step_of
 from vmfer_recipes.run.tables import read_columns
 from vmfer_recipes.sweep.records import read_records

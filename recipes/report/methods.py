@@ -6,25 +6,31 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from vmfer_recipes.config.names import differing
-from vmfer_recipes.reporting.runs import Run, frozen
 
-__all__ = ["Method", "Task", "distinguishing_keys", "label_methods", "label_tasks"]
+__all__ = ["Method", "Task", "distinguishing_keys", "frozen", "label_methods", "label_tasks"]
+
+Settings = tuple[tuple[str, str], ...]
+
+
+def frozen(settings: dict[str, Any]) -> Settings:
+    """Settings as something that can be compared and hashed."""
+    return tuple(sorted((key, repr(value)) for key, value in settings.items()))
 
 
 @dataclass(frozen=True, order=True)
 class Task:
-    """An environment, version included, and how long it was trained on."""
+    """An environment, version included, and how long it was trained on.
+
+    ``variant`` holds the keys of ``env.`` besides the name that differ from their defaults, and the
+    dataset of an offline run.
+    """
 
     environment: str
     total_frames: int
-    variant: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def of(cls, run: Run) -> Task:
-        """The task of a run."""
-        return cls(run.environment, run.total_frames, frozen(run.variant))
+    variant: Settings = ()
 
     @property
     def name(self) -> str:
@@ -45,12 +51,7 @@ class Method:
     algorithm: str
     replay: str
     sampler: str
-    settings: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, run: Run) -> Method:
-        """The method of a run."""
-        return cls(run.algorithm, run.replay, run.sampler, frozen(run.settings))
+    settings: Settings
 
     @property
     def family(self) -> str:
@@ -63,12 +64,7 @@ class Method:
         return self.algorithm.upper() + ("" if self.replay == "uniform" else f"+{self.replay}")
 
     def differing(self, other: Method, free: Collection[str]) -> list[str]:
-        """The hyperparameters in which two methods differ.
-
-        Args:
-            other: the other method.
-            free: keys, or groups of keys such as ``sampler``, that do not count.
-        """
+        """The hyperparameters in which two methods differ, without those or the groups ``free``."""
         keys = differing(dict(self.settings), dict(other.settings))
         return [key for key in keys if key.split(".")[0] not in free]
 
@@ -87,9 +83,7 @@ def distinguishing_keys(
     return told
 
 
-def label_methods(
-    cells: Iterable[tuple[Task, Method]], named: Collection[str] = ()
-) -> dict[Method, str]:
+def label_methods(cells: Collection[tuple[Task, Method]], named: set[str]) -> dict[Method, str]:
     """A name for each method: ``TD3 · vmf_rank``.
 
     Methods that share a sampler are distinguished by the hyperparameters in which they differ on
@@ -100,33 +94,30 @@ def label_methods(
         named: further keys that are shown if they vary between methods of an algorithm, unless
             the name of the sampler or of the replay already stands for them.
     """
-    cells = list(cells)
     told = distinguishing_keys(cells)
-    values_of: dict[tuple[str, str], set[str | None]] = defaultdict(set)
+    values: dict[tuple[str, str], set[str | None]] = defaultdict(set)
     for _, method in cells:
         for key in named:
             if not key.startswith(("sampler.", "replay.")):
-                values_of[method.algorithm, key].add(dict(method.settings).get(key))
+                values[method.algorithm, key].add(dict(method.settings).get(key))
     labels = {}
     for method in {method for _, method in cells}:
         settings = dict(method.settings)
-        varying = {key for key in named if len(values_of[method.algorithm, key]) > 1}
-        values = [
+        varying = {key for key in named if len(values[method.algorithm, key]) > 1}
+        pairs = [
             f"{key.removeprefix('sampler.')}={settings.get(key, 'unset').strip(chr(39))}"
             for key in sorted(told[method.family, method.sampler] | varying)
         ]
-        labels[method] = ", ".join([f"{method.family_label} · {method.sampler}", *values])
+        labels[method] = ", ".join([f"{method.family_label} · {method.sampler}", *pairs])
     return labels
 
 
-def label_tasks(tasks: Iterable[Task]) -> dict[Task, str]:
-    """A name for each task."""
-    tasks = list(tasks)
+def label_tasks(tasks: Collection[Task]) -> dict[Task, str]:
+    """A name for each task, with its variant if only this distinguishes it from another."""
     labels = {}
     for task in tasks:
-        label = f"{task.environment}, {task.total_frames:,} steps"
-        twins = [t for t in tasks if t != task and t.environment == task.environment]
-        if any(twin.total_frames == task.total_frames for twin in twins):
-            label += "".join(f", {key}={value}" for key, value in task.variant)
-        labels[task] = label
+        labels[task] = f"{task.environment}, {task.total_frames:,} steps"
+        size = (task.environment, task.total_frames)
+        if sum((other.environment, other.total_frames) == size for other in tasks) > 1:
+            labels[task] += "".join(f", {key}={value}" for key, value in task.variant)
     return labels

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vmfer_recipes.reporting.baselines import Baseline
-from vmfer_recipes.reporting.estimate import Estimate
-from vmfer_recipes.reporting.inference import PairedEstimates
-from vmfer_recipes.reporting.methods import Method, Task
-from vmfer_recipes.reporting.runs import LeftOut, Run
-from vmfer_recipes.reporting.statistics import best_possible_p, column_estimates
+from vmfer_recipes.report.baselines import Baseline
+from vmfer_recipes.report.inference import Estimate, best_possible_p
+from vmfer_recipes.report.methods import Method, Task
+from vmfer_recipes.report.runs import LeftOut, Run
 
 __all__ = ["LEVEL", "Average", "Cell", "Comparison", "Curve", "Study"]
 
@@ -63,15 +61,6 @@ class Cell:
         speeds = [run.speed for run in self.runs if math.isfinite(run.speed)]
         return float(np.median(speeds)) if speeds else math.nan
 
-    def summary(self, name: str) -> list[Estimate]:
-        """Of ``return`` or ``success_rate``: mean and IQM of the area and of the final score."""
-        numbers = column_estimates(np.stack([self.final[name], self.area[name]], axis=1))
-        return [
-            Estimate(*(float(numbers[f"{statistic}{end}"][i]) for end in ("", "_low", "_high")))
-            for i in (1, 0)
-            for statistic in ("mean", "iqm")
-        ]
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -82,7 +71,7 @@ class Comparison:
         probability: that a seed of the method beats a seed of the baseline.
         improvement: the score in percent of the baseline's, if that is positive for every seed.
         final_improvement: the same for the score at the end of training.
-        paired: difference and ratio over the seeds that both have, if there are any.
+        paired: the difference over the seeds that both have, if there are any.
         pairs: the number of these seeds.
         paired_p: of the sign-flip test of their differences.
         is_ratio: whether all scores are positive, so that their logarithms are tested.
@@ -99,7 +88,7 @@ class Comparison:
     probability: Estimate
     improvement: Estimate | None
     final_improvement: Estimate | None
-    paired: PairedEstimates | None
+    paired: Estimate | None
     pairs: int
     paired_p: float
     is_ratio: bool
@@ -108,6 +97,18 @@ class Comparison:
     corrected_p: float
     best_p: float
     detectable: float
+
+    paper = None  # there is no number of the paper for a single task
+
+    @property
+    def method(self) -> Method:
+        """The method."""
+        return self.cell.method
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """What it consists of, as for an average: itself."""
+        return [self]
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -142,13 +143,6 @@ class Average:
     paper: float | None
 
     @property
-    def place(self) -> str:
-        """What it is the average of."""
-        task = self.comparisons[0].cell.task
-        count = len(self.comparisons)
-        return f"mean of {count} tasks, {task.version}, {task.total_frames:,} steps"
-
-    @property
     def too_few(self) -> bool:
         """Whether no outcome with these numbers of seeds could tell the methods apart."""
         if len(self.comparisons) == 1:
@@ -171,20 +165,25 @@ class Average:
 class Study:
     """All results, and everything that is not part of them."""
 
-    baseline: Baseline = field(default_factory=Baseline)
+    baseline: Baseline
+    left_out: list[LeftOut]
+    paper: dict[str, Any]
+    task_labels: dict[Task, str]
+    method_labels: dict[Method, str]
     cells: dict[tuple[Task, Method], Cell] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     averages: list[Average] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    task_labels: dict[Task, str] = field(default_factory=dict)
-    method_labels: dict[Method, str] = field(default_factory=dict)
-    paper: dict[str, Any] = field(default_factory=dict)
 
     @property
     def tasks(self) -> list[Task]:
         """The tasks in order."""
         return sorted({task for task, _ in self.cells})
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods in order."""
+        return sorted({method for _, method in self.cells}, key=self.order)
 
     def cells_of(self, task: Task, family: str | None = None) -> list[Cell]:
         """The cells of a task in the order of families, the baseline first."""
@@ -201,6 +200,22 @@ class Study:
         is_other = not self.baseline.matches(method)
         replay = (method.replay != "uniform", method.replay)
         return (self.baseline.family(method), is_other, replay, method.sampler, settings)
+
+    def label(self, cell: Cell) -> tuple[str, str]:
+        """The names of the task and of the method of a cell."""
+        return self.task_labels[cell.task], self.method_labels[cell.method]
+
+    def place(self, result: Comparison | Average) -> str:
+        """The name of the task, or of the tasks that are averaged."""
+        task, count = result.comparisons[0].cell.task, len(result.comparisons)
+        if count == 1:
+            return self.task_labels[task]
+        return f"mean of {count} tasks, {task.version}, {task.total_frames:,} steps"
+
+    @property
+    def wide_averages(self) -> list[Average]:
+        """The averages over several tasks. That of one task says no more than its comparison."""
+        return [average for average in self.averages if len(average.comparisons) > 1]
 
 
 def _by_size(value: str) -> tuple[int, float, str]:

@@ -1,30 +1,21 @@
-"""The pictures of a report. A sampler has the same color in all of them."""
+"""The figures of a report. A sampler has the same color in all of them."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from vmfer_recipes.reporting.estimate import Estimate
-from vmfer_recipes.reporting.methods import Method, Task
-from vmfer_recipes.reporting.results import Cell, Comparison, Study
-from vmfer_recipes.run.curve import (
-    BLUE,
-    GRAY,
-    GREEN,
-    ORANGE,
-    PINK,
-    SKY,
-    VERMILION,
-)
+from vmfer_recipes.report.inference import Estimate
+from vmfer_recipes.report.methods import Method, Task
+from vmfer_recipes.report.results import Average, Cell, Comparison, Study
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
 __all__ = ["curve_figures", "improvement_figures"]
 
@@ -54,7 +45,7 @@ def _styles(study: Study) -> dict[Method, tuple[str, int]]:
     """Color by sampler, and a number that distinguishes methods of the same color."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     styles = {}
-    for method in sorted({method for _, method in study.cells}, key=study.order):
+    for method in study.methods:
         color = _COLORS.get(method.sampler, _OTHER_COLOR)
         name, alike = study.method_labels[method], names[study.baseline.family(method), color]
         if name not in alike:
@@ -157,11 +148,15 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
     """For each family: its name, all comparisons with the baseline, and what they show."""
     styles = _styles(study)
     for family in sorted({study.baseline.family(c.cell.method) for c in study.comparisons}):
-        rows = _rows(study, family)
-        places = list(dict.fromkeys(row.place for row in rows))
+        places = _rows(study, family)
+        rows = [row for members in places.values() for row in members]
         methods = sorted({row.method for row in rows}, key=study.order)
         # A line for each row, and half a line between places.
-        heights = [row + 0.5 * places.index(rows[row].place) for row in range(len(rows))]
+        spans: list[list[float]] = []
+        for count, members in enumerate(places.values()):
+            first = sum(map(len, spans)) + 0.5 * count
+            spans.append([first + line for line in range(len(members))])
+        heights = [y for span in spans for y in span]
         height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
         figure = Figure(figsize=(11, height), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
@@ -172,7 +167,7 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
             if row.improvement is not None:
                 _draw_estimate(left, row.improvement, y, look)
             _draw_estimate(right, row.probability, y, look)
-            right.text(1.06, y, row.seeds, va="center", fontsize=9.5, color=GRAY)
+            right.text(1.06, y, _count_seeds(row), va="center", fontsize=9.5, color=GRAY)
             if row.paper is not None:
                 left.plot(row.paper, y, marker="*", markersize=13, color=color, mfc="white")
         right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
@@ -181,11 +176,7 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         left.set_xlabel("area under the curve, % of the baseline's", fontsize=12)
         right.set_xlabel("probability of improvement", fontsize=12)
         right.set_xlim(-0.03, 1.03)
-        spans = [
-            [y for y, row in zip(heights, rows, strict=True) if row.place == place]
-            for place in places
-        ]
-        left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], places)
+        left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], list(places))
         left.set_ylim(heights[-1] + 0.75, -0.75)
         for axes in (left, right):
             axes.tick_params(labelsize=10.5)
@@ -213,52 +204,22 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         yield family, figure, text
 
 
-class _Row(NamedTuple):
-    place: str
-    method: Method
-    improvement: Estimate | None
-    probability: Estimate
-    seeds: str
-    too_few: bool
-    paper: float | None = None
+def _rows(study: Study, family: str) -> dict[str, list[Comparison | Average]]:
+    """By place, the comparisons of all tasks, then the averages."""
+    rows: dict[str, list[Comparison | Average]] = defaultdict(list)
+    results: list[Comparison | Average] = [*study.comparisons, *study.wide_averages]
+    for result in results:
+        if study.baseline.family(result.method) == family:
+            rows[study.place(result).replace(", ", "\n", 1)].append(result)
+    for members in rows.values():
+        members.sort(key=lambda result: study.order(result.method))
+    return rows
 
 
-def _rows(study: Study, family: str) -> list[_Row]:
-    """The rows of all tasks, then those of the averages; rows of one place are adjacent."""
-    rows = []
-    for c in study.comparisons:
-        if study.baseline.family(c.cell.method) == family:
-            place, seeds = _wrap(study.task_labels[c.cell.task]), _count_seeds([c])
-            rows.append(_Row(place, c.cell.method, c.improvement, c.probability, seeds, c.too_few))
-    for average in study.averages:
-        # The mean over one task has nothing to say that its own row does not, but for the paper.
-        if study.baseline.family(average.method) == family and len(average.comparisons) > 1:
-            rows.append(
-                _Row(
-                    _wrap(average.place),
-                    average.method,
-                    average.improvement,
-                    average.probability,
-                    _count_seeds(average.comparisons),
-                    average.too_few,
-                    average.paper,
-                )
-            )
-    places = list(dict.fromkeys(row.place for row in rows))
-    return sorted(rows, key=lambda row: (places.index(row.place), study.order(row.method)))
-
-
-def _count_seeds(comparisons: Sequence[Comparison]) -> str:
+def _count_seeds(result: Comparison | Average) -> str:
     """The seeds of the method and of the baseline, on every task."""
-    counts = []
-    for numbers in zip(*(comparison.seeds for comparison in comparisons), strict=True):
-        low, high = min(numbers), max(numbers)
-        counts.append(f"{low}" if low == high else f"{low}–{high}")
-    return " : ".join(counts)
-
-
-def _wrap(label: str) -> str:
-    return label.replace(", ", "\n", 1)
+    numbers = zip(*(comparison.seeds for comparison in result.comparisons), strict=True)
+    return " : ".join("–".join(map(str, sorted({min(n), max(n)}))) for n in numbers)
 
 
 def _draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.algorithms import algorithms
@@ -17,21 +18,17 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Key, describe
 from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import INCIDENTAL
+from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
-    "LeftOut",
-    "NoTrainingRunError",
-    "Run",
-    "described",
-    "frozen",
-    "read_config",
-    "read_runs",
+    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "described", "final"),
+    *("read_config", "read_runs"),
 ]
 
-# Keys of the task, which is kept apart from the method.
-_TASK = ("env", "dataset")
-_PLAIN = EnvConfig("")  # runs of earlier versions lack keys that have their defaults
+# The last tenth of the run, because a single evaluation of ten episodes is noisy.
+FINAL_SHARE = 0.1
+_PLAIN = EnvConfig("")
 _REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
 
 
@@ -49,30 +46,33 @@ class Run:
 
     Attributes:
         path: its directory, relative to where reading began.
-        variant: the keys of ``env.`` besides the name that differ from their defaults, and the
-            dataset of an offline run.
-        settings: the hyperparameters by dotted key, without seed and housekeeping.
         steps: when it was evaluated, increasing.
-        returns: mean return of each evaluation.
-        success: success rate of each evaluation, if the task has one.
+        values: by ``return`` and, if the task has one, ``success_rate``: mean of each evaluation.
         finished: whether it was evaluated at its last step.
         speed: median of its training steps per second, or NaN.
     """
 
     path: str
-    algorithm: str
-    environment: str
-    replay: str
-    sampler: str
+    task: Task
+    method: Method
     seed: int
-    total_frames: int
-    variant: dict[str, Any]
-    settings: dict[str, Any]
     steps: np.ndarray
-    returns: np.ndarray
-    success: np.ndarray | None
+    values: dict[str, np.ndarray]
     finished: bool
     speed: float
+
+
+def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
+    """The mean of the evaluations in the last tenth of the run."""
+    return float(values[steps >= (1 - FINAL_SHARE) * total_frames].mean())
+
+
+def area(steps: np.ndarray, values: np.ndarray) -> float:
+    """The area under the curve per step by the trapezoidal rule: the mean over the run."""
+    span = steps[-1] - steps[0]
+    if span == 0:
+        return float(values[0])
+    return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)
 
 
 def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:
@@ -85,7 +85,7 @@ def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[L
         until: read the runs as if they had ended at this step, which they must have reached.
             Longer training does not change earlier steps, so runs of any length are comparable.
     """
-    found: dict[tuple[Any, ...], Run] = {}
+    found: dict[tuple[Task, Method, int], Run] = {}
     left_out = []
     for file in sorted(folder.rglob("config.yaml")):
         path = file.parent.relative_to(folder).as_posix()
@@ -95,31 +95,31 @@ def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[L
         except Exception as error:
             left_out.append(LeftOut(path, first_line(error)))
             continue
-        task = (run.environment, run.total_frames, frozen(run.variant))
-        key = (*task, frozen(run.settings), run.seed)
-        other = found.get(key)
-        if other is not None:
-            keep, drop = sorted((other, run), key=lambda r: r.steps[-1], reverse=True)
-            left_out.append(LeftOut(drop.path, f"same settings and seed as {keep.path}"))
-            run = keep
+        key = (run.task, run.method, run.seed)
+        if key in found:
+            run, drop = sorted((found[key], run), key=lambda r: r.steps[-1], reverse=True)
+            left_out.append(LeftOut(drop.path, f"same settings and seed as {run.path}"))
         found[key] = run
     return list(found.values()), left_out
-
-
-def frozen(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Settings as something that can be compared and hashed."""
-    return tuple(sorted((key, repr(value)) for key, value in settings.items()))
 
 
 class NoTrainingRunError(ValueError):
     """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """A ``config.yaml`` as a flat dictionary of dotted keys."""
+def read_config(file: Path, is_quick: bool = False) -> dict[str, Any]:
+    """A ``config.yaml`` as a flat dictionary of dotted keys.
+
+    Args:
+        file: the file.
+        is_quick: ten times faster, for whole numbers and strings; 1e-3 is then a string.
+    """
     try:
         # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        if is_quick:
+            content = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        else:
+            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
     config = flat(content) if isinstance(content, dict) else {}
@@ -139,10 +139,39 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def _read(run_dir: Path, path: str) -> Run:
     config = read_config(run_dir / "config.yaml")
-    if not (run_dir / "eval.csv").exists():
+    steps, values = _read_evaluations(run_dir / "eval.csv")
+    variant, settings = {}, {}
+    for name, value in (_defaults(config) | config).items():
+        group, _, rest = name.partition(".")
+        if name == "dataset" or (
+            group == "env" and rest != "name" and value != getattr(_PLAIN, rest, None)
+        ):
+            variant[name] = value
+        elif group not in (*INCIDENTAL, "env"):
+            settings[name] = value
+    names = (config["algorithm"], config["replay.name"], config["sampler.name"])
+    try:
+        speed = float(np.nanmedian(read_columns(run_dir / "train.csv")["steps_per_second"][-100:]))
+    except (OSError, KeyError, ValueError, IndexError):
+        speed = math.nan  # the report can do without it
+    return Run(
+        path=path,
+        task=Task(config["env.name"], config["total_frames"], frozen(variant)),
+        method=Method(*names, frozen(settings)),
+        seed=config["seed"],
+        steps=steps,
+        values=values,
+        # Not the file `finished`: kept runs may consist of configuration and table only.
+        finished=steps[-1] == config["total_frames"],
+        speed=speed,
+    )
+
+
+def _read_evaluations(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    if not file.exists():
         raise ValueError("not evaluated yet: no eval.csv")
-    table = read_columns(run_dir / "eval.csv")
-    steps, returns = table.get("step"), table.get("return_mean")
+    table = read_columns(file)
+    steps, returns, success = (table.get(k) for k in ("step", "return_mean", "success_rate"))
     if steps is None or returns is None:
         raise ValueError("eval.csv has no columns step and return_mean")
     if not len(steps):
@@ -151,45 +180,14 @@ def _read(run_dir: Path, path: str) -> Run:
         raise ValueError("the steps in eval.csv do not increase")
     if steps[0] > 0:  # every run is evaluated before it learns
         raise ValueError(f"eval.csv has lost its rows before step {steps[0]:.0f}")
-    if not np.isfinite(returns).all():
-        raise ValueError(f"eval.csv has no finite return at step {_first_bad(steps, returns):.0f}")
-    success = table.get("success_rate")
-    if success is not None and not np.isfinite(success).all():
-        if np.isfinite(success).any():
-            raise ValueError(
-                f"eval.csv has no success rate at step {_first_bad(steps, success):.0f}"
-            )
-        success = None
-    return Run(
-        path=path,
-        algorithm=config["algorithm"],
-        environment=config["env.name"],
-        replay=config["replay.name"],
-        sampler=config["sampler.name"],
-        seed=config["seed"],
-        total_frames=config["total_frames"],
-        variant={
-            name: value
-            for name, value in config.items()
-            if name == "dataset"
-            or (
-                name.startswith("env.")
-                and name != "env.name"
-                and value != getattr(_PLAIN, name.removeprefix("env."), None)
-            )
-        },
-        settings={
-            name: value
-            for name, value in (_later_keys(config) | config).items()
-            if name.split(".")[0] not in (*INCIDENTAL, *_TASK)
-        },
-        steps=steps,
-        returns=returns,
-        success=success,
-        # Not the file `finished`: kept runs may consist of configuration and table only.
-        finished=steps[-1] == config["total_frames"],
-        speed=_speed(run_dir / "train.csv"),
-    )
+    values = {"return": returns}
+    if success is not None and np.isfinite(success).any():
+        values["success_rate"] = success
+    for name, column in values.items():
+        bad = steps[~np.isfinite(column)]
+        if len(bad):
+            raise ValueError(f"eval.csv has no {name.replace('_', ' ')} at step {bad[0]:.0f}")
+    return steps, values
 
 
 def _cut(run: Run, until: int) -> Run:
@@ -198,29 +196,9 @@ def _cut(run: Run, until: int) -> Run:
         raise ValueError(f"{end} step {run.steps[-1]:,.0f}, before until={until}")
     # The end may lie between two evaluations.
     steps = np.append(run.steps[run.steps < until], until)
-    return replace(
-        run,
-        total_frames=until,
-        steps=steps,
-        returns=np.interp(steps, run.steps, run.returns),
-        success=None if run.success is None else np.interp(steps, run.steps, run.success),
-        finished=True,
-    )
-
-
-def _later_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """The defaults of keys that the run of an earlier version lacks."""
-    return {
-        each.name: each.default
-        for each in described(config["algorithm"])
-        if each.default != MISSING
-        and ("." not in each.name or _has_kind(config, each.name.split(".")[0], each.kinds))
-    }
-
-
-def _has_kind(config: dict[str, Any], group: str, kinds: tuple[str, ...]) -> bool:
-    kind = config.get(f"{group}.kind")
-    return kind is not None and (not kinds or kind in kinds)
+    values = {name: np.interp(steps, run.steps, column) for name, column in run.values.items()}
+    task = replace(run.task, total_frames=until)
+    return replace(run, task=task, steps=steps, values=values, finished=True)
 
 
 @functools.cache
@@ -230,12 +208,12 @@ def described(algorithm: str) -> list[Key]:
     return describe(known[algorithm]) if algorithm in known else []
 
 
-def _speed(file: Path) -> float:
-    try:
-        return float(np.nanmedian(read_columns(file)["steps_per_second"][-100:]))
-    except (OSError, KeyError, ValueError, IndexError):
-        return math.nan  # the report can do without it
-
-
-def _first_bad(steps: np.ndarray, values: np.ndarray) -> float:
-    return float(steps[np.argmin(np.isfinite(values))])
+def _defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The defaults that count for keys which a run of an earlier version lacks."""
+    found = {}
+    for key in described(config["algorithm"]):
+        group = key.name.rpartition(".")[0]
+        kind = config.get(f"{group}.kind")
+        if key.default != MISSING and (not group or (kind and kind in (key.kinds or (kind,)))):
+            found[key.name] = key.default
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vmfer_recipes.config.errors import UserError, did_you_mean
-from vmfer_recipes.reporting.methods import Method, Task, distinguishing_keys
+from vmfer_recipes.report.methods import Method, Task, distinguishing_keys
 
 __all__ = ["DEFAULT_BASELINE", "Baseline"]
 
@@ -22,7 +22,7 @@ DEFAULT_BASELINE = "uniform"
 
 # In these algorithms, critics beyond the second affect only uncertainties and TD errors.
 _TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
-# Samplers and replays that use neither, by kind or, in older runs, by name.
+# Samplers and replays that use neither, by kind or, if that is not known, by name.
 _WITHOUT_CRITICS = {*map(repr, ("shared", "fresh", "recent", "on_policy", "uniform", "her"))}
 _SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
 _MOST_LISTED = 8
@@ -61,6 +61,15 @@ class Baseline:
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     @property
+    def full(self) -> dict[str, str]:
+        """The same by dotted key: ``sampler.name`` instead of ``sampler``."""
+        return {f"{key}.name" if key in _SHORT else key: v for key, v in self.wanted.items()}
+
+    @property
+    def _free(self) -> set[str]:
+        return {key.split(".")[0] for key in self.wanted}
+
+    @property
     def is_default(self) -> bool:
         """Whether methods are compared as in the paper."""
         return self.wanted == {"sampler": DEFAULT_BASELINE}
@@ -71,10 +80,7 @@ class Baseline:
     def matches(self, method: Method) -> bool:
         """Whether a method has the settings of the baseline."""
         settings = dict(method.settings)
-        return all(
-            key in settings and _is_equal(settings[key], value)
-            for key, value in self._full().items()
-        )
+        return all(k in settings and _is_equal(settings[k], v) for k, v in self.full.items())
 
     def family(self, method: Method) -> str:
         """What a method shares with its baseline, by name: ``td3/uniform`` or ``td3``."""
@@ -88,9 +94,8 @@ class Baseline:
         """The hyperparameters in which two methods differ, except those that may."""
         return method.differing(other, self._free)
 
-    def check(self, cells: Iterable[tuple[Task, Method]]) -> None:
+    def check(self, cells: Collection[tuple[Task, Method]]) -> None:
         """Raises an error unless the settings select one baseline for each method."""
-        cells = list(cells)
         known = {key for _, method in cells for key, _ in method.settings} | {*_SHORT}
         for key in self.wanted:
             if key not in known:
@@ -103,10 +108,9 @@ class Baseline:
         alike = defaultdict(set)
         for task, method in matching:
             fixed = tuple(s for s in method.settings if s[0].split(".")[0] not in self._free)
-            alike[task, fixed].add(method)
-        for (task, _), methods in alike.items():
-            if len(methods) > 1:
-                twins = [(task, method) for method in methods]
+            alike[task, fixed].add((task, method))
+        for twins in alike.values():
+            if len(twins) > 1:
                 raise UserError(
                     f"Several settings match baseline={self.text}: {_listed(twins)}. Write one of "
                     "them after baseline=."
@@ -129,30 +133,18 @@ class Baseline:
         nearest = min(
             usable or matching, key=lambda other: (len(self.differing(method, other)), other)
         )
-        differing = self.differing(method, nearest)
         values = dict(nearest.settings)
+        differing = self.differing(method, nearest)
         told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-        if self._is_comparable(method, nearest):
+        if usable:
             return nearest, told
         return None, f"the nearest run with {self} has other hyperparameters: {told}"
 
     def _is_comparable(self, method: Method, baseline: Method) -> bool:
         differing = self.differing(method, baseline)
-        if differing == ["num_critics"]:
-            return _ignores_extra_critics(method, baseline)
-        return not differing
-
-    @property
-    def keys(self) -> set[str]:
-        """The dotted keys that are named."""
-        return {*self._full()}
-
-    @property
-    def _free(self) -> tuple[str, ...]:
-        return tuple({key.split(".")[0] for key in self.wanted})
-
-    def _full(self) -> dict[str, str]:
-        return {f"{key}.name" if key in _SHORT else key: v for key, v in self.wanted.items()}
+        return not differing or (
+            differing == ["num_critics"] and _ignores_extra_critics(method, baseline)
+        )
 
 
 def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
@@ -178,12 +170,12 @@ def _is_equal(setting: str, text: str) -> bool:
     return bool(written["value"] == value)
 
 
-def _listed(cells: list[tuple[Task, Method]]) -> str:
+def _listed(cells: Collection[tuple[Task, Method]]) -> str:
     """Methods as they are written after ``baseline=``."""
     told = distinguishing_keys(cells)
-    methods = sorted({method for _, method in cells})
+    methods = {method for _, method in cells}
     has_replays = len({method.replay for method in methods}) > 1
-    names = []
+    names = set()
     for method in methods:
         settings = dict(method.settings)
         pairs = [f"replay={method.replay}"] if has_replays else []
@@ -193,6 +185,6 @@ def _listed(cells: list[tuple[Task, Method]]) -> str:
             for key in sorted(told[method.family, method.sampler])
             if key in settings
         ]
-        names.append(",".join(pairs))
-    names = sorted({*names})
-    return "; ".join(names[:_MOST_LISTED] + ["..."] * (len(names) > _MOST_LISTED))
+        names.add(",".join(pairs))
+    listed = sorted(names)
+    return "; ".join(listed[:_MOST_LISTED] + ["..."] * (len(listed) > _MOST_LISTED))
