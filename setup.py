@@ -1,4 +1,4 @@
-"""Builds the C code of this package: one module per instruction set.
+"""Builds the extension modules of :mod:`torchrl_vmfer.compiled`: one per instruction set.
 
 They are optional. Without a C compiler, the package is installed without them and says so when it
 is used: training then takes TorchRL's path.
@@ -7,7 +7,6 @@ is used: training then takes TorchRL's path.
 import os
 import platform
 import sys
-from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -41,22 +40,4 @@ def extensions() -> list[Extension]:
     ]
 
 
-def libraries() -> list[Extension]:
-    """The libraries of :mod:`torchrl_vmfer.fast`, which has no version for every processor."""
-    if sys.platform == "win32":
-        return []
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    variants = {name: [option] for name, option in X86.items()} if is_x86 else {"neon": []}
-    return [
-        Extension(
-            f"torchrl_vmfer.fast._{name}",
-            sorted(str(file) for file in Path("torchrl_vmfer/fast").glob("*.c")),
-            extra_compile_args=["-std=gnu11", "-O3", *options],
-            libraries=["m"],
-            optional=True,
-        )
-        for name, options in variants.items()
-    ]
-
-
-setup(ext_modules=extensions() + libraries())
+setup(ext_modules=extensions())

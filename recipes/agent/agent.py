@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.optim import Optimizer
+from torchrl.objectives import SoftUpdate
 
-from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
-from torchrl_vmfer.fast import Backend
+from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
+from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.actor_batches import make_actor_sampling
 from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
@@ -37,6 +39,7 @@ from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
+from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.metrics import Averages
 
 __all__ = ["Agent", "AgentMaker", "deterministic_agent", "gaussian_agent"]
@@ -57,6 +60,7 @@ class Agent:
         actor_optimizer: the optimizer of the actor.
         alpha_optimizer: the optimizer of the temperature; ``None`` if there is none.
         targets: a ``SoftUpdate`` of the target networks; ``None`` if there are none.
+        compiled: whole updates in one compiled call each; ``None`` where TorchRL's are used.
         buffer: the replay buffer.
         collector: an ``AnyCollector``; ``None`` if the buffer holds a dataset.
         sample_actor: draws the actor's batch; ``None`` if it is the critics' batch.
@@ -75,6 +79,7 @@ class Agent:
     actor_optimizer: Optimizer
     alpha_optimizer: Any
     targets: Any
+    compiled: CompiledUpdates | None
     buffer: ActorCriticReplayBuffer
     collector: Any
     sample_actor: Callable[[], TensorDictBase] | None
@@ -106,6 +111,13 @@ class Agent:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index")
         return self.observations(self.sample_actor())
+
+    def update_targets(self) -> None:
+        """Moves the target networks."""
+        if self.compiled is not None:
+            self.compiled.update_targets()
+        else:
+            self.targets.step()
 
     @property
     def stores_td_errors(self) -> bool:
@@ -149,7 +161,6 @@ class AgentMaker:
         networks: the specification of the actor's network.
         critic_networks: the specification of the critics' networks.
         signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
-        is_fast: whether the loss uses the fast path.
     """
 
     def __init__(self, cfg: TrainingConfig, backend: Backend) -> None:
@@ -161,8 +172,6 @@ class AgentMaker:
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)
         self.signal = actor_signal(cfg.sampler)
-        is_plain = self.networks.is_plain and self.critic_networks.is_plain
-        self.is_fast = backend.is_fast and is_plain and not cfg.compile
 
     def loss(
         self,
@@ -186,7 +195,6 @@ class AgentMaker:
             "measure": self.signal == "factor",
             "gradient_norm": self.signal == "gradient_norm",
             "directions": cfg.directions,
-            "fast": self.is_fast,
             **options,
         }
         loss = make_loss(actor, critics, **options).to(cfg.device)
@@ -244,6 +252,13 @@ class AgentMaker:
             actor_optimizer=actor_optimizer,
             alpha_optimizer=alpha_optimizer,
             targets=targets,
+            compiled=self._compiled(
+                loss,
+                critic_optimizer=critic_optimizer,
+                actor_optimizer=actor_optimizer,
+                alpha_optimizer=alpha_optimizer,
+                targets=targets,
+            ),
             buffer=buffer,
             collector=collector,
             sample_actor=make_actor_sampling(
@@ -253,6 +268,16 @@ class AgentMaker:
             signal=self.signal,
             uses_td_errors=stores_td_errors(cfg.replay),
         )
+
+    def _compiled(self, loss: Any, **components: Any) -> CompiledUpdates | None:
+        """Whole updates in one compiled call each, or ``None`` and one line that says why."""
+        if not self._backend.is_fast or self._backend.note or self._cfg.compile:
+            return None
+        try:
+            return CompiledUpdates(loss, **components)
+        except NotServedError as reason:
+            print(f"fast=true: updates by TorchRL, because {reason}.", file=sys.stderr)
+            return None
 
 
 def deterministic_agent(
@@ -290,7 +315,7 @@ def deterministic_agent(
         actor,
         loss,
         explorer=None if is_offline else exploring(backend, actor, exploration_noise),
-        targets=backend.soft_update(loss, tau=cfg.tau),
+        targets=SoftUpdate(loss, tau=cfg.tau),
         critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr),
         actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr),
         actor_keys=actor_keys,
@@ -327,7 +352,7 @@ def gaussian_agent(
         actor,
         loss,
         explorer=exploring(backend, actor),
-        targets=backend.soft_update(loss, tau=cfg.tau) if has_targets else None,
+        targets=SoftUpdate(loss, tau=cfg.tau) if has_targets else None,
         critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr, betas),
         actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr, betas),
         alpha_optimizer=backend.adam([loss.log_alpha], cfg.alpha_lr),

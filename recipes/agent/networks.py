@@ -18,7 +18,6 @@ from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import LossModule
 
 from torchrl_vmfer import Policy, load_policy
-from torchrl_vmfer.fast import Backend
 from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
@@ -27,6 +26,7 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
+from vmfer_recipes.run.backend import Backend
 
 __all__ = [
     "compiled",

@@ -25,7 +25,6 @@ from torchrl_vmfer import (
     RecentSampler,
     VMFSampler,
 )
-from torchrl_vmfer.fast import Backend
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError, diverged, first_line
@@ -44,6 +43,7 @@ from vmfer_recipes.config.replay_groups import (
     VMFSamplerConfig,
 )
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.backend import Backend
 
 __all__ = [
     "actor_signal",

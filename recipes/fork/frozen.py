@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.agent.networks import write_policy
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
@@ -25,6 +24,7 @@ from vmfer_recipes.fork.start import (
     recipe_of,
     starting_state,
 )
+from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED
@@ -54,7 +54,7 @@ def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
         parts = starting_state(checkpoint, agent, fork)["parts"]
         components = {name: part for name, part in agent.components().items() if name != "policy"}
         load_source_parts({**components, "random": GlobalRNGState()}, parts, fork.source)
-        frozen = dataclasses.replace(agent, buffer=_FrozenReplay(agent.buffer))  # type: ignore[arg-type]
+        frozen = dataclasses.replace(agent, buffer=_FrozenReplay(agent.buffer), compiled=None)  # type: ignore[arg-type]
         session = PartialSession(backend, agent.actor_optimizer, updates)
         for _ in session.steps(**agent.components()):
             recipe_of(cfg).update_actor(session, frozen, frozen.critic_batch())

@@ -8,7 +8,7 @@ import io
 import pytest
 import torch
 
-from torchrl_vmfer.fast import make_backend
+from vmfer_recipes.run.backend import make_backend
 
 
 def parameters():

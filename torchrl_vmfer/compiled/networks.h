@@ -287,6 +287,7 @@ static void move_targets(const Network *net, long member, double tau) {
         const Layer *layer = net->layers + l;
         const Param *params[] = {&layer->weight, &layer->bias, &layer->scale, &layer->shift};
         for (int i = 0; i < (net->has_norm && l + 1 < net->depth ? 4 : 2); i++) {
+            if (!params[i]->target) continue;
             long size = params[i]->size * net->count;
             float *restrict target = params[i]->target + size * member;
             const float *restrict value = params[i]->value + size * member;

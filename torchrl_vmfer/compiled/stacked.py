@@ -222,7 +222,8 @@ class StackedUpdates:
     Args:
         settings: the algorithm.
         actor: the actors, with parameters ``[M, ...]``. A deterministic policy requires targets.
-        critics: the critics, with parameters ``[M, N, ...]`` and targets.
+        critics: the critics, with parameters ``[M, N, ...]`` and targets; ``None`` if the agents
+            only act.
         log_alpha: the logarithms ``[M]`` of the temperatures, for a Gaussian policy.
         alpha_betas: Adam's coefficients for the temperature.
         alpha_eps: its ``eps``.
@@ -256,7 +257,7 @@ class StackedUpdates:
         self,
         settings: Settings,
         actor: StackedNetwork,
-        critics: StackedNetwork,
+        critics: StackedNetwork | None = None,
         log_alpha: AdamState | None = None,
         alpha_betas: tuple[float, float] = (0.9, 0.999),
         alpha_eps: float = 1e-8,
@@ -269,8 +270,9 @@ class StackedUpdates:
                 "there is a C compiler"
             )
         self.settings = settings
-        first = critics.parameters[0].value
-        self.members, self.num_critics = first.shape[:2]
+        self.members = len(actor.parameters[0].value)
+        critics = critics or StackedNetwork((), [])
+        self.num_critics = critics.parameters[0].value.shape[1] if critics.parameters else 0
         networks = {"actor": actor, "critic": critics}
         numbers = settings.numbers | {"members": self.members}
         for name, network in networks.items():

@@ -223,7 +223,7 @@ class CompiledUpdates:
 
     def update_critics(
         self, rows: TensorDictBase, index: Tensor | None = None, weight: Tensor | None = None
-    ) -> tuple[float, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the critics.
 
         Args:
@@ -252,11 +252,13 @@ class CompiledUpdates:
             subset=subset,
             clip=self._clip,
         )
-        return float(report.loss[0]), {"td_error": torch.from_numpy(report.td_error[0])}
+        return torch.tensor(report.loss[0].item()), {
+            "td_error": torch.from_numpy(report.td_error[0])
+        }
 
     def update_actor(
         self, rows: TensorDictBase, index: Tensor | None = None, weight: Tensor | None = None
-    ) -> tuple[float, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the actor and, with an ``alpha_optimizer``, of the temperature.
 
         Args:
@@ -293,7 +295,7 @@ class CompiledUpdates:
         loss, cloning, scale = report.loss[0].tolist()
         if settings.cloning is not None:
             metadata |= {"bc_loss": torch.tensor(cloning), "lmbd": torch.tensor(scale)}
-        return loss, metadata
+        return torch.tensor(loss), metadata
 
     def update_targets(self) -> None:
         """Moves the target networks, as ``targets.step()`` does."""

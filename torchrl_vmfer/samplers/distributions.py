@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from torchrl_vmfer.samplers.ranks import RankIndex, compiled_functions
+from torchrl_vmfer.samplers.ranks import compiled_functions, make_rank_index
 
 __all__ = [
     "LARGEST_WEIGHT",
@@ -224,8 +224,7 @@ class RankDistribution:
 
     def __init__(self, exponent: float = 1.0) -> None:
         self.exponent = exponent
-        compiled = compiled_functions()
-        self._index = RankIndex() if compiled is None else compiled.make_rank_index()
+        self._index = make_rank_index()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
         self._changed = _ChangedSlots(smallest=8192)
@@ -275,7 +274,9 @@ class RankDistribution:
         compiled = compiled_functions()
         if compiled is None:
             return self._mass[1:length].searchsorted(mass, side="right")
-        return compiled.ranks_at(mass, self._mass, length, self.exponent)
+        ranks = np.empty(len(mass), np.int64)
+        compiled.ranks_at(mass, self._mass, length, 1 - self.exponent, ranks)
+        return ranks
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-__all__ = ["RankIndex", "bits_of", "codes_of", "compiled_functions"]
+__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "compiled_functions"]
+__all__ += ["make_rank_index"]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _TOP = np.int64(np.iinfo(np.int32).max)
+_WIDTH = 128  # of a block, as in compiled/samplers.h
 
 
 def compiled_functions() -> Any:
-    """The compiled functions that samplers use, or ``None`` where they are not available.
+    """The extension module whose functions samplers use, or ``None`` if it was not built.
 
     Samplers compute the same results without them.
     """
-    from torchrl_vmfer.fast import factors, kernels, rank_blocks
+    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
 
-    if kernels.load_kernels() is None:
-        return None
-    return SimpleNamespace(
-        make_rank_index=rank_blocks.make_rank_index,
-        ranks_at=rank_blocks.ranks_at,
-        accepted_slots=factors.accepted_slots,
-        store_factors=factors.store_factors,
-    )
+    return functions()
 
 
 class RankIndex:
@@ -227,3 +221,86 @@ def bits_of(priorities: np.ndarray) -> np.ndarray:
 def codes_of(bits: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """Codes that sort by descending priority, then by slot."""
     return ((_TOP - bits) << _SLOT_BITS) | slots
+
+
+class RankBlocks:
+    """A :class:`~torchrl_vmfer.samplers.ranks.RankIndex` that calls compiled functions.
+
+    It gives the same results. The codes are kept in sorted blocks, so that a change moves the codes
+    of at most two blocks. See ``ranks.c``.
+
+    Args:
+        kernels: the compiled functions.
+    """
+
+    spare_blocks = 64  # at least, after a rebuild
+
+    def __init__(self, functions: Any) -> None:
+        self._functions = functions
+        self.rebuild(np.empty(0, np.float32))
+
+    def __len__(self) -> int:
+        return int(self._arrays[-2][self._arrays[-1][0]])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._bits,)  # pointers are valid for this object only
+
+    def rebuild(self, priorities: np.ndarray) -> None:
+        """As in :class:`RankIndex`, as are the other methods."""
+        self.restore(bits_of(priorities))
+
+    def restore(self, bits: np.ndarray) -> None:
+        """Re-sorts the slots by the bits of their priorities; -1 is a slot without priority."""
+        (slots,) = (bits >= 0).nonzero()
+        codes = np.sort(codes_of(bits[slots], slots))
+        filled = 2 * len(codes) // _WIDTH + 1
+        capacity = filled + max(self.spare_blocks, filled // 2)
+        # Codes, block, count, lowest, before, and the number of blocks in use.
+        self._arrays = (
+            np.empty((capacity, _WIDTH), np.int64),
+            *(np.empty(capacity, np.int64) for _ in range(3)),
+            *(np.empty(capacity + 1, np.int64), np.zeros(1, np.int64)),
+        )
+        self._bits = bits
+        self._functions.ranks_fill(self._arrays, codes)
+
+    def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities of some slots."""
+        if not len(slots):
+            return
+        slots, bits = np.ascontiguousarray(slots, np.int64), bits_of(priorities)
+        size = int(slots.max()) + 1
+        if size > len(self._bits):
+            grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)
+            grown[: len(self._bits)] = self._bits
+            self._bits = grown
+        if not self._functions.ranks_update(self._arrays, self._bits, slots, bits):
+            self._bits[slots] = bits
+            self.restore(self._bits)
+
+    def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each rank, the first rank with equal priority and one past the last."""
+        return self.draw_at(ranks, np.zeros(len(ranks)))[1:]
+
+    def draw_at(
+        self, ranks: np.ndarray, random: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each rank, a slot drawn uniformly of those with equal priority, and their ranks."""
+        ranks = np.ascontiguousarray(ranks, np.int64)
+        random = np.ascontiguousarray(random, np.float64)
+        found = np.empty((3, len(ranks)), np.int64)
+        self._functions.ranks_draw(self._arrays, ranks, random, found)
+        slots, first, end = found
+        return slots, first, end
+
+
+def make_rank_index() -> RankIndex | RankBlocks:
+    """Makes an index that uses compiled functions where they are available."""
+    functions = compiled_functions()
+    return RankIndex() if functions is None else RankBlocks(functions)
+
+
+def _restored(bits: np.ndarray) -> RankIndex | RankBlocks:
+    index = make_rank_index()
+    index.restore(bits)
+    return index

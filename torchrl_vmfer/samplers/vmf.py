@@ -183,7 +183,8 @@ class VMFSampler(BaseSampler):
             size = int(proposals_per_draw * missing) + 16
             random = uniform(2 * size, self.generator).reshape(2, size)
             if compiled is not None:
-                slots = compiled.accepted_slots(random, factors, bound, missing)
+                slots = np.empty(size, np.int64)
+                slots = slots[: compiled.accept_slots(random, factors, bound, missing, slots)]
             else:
                 slots = (random[0] * len(factors)).astype(np.int64)
                 weights = powers(factors[slots], self._power)
@@ -231,14 +232,32 @@ class VMFSampler(BaseSampler):
         """
         if storage is not None:
             self._follow(storage)
-        compiled = None if self.smoothing else compiled_functions()
-        arrays = (self._priorities.array, self._last_update.array, self._num_updates + 1)
-        if compiled is None or not compiled.store_factors(index, priority, self._usual, *arrays):
+        if self.smoothing or not self._store(index, priority):
             super().update_priority(index, priority, storage=storage)
             return
         self._count_update()
         if self._distribution is not None:
             self._distribution.mark(index.numpy())
+
+    def _store(self, index: Any, factors: Any) -> bool:
+        """Stores factors by a compiled function; ``False`` if they need the general path."""
+        compiled = compiled_functions()
+        is_plain = (
+            compiled is not None
+            and type(index) is Tensor
+            and isinstance(factors, Tensor)
+            and (index.dtype, factors.dtype) == (torch.int64, torch.float32)
+            and index.ndim == 1
+            and index.shape == factors.shape
+            and len(index) > 0
+            and all(
+                t.is_cpu and t.is_contiguous() and not t.requires_grad for t in (index, factors)
+            )
+        )
+        return is_plain and compiled.store_factors(
+            *(index.numpy(), factors.numpy(), *self._usual),
+            *(self._priorities.array, self._last_update.array, self._num_updates + 1),
+        )
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         priorities = np.minimum(priorities, np.float32(MAX_FACTOR))

@@ -12,15 +12,12 @@ from tensordict.nn import TensorDictParams
 from torch import Tensor, nn
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
-from torchrl.objectives import SoftUpdate
 
-from torchrl_vmfer.fast.collector import DirectCollector
-from torchrl_vmfer.fast.explorer import make_explorer
-from torchrl_vmfer.fast.kernels import why_unavailable
-from torchrl_vmfer.fast.known_gradients import backward
-from torchrl_vmfer.fast.soft_update import FastSoftUpdate
-from torchrl_vmfer.fast.storage import RowStorage, RowWriter, extend
+from torchrl_vmfer.compiled import functions
+from torchrl_vmfer.compiled.explorer import make_explorer
 from torchrl_vmfer.networks import Explorer
+from torchrl_vmfer.replay.rows import RowStorage, RowWriter, extend
+from vmfer_recipes.collection.direct import DirectCollector
 
 __all__ = ["Backend", "make_backend"]
 
@@ -32,9 +29,7 @@ class Backend:
     Both versions compute the same numbers, up to rounding, and draw the same random numbers.
 
     Attributes:
-        is_fast: the value for the ``fast`` argument of the losses.
-        soft_update: makes the updater of target networks, as TorchRL's ``SoftUpdate`` does.
-        backward: replaces ``loss.backward()``.
+        is_fast: whether to use compiled updates where they serve.
         storage: the class of the replay buffer's storage.
         writer: the class of its writer.
         extend: writes transitions to a replay buffer, as its ``extend`` does.
@@ -44,8 +39,6 @@ class Backend:
     """
 
     is_fast: bool
-    soft_update: Callable[..., SoftUpdate]
-    backward: Callable[[Tensor], None]
     storage: Callable[..., LazyTensorStorage]
     writer: Callable[..., TensorDictRoundRobinWriter]
     extend: Callable[[Any, TensorDictBase], Any]
@@ -74,8 +67,6 @@ class Backend:
 
 _GENERAL = Backend(
     is_fast=False,
-    soft_update=SoftUpdate,
-    backward=Tensor.backward,
     storage=LazyTensorStorage,
     writer=TensorDictRoundRobinWriter,
     extend=TensorDictReplayBuffer.extend,
@@ -84,8 +75,6 @@ _GENERAL = Backend(
 )
 _FAST = Backend(
     is_fast=True,
-    soft_update=FastSoftUpdate,
-    backward=backward,
     storage=RowStorage,
     writer=RowWriter,
     extend=extend,
@@ -101,8 +90,9 @@ def make_backend(fast: bool) -> Backend:
     for dead units, and computing with them is hundreds of times slower.
     """
     torch.set_flush_denormal(fast)
-    reason = why_unavailable() if fast else ""
-    if not reason:
-        return _FAST if fast else _GENERAL
-    note = f"Training is slower than it could be, because C code was not compiled: {reason}."
+    if not fast:
+        return _GENERAL
+    if functions() is not None:
+        return _FAST
+    note = "Training is slower than it could be: torchrl_vmfer was installed without a C compiler."
     return replace(_FAST, note=note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from operator import is_
 from typing import Any
 
@@ -20,7 +19,7 @@ from torchrl_vmfer._torchrl import (
     unchecked_tensordict,
     write_rows,
 )
-from torchrl_vmfer.fast.kernels import load_kernels, pointers
+from torchrl_vmfer.compiled import functions
 
 __all__ = ["RowStorage", "RowWriter", "extend"]
 
@@ -83,11 +82,10 @@ class _Columns:
         self._next_keys = [key[1] for key, _ in columns if not isinstance(key, str)]
         self._size = len(self._columns[0])
         self._shapes = [column.shape[1:] for column in self._columns]
-        widths = [column[:1].numel() * column.element_size() for column in self._columns]
-        self._widths = (ctypes.c_int64 * len(widths))(*widths)
-        self._kernels = load_kernels()
+        self._functions = functions()
         self._addresses: list[int] = []
-        self._written: list[Tensor] = [torch.empty(0)] * len(widths)
+        self._arrays: tuple[Any, ...] = ()
+        self._written: list[Tensor] = [torch.empty(0)] * len(self._columns)
 
     def read(self, index: Tensor) -> TensorDictBase:
         """Reads rows of all columns."""
@@ -97,7 +95,7 @@ class _Columns:
                 column.new_empty((count, *shape))
                 for column, shape in zip(self._columns, self._shapes, strict=True)
             ]
-            self._copy("read_rows", index, found)
+            self._copy(self._functions.read_rows, index, found)
         else:
             found = [column.index_select(0, index) for column in self._columns]
         size = torch.Size([count])  # all columns have this size
@@ -114,7 +112,7 @@ class _Columns:
             entries = entries_of(entries["next"])
             given += [entries[key] for key in self._next_keys]
         if self._can_copy(index) and self._fit(given, len(index)):
-            self._copy("write_rows", index, given)
+            self._copy(self._functions.write_rows, index, given)
             return
         slots = index.numpy()
         for column, row in zip(self._columns, given, strict=True):
@@ -124,12 +122,14 @@ class _Columns:
         """Whether compiled functions can copy these rows."""
         addresses = [column.data_ptr() for column in self._columns]
         if addresses != self._addresses:  # PyTorch may move a column to shared memory
-            self._addresses, self._pointers = addresses, pointers(self._columns)
+            self._addresses = addresses
             self._are_plain = all(
                 column.is_cpu and column.is_contiguous() for column in self._columns
             )
+            if self._are_plain:
+                self._arrays = tuple(column.numpy() for column in self._columns)
         return (
-            self._kernels is not None
+            self._functions is not None
             and self._are_plain
             and index.dtype is torch.int64
             and index.is_cpu
@@ -151,15 +151,13 @@ class _Columns:
             self._written = given
         return fit
 
-    def _copy(self, function: str, index: Tensor, rows: list[Tensor]) -> None:
-        exist = getattr(self._kernels, function)(
-            *(len(rows), self._pointers, self._widths, self._size),
-            *(len(index), index.data_ptr(), pointers(rows)),
-        )
-        if not exist:
+    def _copy(self, copy: Any, index: Tensor, rows: list[Tensor]) -> None:
+        try:
+            copy(self._arrays, index.numpy(), self._size, tuple(row.numpy() for row in rows))
+        except IndexError as error:
             raise IndexError(
                 f"A row of {index.tolist()} is outside a storage of {self._size} rows."
-            )
+            ) from error
 
 
 class RowWriter(TensorDictRoundRobinWriter):
