@@ -20,7 +20,7 @@ from helpers.hindsight import (
     transitions,
 )
 from torchrl_vmfer import RankPrioritizedSampler
-from torchrl_vmfer.fast.storage import RowStorage
+from torchrl_vmfer.replay.rows import RowStorage
 from torchrl_vmfer.replay.episode_index import EpisodeIndex
 
 # Tests of distributions draw more than one batch.

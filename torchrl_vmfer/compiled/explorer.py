@@ -59,19 +59,23 @@ class CompiledExplorer(Explorer):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns an action."""
-        if (
-            observation.ndim != 1
-            or observation.dtype is not torch.float32
-            or not observation.is_cpu
-        ):
+        is_single = observation.ndim == 1 and observation.is_cpu and not torch.is_grad_enabled()
+        if not is_single or observation.dtype is not torch.float32 or not self._is_current():
             return super().forward(observation)
-        if any(tensor.data_ptr() != pointer for tensor, pointer in self._tensors):
-            self._bind()
         noise = None
         if self.noise is not None or exploration_type() is ExplorationType.RANDOM:
             noise = torch.randn(self._size, dtype=torch.float32, device="cpu").numpy()
-        array = observation.detach().contiguous().numpy()
+        array = observation.contiguous().numpy()
         return torch.from_numpy(self._updates.act(array, noise, self.noise or 0.0)[0])
+
+    def _is_current(self) -> bool:
+        """Whether the parameters in use are those of the network, if need be after binding."""
+        if any(t.data_ptr() != p or not t.is_contiguous() for t, p in self._tensors):
+            try:
+                self._bind()
+            except NotServedError:  # for instance, a parameter was transposed
+                return False
+        return True
 
 
 def make_explorer(network: nn.Module, noise: float | None = None) -> Explorer:

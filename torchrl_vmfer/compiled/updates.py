@@ -207,7 +207,8 @@ class CompiledUpdates:
     def _check(self) -> None:
         """Binds again if parameters, states, networks or optimizers' options were replaced."""
         for entries, key, tensor, pointer in self._bound:
-            if entries[key] is not tensor or tensor.data_ptr() != pointer:
+            is_same = entries[key] is tensor and tensor.data_ptr() == pointer
+            if not is_same or not tensor.is_contiguous():
                 return self._bind()
         for optimizer, value, state in self._states:
             if optimizer.state.get(value) is not state:
@@ -244,7 +245,7 @@ class CompiledUpdates:
             subset = chosen.numpy()
         report = self._stacked.update_critics(
             self._read(rows, index),
-            torch.randn(1, count, self._stacked.settings.action).numpy(),
+            self._noise(count),
             lr=self._critic_optimizer.param_groups[0]["lr"],
             gamma=float(loss.value_estimator.gamma),
             index=_slots(index),
@@ -274,7 +275,7 @@ class CompiledUpdates:
         settings, count = self._stacked.settings, len(rows if index is None else index)
         noise = alpha_lr = None
         if self._is_gaussian or settings.actor_noise:
-            noise = torch.randn(1, count, settings.action).numpy()
+            noise = self._noise(count)
         if self._is_gaussian and self._alpha_optimizer is not None:
             alpha_lr = self._alpha_optimizer.param_groups[0]["lr"]
         report = self._stacked.update_actor(
@@ -318,6 +319,10 @@ class CompiledUpdates:
         """
         self._check()
         return self._stacked.act(observation, noise, deviation)[0]
+
+    def _noise(self, count: int) -> np.ndarray:
+        shape = (1, count, self._stacked.settings.action)
+        return torch.randn(shape, dtype=torch.float32, device="cpu").numpy()
 
     def _weights(
         self, rows: TensorDictBase, index: Tensor | None, weight: Tensor | None

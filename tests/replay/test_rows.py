@@ -18,7 +18,7 @@ from torchrl_vmfer import (
     RankPrioritizedSampler,
     VMFSampler,
 )
-from torchrl_vmfer.fast.storage import RowStorage, RowWriter, extend
+from torchrl_vmfer.replay.rows import RowStorage, RowWriter, extend
 
 CAPACITY = 10
 

@@ -8,7 +8,7 @@ import torch
 from tensordict.nn import TensorDictModule
 from torchrl.envs import GymWrapper
 
-from torchrl_vmfer.fast.collector import DirectCollector
+from vmfer_recipes.collection.direct import DirectCollector
 
 
 class SameArray(gym.Env):
