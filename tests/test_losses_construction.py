@@ -107,9 +107,3 @@ class TestConstruction:
 def test_actor_noise_requires_measuring(td3):
     with pytest.raises(ValueError, match=r"actor_noise=0\.2 requires measure"):
         td3.build(actor_noise=0.2, measure=False)
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_cql_has_no_argument_fast(cql, fast):
-    with pytest.raises(TypeError, match=r"^VMFCQLLoss has no fast path: leave out fast\.$"):
-        cql.build(fast=fast)

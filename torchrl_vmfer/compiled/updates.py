@@ -116,7 +116,7 @@ class CompiledUpdates:
         self._critic_optimizer = critic_optimizer
         self._actor_optimizer = actor_optimizer
         self._alpha_optimizer = alpha_optimizer
-        self._targets = targets
+        self._soft_update = targets
         self._clip = 0.0 if clip_norm is None else float(clip_norm)
         self._module = module
         self._is_gaussian = not isinstance(loss, _DETERMINISTIC)
@@ -161,15 +161,15 @@ class CompiledUpdates:
     ) -> StackedNetwork:
         group = _group(optimizer, network.tensors(), name)
         moved: set[int] = set()
-        if self._targets is not None:
-            moved = {tensor.data_ptr() for tensor, _ in target_pairs(self._targets)}
+        if self._soft_update is not None:
+            moved = {tensor.data_ptr() for tensor, _ in target_pairs(self._soft_update)}
         states = []
         for place, target_place in zip(network.places, target.places, strict=True):
             value, following = place[0][place[1]], target_place[0][target_place[1]]
             found = [self._note(*place), None, *self._state(optimizer, value)]
             if following.data_ptr() != value.data_ptr():
                 found[1] = self._note(*target_place)
-                if self._targets is not None and following.data_ptr() not in moved:
+                if self._soft_update is not None and following.data_ptr() not in moved:
                     raise NotServedError("the SoftUpdate does not update all target networks")
             states.append(AdamState(*[None if t is None else t.detach()[None] for t in found]))  # type: ignore[arg-type]
         betas, eps = group["betas"], group["eps"]
@@ -204,7 +204,7 @@ class CompiledUpdates:
             raise NotServedError("a parameter has hooks")
         return tensor
 
-    def _check(self) -> None:
+    def _refresh(self) -> None:
         """Binds again if parameters, states, networks or optimizers' options were replaced."""
         for entries, key, tensor, pointer in self._bound:
             is_same = entries[key] is tensor and tensor.data_ptr() == pointer
@@ -237,7 +237,7 @@ class CompiledUpdates:
             the loss, and ``{"td_error": ...}``: the largest absolute TD error of the critics for
             each transition, ``[B]``; for TQC, the largest mean absolute difference of quantiles.
         """
-        self._check()
+        self._refresh()
         loss, count = self._loss, len(rows if index is None else index)
         subset = None
         if isinstance(loss, VMFREDQLoss):
@@ -271,7 +271,7 @@ class CompiledUpdates:
             the loss, and those of ``vmf_factor``, ``vmf_resultant_length``, ``vmf_gradient_norm``
             and ``log_prob`` that the loss computes, ``[B]``; for TD3+BC, ``bc_loss`` and ``lmbd``.
         """
-        self._check()
+        self._refresh()
         settings, count = self._stacked.settings, len(rows if index is None else index)
         noise = alpha_lr = None
         if self._is_gaussian or settings.actor_noise:
@@ -300,10 +300,10 @@ class CompiledUpdates:
 
     def update_targets(self) -> None:
         """Moves the target networks, as ``targets.step()`` does."""
-        if self._targets is None:
+        if self._soft_update is None:
             raise ValueError("update_targets() requires a SoftUpdate: pass targets=.")
-        self._check()
-        self._stacked.update_targets(1 - self._targets.eps)
+        self._refresh()
+        self._stacked.update_targets(1 - self._soft_update.eps)
 
     def act(
         self, observation: np.ndarray, noise: np.ndarray | None = None, deviation: float = 0.0
@@ -317,7 +317,7 @@ class CompiledUpdates:
             deviation: the standard deviation of the noise of a deterministic policy, whose actions
                 are clipped to their bounds.
         """
-        self._check()
+        self._refresh()
         return self._stacked.act(observation, noise, deviation)[0]
 
     def _noise(self, count: int) -> np.ndarray:
