@@ -139,13 +139,13 @@ class Settings:
     numbers: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items()}
+        given = dict(vars(self))
         choices = (
             *(("policy", ("deterministic", "gaussian")), ("distance", ("l2", "l1", "smooth_l1"))),
             *((name, ("first", "min", "mean")) for name in ("followed", "used")),
         )
-        for name, values in choices:
-            given[name] = values.index(given[name])
+        for name, known in choices:
+            given[name] = known.index(given[name])
         cloning, bounds = given.pop("cloning"), given.pop("alpha_bounds")
         given |= {"is_cloning": cloning is not None, "cloning": cloning or 0.0}
         given["log_low"], given["log_high"] = given.pop("log_bounds")

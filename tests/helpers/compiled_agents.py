@@ -1,4 +1,4 @@
-"""Pairs of equal agents: one for TorchRL's loss, backward pass and Adam, one for compiled updates."""
+"""Pairs of equal agents, for TorchRL's loss with PyTorch's Adam and for compiled updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
 from torch.optim import Adam
 from torchrl.data import Bounded
@@ -76,8 +76,6 @@ def make_loss(algorithm: str, shape: Shape = Shape(), **options: Any) -> Any:  #
         actor = TensorDictModule(network, ["observation"], ["action"])
         spec = Bounded(low, high, [shape.action])
         squash = TanhModule(in_keys=["action"], out_keys=["action"], spec=spec)
-        from tensordict.nn import TensorDictSequential
-
         actor = TensorDictSequential(actor, squash)
     if not is_gaussian:
         options = {"bounds": shape.bounds, **options}
@@ -108,20 +106,21 @@ class Agent:
         self.alpha = Adam([loss.log_alpha], lr=1e-2) if hasattr(loss, "log_alpha") else None
         self.targets = SoftUpdate(loss, tau=TAU)
 
-    def update_critics(self, batch: TensorDict) -> tuple[float, Tensor]:
+    def update_critics(self, batch: TensorDict) -> tuple[float, dict[str, Tensor]]:
         loss, metadata = self.loss.critic_loss(batch)
         self._descend(self.critic, loss)
         error = metadata["td_error"].detach()
         if not hasattr(self.loss, "log_alpha"):
             error = error.amax(0).sqrt()
-        return loss.item(), error
+        return loss.item(), {"td_error": error}
 
     def update_actor(self, batch: TensorDict) -> tuple[float, dict[str, Tensor]]:
         loss, metadata = self.loss.actor_loss(batch)
         self._descend(self.actor, loss)
         if self.alpha is not None:
             alpha_loss = self.loss.alpha_loss(metadata["log_prob"])
-            weight = batch.get("priority_weight", None)
+            key = getattr(self.loss.tensor_keys, "priority_weight", None)  # REDQ has none
+            weight = torch.ones_like(alpha_loss) if key is None else batch.get(key, None)
             weight = torch.ones_like(alpha_loss) if weight is None else weight
             self.alpha.zero_grad()
             ((alpha_loss * weight).sum() / weight.sum()).backward()
