@@ -160,16 +160,13 @@ def test_factors_equal_brute_force(algorithm, directions, used, module):
     batch = make_batch(29)
     torch.manual_seed(3)
     values, gradients = action_gradients(agent.loss, batch)
-    if used == "min":
-        chosen = values[: agent.loss.target_count].argmin(0)
-    else:
-        chosen = used
+    lowest = values[: agent.loss.target_count].argmin(0)
     x = directional.directions(gradients.double())
     mean = x.mean(0)
     if used == "mean":
         moving = directional.directions(gradients.double().mean(0))
     else:
-        moving = x[0] if used == "first" else x[chosen, torch.arange(29)]
+        moving = x[0] if used == "first" else x[lowest, torch.arange(29)]
     torch.manual_seed(3)
     _, metadata = agent.compiled(module).update_actor(batch)
     factor = (mean * moving).sum(-1).exp()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ TAUS = np.array([0.1, 0.01, 0.5, 0.2])
 
 
 def parameters(sizes, copies):
-    shapes = [s for i, o in zip(sizes, sizes[1:], strict=False) for s in [(o, i), (o,)]]
+    shapes = [s for i, o in pairwise(sizes) for s in [(o, i), (o,)]]
     return [AdamState.zeros(torch.randn(*copies, *s) / s[-1] ** 0.5, True) for s in shapes]
 
 
@@ -114,8 +116,8 @@ def test_arrays_of_other_shapes_are_refused(module):
         population.updates.update_actor(Columns(columns[0][:, :, :4].copy()), lr=1e-3)
     with pytest.raises(ValueError, match="observation"):
         population.updates.update_actor(Columns(columns[0].astype(np.float64)), lr=1e-3)
+    index = np.full((MEMBERS, 3), ROWS)
     with pytest.raises(IndexError, match=f"slot {ROWS}"):
-        index = np.full((MEMBERS, 3), ROWS)
         population.updates.update_actor(columns, lr=1e-3, index=index)
     with pytest.raises(ValueError, match="C-contiguous"):
         population.updates.update_actor(Columns(columns[0].transpose(1, 0, 2)), lr=1e-3)
