@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,7 +15,13 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CandidatePool, VMFUncertainty
 from vmfer_recipes.agent.observations import Observations
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    OnPolicySamplerConfig,
+    SharedSamplerConfig,
+    WeightedSamplerConfig,
+)
+from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
     "action_distances",
@@ -31,7 +38,7 @@ def make_actor_sampling(
     observations: Observations,
     actor: TensorDictModuleBase,
     uncertainty: VMFUncertainty,
-    cfg: Config,
+    cfg: TrainingConfig,
     entries: Sequence[str] = ("observation",),
 ) -> Callable[[], TensorDictBase] | None:
     """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch.
@@ -45,21 +52,23 @@ def make_actor_sampling(
         entries: the entries that the batch has after the preprocessing.
     """
     sampler = cfg.sampler
-    if sampler.kind == "shared":
+    if isinstance(sampler, SharedSamplerConfig):
         return None
     keys = observations.stored_keys(entries)
 
     def measure(batch: TensorDictBase) -> TensorDictBase:
         return uncertainty(observations(batch))
 
-    if sampler.kind == "direct":
-        pool = CandidatePool(buffer, sampler.num_candidates, sampler.mode, score=measure)
+    if isinstance(sampler, DirectSamplerConfig):
+        mode: Any = sampler.mode
+        pool = CandidatePool(buffer, sampler.num_candidates, mode, score=measure)
         return partial(pool.sample, keys=keys)
     draw = partial(buffer.sample_actor, keys=keys)
-    if sampler.kind == "weighted":
+    if isinstance(sampler, WeightedSamplerConfig):
         return lambda: _weighted(draw(), measure, cfg.device)
-    if sampler.kind == "on_policy":
-        return lambda: _closest_batch(buffer, observations, actor, cfg, keys)
+    if isinstance(sampler, OnPolicySamplerConfig):
+        sizes = sampler.num_batches, cfg.batch_size
+        return lambda: _closest_batch(buffer, observations, actor, sizes, keys)
     return draw
 
 
@@ -84,7 +93,7 @@ def _closest_batch(
     buffer: ActorCriticReplayBuffer,
     observations: Observations,
     actor: TensorDictModuleBase,
-    cfg: Config,
+    sizes: tuple[int, int],
     keys: Sequence[str],
 ) -> TensorDictBase:
     """Draws several uniform batches and returns the one whose actions are closest to the policy's.
@@ -93,7 +102,7 @@ def _closest_batch(
     follows KLPER (Cicek et al., 2021, arXiv 2111.01865). Both choose the batch by a KL divergence
     between stored and current actions; this function uses :func:`action_distances`.
     """
-    number, size = cfg.sampler.num_batches, cfg.batch_size
+    number, size = sizes
     read = list(dict.fromkeys([*keys, "action"]))
     candidates = buffer.sample_actor(number * size, keys=read)
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):

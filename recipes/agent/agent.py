@@ -34,7 +34,8 @@ from vmfer_recipes.agent.replay import (
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.metrics import Averages
 
@@ -151,7 +152,7 @@ class AgentMaker:
         is_fast: whether the loss uses the fast path.
     """
 
-    def __init__(self, cfg: Config, backend: Backend) -> None:
+    def __init__(self, cfg: TrainingConfig, backend: Backend) -> None:
         self._cfg = cfg
         self._backend = backend
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
@@ -255,7 +256,7 @@ class AgentMaker:
 
 
 def deterministic_agent(
-    cfg: Config,
+    cfg: TD3Config | TD3BCConfig,
     backend: Backend,
     make_loss: Callable[..., Any],
     *,
@@ -297,7 +298,7 @@ def deterministic_agent(
 
 
 def gaussian_agent(
-    cfg: Config,
+    cfg: TemperatureConfig,
     backend: Backend,
     make_loss: Callable[..., Any],
     *,

@@ -25,7 +25,7 @@ from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.agent.observations import ObservingPolicy
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 
 __all__ = [
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 
-def network_spec(cfg: Config) -> NetworkSpec:
+def network_spec(cfg: TrainingConfig) -> NetworkSpec:
     """The networks that a configuration selects."""
     return NetworkSpec(
         cfg.network, dict(cfg.network_kwargs), list(cfg.hidden), cfg.activation, cfg.layer_norm
     )
 
 
-def critic_network_spec(cfg: Config) -> NetworkSpec:
+def critic_network_spec(cfg: TrainingConfig) -> NetworkSpec:
     """The networks of the critics, which differ from the actor's in recipes with keys for them."""
     keys = {
         "hidden": "critic_hidden",
@@ -150,7 +150,7 @@ def make_critics(
 
 
 def policy_data(
-    policy: TensorDictModuleBase, env: Environment, cfg: Config, step: int | None = None
+    policy: TensorDictModuleBase, env: Environment, cfg: TrainingConfig, step: int | None = None
 ) -> dict[str, Any]:
     """A policy as plain data, which ``torchrl_vmfer.load_policy`` reads.
 
@@ -191,7 +191,7 @@ def policy_data(
 def write_policy(
     policy: TensorDictModuleBase,
     env: Environment,
-    cfg: Config,
+    cfg: TrainingConfig,
     path: Path,
     step: int | None = None,
 ) -> None:

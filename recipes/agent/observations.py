@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from torchrl_vmfer.policies import Normalization
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.replay_groups import HindsightReplayConfig
+from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
     "DatasetObservations",
@@ -212,11 +213,11 @@ class RunningStatistics(nn.Module):
         return variance.sqrt().clamp(min=self.least_deviation) + self.added_deviation
 
 
-def make_observations(env: EnvBase, cfg: Config) -> Observations:
+def make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
     """The observations that ``replay=`` and the normalization keys require."""
     spec = env.observation_spec
     size = spec["observation"].shape[-1]
-    if cfg.replay.kind == "her":
+    if isinstance(cfg.replay, HindsightReplayConfig):
         return GoalObservations((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
     # Keys of offline recipes. `normalize` alone may be a key of the user's own recipe.
     if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):

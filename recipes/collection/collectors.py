@@ -15,7 +15,7 @@ from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.collection.vectorized import VectorCollector
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.environments.state import (
     environment_state,
@@ -50,7 +50,7 @@ def make_collector(
     policy: TensorDictModuleBase,
     observations: Observations,
     buffer: ActorCriticReplayBuffer,
-    cfg: Config,
+    cfg: TrainingConfig,
     backend: Backend,
 ) -> AnyCollector:
     """Makes the collector selected by ``collector=`` and ``num_envs=``."""
@@ -107,7 +107,7 @@ class TransitionCollector:
         policy: TensorDictModuleBase,
         observations: Observations,
         buffer: ActorCriticReplayBuffer,
-        cfg: Config,
+        cfg: TrainingConfig,
         backend: Backend,
     ) -> None:
         self._env = env

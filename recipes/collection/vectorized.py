@@ -16,7 +16,7 @@ from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import ENVIRONMENT, kept
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import (
     Environment,
     entries,
@@ -63,7 +63,7 @@ class VectorCollector:
         policy: TensorDictModuleBase,
         observations: Observations,
         buffer: ActorCriticReplayBuffer,
-        cfg: Config,
+        cfg: TrainingConfig,
     ) -> None:
         goals = cfg.replay.kind == "her"
         seeds = environment_seeds(cfg.seed, cfg.num_envs)[1:]

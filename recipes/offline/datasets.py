@@ -18,9 +18,9 @@ from torch import Tensor
 
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import network_inputs
+from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.training import Config
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.offline.minari import Episode, MinariFiles
 from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
@@ -41,7 +41,7 @@ _REMOVED = re.compile(
 )
 
 
-def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
+def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig) -> None:
     """Loads the dataset of a run into its replay buffer and computes the normalization statistics.
 
     Args:
@@ -49,7 +49,7 @@ def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
         env: the environment to learn for.
         cfg: the configuration of the run.
     """
-    transitions = load_transitions(cfg.dataset, env, cfg.env)
+    transitions = load_transitions(cfg.dataset or "", env, cfg.env)
     if len(transitions) > cfg.replay.buffer_size:
         raise UserError(
             f"dataset={cfg.dataset} has {len(transitions)} transitions, more than "

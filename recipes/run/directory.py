@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
 from vmfer_recipes.config.names import differing, flat
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.files import checkpoint_files, lock, read_config, replacing, step_of
 
 __all__ = ["MAY_CHANGE", "RunDirectory", "identity"]
@@ -24,7 +24,7 @@ MAY_CHANGE = (
 )
 
 
-def identity(cfg: Config) -> dict[str, Any]:
+def identity(cfg: TrainingConfig) -> dict[str, Any]:
     """The values that a run keeps from start to end, by dotted key."""
     return _kept(flat(cfg.as_dict()))
 
@@ -49,7 +49,7 @@ class RunDirectory:
 
     config_file = "config.yaml"
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: TrainingConfig) -> None:
         self.path = Path(cfg.run_dir)
         self._config = cfg.as_dict()
         self._identity = identity(cfg)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from weakref import WeakSet
 
 from omegaconf import OmegaConf
 
+from torchrl_vmfer.files import replacing
 from vmfer_recipes.config.errors import UserError
 
 __all__ = [
@@ -34,21 +33,6 @@ def read_config(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it holds no keys")
     return {str(key): value for key, value in content.items()}
-
-
-@contextmanager
-def replacing(path: Path, mode: str = "w") -> Iterator[Any]:
-    """Opens a file that replaces ``path`` once it is complete. Until then, the old file remains."""
-    # Several processes may write the same file, such as the report of forks.
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open(mode) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchrl.record.loggers import Logger
 
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.run.loggers import make_logger
 from vmfer_recipes.run.tables import Table
@@ -24,7 +24,7 @@ class RunLog:
         cfg: the configuration of the run.
     """
 
-    def __init__(self, run_dir: Path, cfg: Config) -> None:
+    def __init__(self, run_dir: Path, cfg: TrainingConfig) -> None:
         self.tables = {
             "evaluations": Table(run_dir / "eval.csv", _EVALUATION),
             "training": Table(run_dir / "train.csv"),

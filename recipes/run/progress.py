@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TextIO
 from tqdm import tqdm
 
 from vmfer_recipes.config.names import run_title
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.sweep.jobs import sweep_position
 
@@ -21,7 +21,7 @@ _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, " + _FACTS + "
 _LINE = "step {n_fmt} of {total_fmt}, {elapsed} passed, " + _FACTS
 
 
-def start_message(cfg: Config, start: int) -> str:
+def start_message(cfg: TrainingConfig, start: int) -> str:
     """The first line of a run: what starts, and where its files are.
 
     Args:

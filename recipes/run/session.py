@@ -19,7 +19,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
 from vmfer_recipes.offline.scores import reference_returns
@@ -97,7 +97,7 @@ class Session(TrainingSession):
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: TrainingConfig,
         *,
         directory: RunDirectory | None = None,
         log: RunLog | None = None,

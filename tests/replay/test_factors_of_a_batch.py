@@ -119,7 +119,7 @@ def test_a_users_sampler_of_the_critics_receives_td_errors():
 def test_the_values_of_a_trajectory_are_reduced_to_one(critic, track):
     writer = TensorDictRoundRobinWriter(track_generations=track)
     buffer = ActorCriticReplayBuffer(
-        storage=LazyTensorStorage(4), batch_size=6, critic_sampler=critic(), writer=writer
+        storage=LazyTensorStorage(4), batch_size=99, critic_sampler=critic(), writer=writer
     )
     buffer.extend(TensorDict({"observation": torch.randn(4, 3)}, [4, 3]))
     batch = buffer.sample_actor()

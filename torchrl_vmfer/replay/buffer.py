@@ -19,7 +19,6 @@ from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     empty_sampler,
     entries_of,
-    forward_to_ray_actor,
     note_written,
     set_generator,
     stored_rows,
@@ -445,9 +444,6 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
 def _samples_by_factors(sampler: Any) -> bool:
     return getattr(sampler, "signal", None) == "factor"  # a sampler or its class
-
-
-forward_to_ray_actor("sample_actor", "sample_uniformly", "update_actor_priority")
 
 
 def select_rows(column: Tensor, index: Tensor) -> Tensor:

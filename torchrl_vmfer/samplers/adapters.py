@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -98,7 +99,11 @@ def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
         sampler.update_priority(slots, default, storage=storage)
 
 
-_REDUCTIONS = {"max": Tensor.amax, "min": Tensor.amin, "mean": Tensor.mean}
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "max": Tensor.amax,
+    "min": Tensor.amin,
+    "mean": Tensor.mean,
+}
 
 
 def one_per_item(
