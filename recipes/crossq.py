@@ -10,7 +10,7 @@ from vmfer_recipes.config.algorithms import CrossQConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("crossq", CrossQConfig)  # at once: the imports below take seconds
+    check_command_line("crossq", CrossQConfig)  # before the slow imports below
 
 from collections.abc import Callable
 

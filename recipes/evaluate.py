@@ -9,9 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-from omegaconf import OmegaConf
+from typing import TYPE_CHECKING
 
 from vmfer_recipes.config.command_line import read_folder_and_options
 from vmfer_recipes.config.errors import UserError, counted, first_line
@@ -19,6 +17,7 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program, quiet_torchrl
 from vmfer_recipes.config.validation import validate
+from vmfer_recipes.run.files import read_config
 
 if TYPE_CHECKING:
     from tensordict.nn import TensorDictModule
@@ -38,6 +37,9 @@ class EvaluationConfig(Config):
         "policy.pt, or the newest checkpoint of an unfinished run (last); policy_best.pt (best)",
         choices=("last", "best"),
     )
+    max_eval_steps: int = key(
+        10_000, "steps of the longest episode; a longer one is an error", low=1
+    )
     video: bool = key(False, "record the first episode as video.mp4 in the run directory")
 
 
@@ -54,7 +56,7 @@ def main() -> None:
             "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
         )
     cfg = _load_config(config)
-    # Imported here, so that --help and mistakes are answered at once.
+    # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.environments.make import make_environment
     from vmfer_recipes.offline.scores import reference_returns
@@ -66,7 +68,7 @@ def main() -> None:
     env = make_environment(cfg.env, options.seed, cfg.goals)
     policy = _for_recipes(saved, env, cfg.goals)
     print(f"Evaluating {saved.source}, step {saved.step}, on {cfg.env.name}.", flush=True)
-    result = evaluate(policy, env, options.episodes, options.seed)
+    result = evaluate(policy, env, options.episodes, options.seed, max_steps=options.max_eval_steps)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
         f"Return {result.return_mean:.1f} ± {result.return_std:.1f} over "
@@ -77,15 +79,15 @@ def main() -> None:
     if reference is not None:
         print(reference.describe(result))
     if options.video:
-        video = record_video(policy, cfg.env, options.seed, run_dir / "video.mp4", cfg.goals)
+        file, most = run_dir / "video.mp4", options.max_eval_steps
+        video = record_video(policy, cfg.env, options.seed, file, cfg.goals, most)
         print(f"Video: {video}")
 
 
 def _load_config(file: Path) -> SimpleNamespace:
     """The keys of a run that its evaluation needs: ``env``, ``goals`` and ``dataset``."""
     try:
-        # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        saved: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        saved = read_config(file)
         env = EnvConfig(**saved["env"])
         validate(env, "env.")
         goals = saved["replay"]["kind"] == "her"

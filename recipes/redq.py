@@ -10,7 +10,7 @@ from vmfer_recipes.config.algorithms import REDQConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("redq", REDQConfig)  # at once: the imports below take seconds
+    check_command_line("redq", REDQConfig)  # before the slow imports below
 
 from collections.abc import Callable
 

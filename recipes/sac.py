@@ -9,7 +9,7 @@ from vmfer_recipes.config.algorithms import SACConfig, TemperatureConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("sac", SACConfig)  # at once: the imports below take seconds
+    check_command_line("sac", SACConfig)  # before the slow imports below
 
 from collections.abc import Callable
 
@@ -68,7 +68,7 @@ def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDic
     alpha_loss = weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
     session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
-    agent.log_agreement(session.metrics, batch, info)  # of the distribution it was drawn from
+    agent.log_agreement(session.metrics, batch, info)  # before the priorities change
     agent.store_signal(batch, info)
 
 

@@ -9,7 +9,7 @@ from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("td3", TD3Config)  # at once: the imports below take seconds
+    check_command_line("td3", TD3Config)  # before the slow imports below
 
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +71,7 @@ def update_actor(
     actor_loss, info = agent.loss.actor_loss(batch)
     session.descend(agent.actor_optimizer, actor_loss)
     session.metrics.add(actor_loss=actor_loss)
-    agent.log_agreement(session.metrics, batch, info)  # of the distribution it was drawn from
+    agent.log_agreement(session.metrics, batch, info)  # before the priorities change
     agent.store_signal(batch, info)
     return info
 

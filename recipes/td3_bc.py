@@ -10,7 +10,7 @@ from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("td3_bc", TD3BCConfig)  # at once: the imports below take seconds
+    check_command_line("td3_bc", TD3BCConfig)  # before the slow imports below
 
 from collections.abc import Callable
 

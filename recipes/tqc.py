@@ -10,7 +10,7 @@ from vmfer_recipes.config.algorithms import TQCConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("tqc", TQCConfig)  # at once: the imports below take seconds
+    check_command_line("tqc", TQCConfig)  # before the slow imports below
 
 from collections.abc import Callable
 

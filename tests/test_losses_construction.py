@@ -11,6 +11,10 @@ from helpers.losses import SEED, assert_same, perturb, seeded, used_critic
 
 
 class TestConstruction:
+    def test_with_one_critic_it_warns_that_vmfer_is_uniform(self, algorithm):
+        with pytest.warns(UserWarning, match="one critic"):
+            algorithm.build(num_qvalue_nets=1)
+
     def test_from_a_list_of_critics_keeps_their_parameters(
         self, algorithm, brute_force, make_batch
     ):

@@ -185,7 +185,7 @@ def check_ensemble(network: nn.Module, inputs: int, setting: str) -> None:
 class LocAndScale(nn.Module):
     """Splits a network's output into a mean and a standard deviation within SAC's usual bounds."""
 
-    bounds = (-20.0, 2.0)  # of the logarithm of the standard deviation
+    bounds = (-20.0, 2.0)  # for the logarithm of the standard deviation
 
     def forward(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the mean and the standard deviation."""

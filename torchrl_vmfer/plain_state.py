@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import zipfile
 from collections import OrderedDict, deque
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor, nn
+
+from torchrl_vmfer.files import replacing
 
 __all__ = [
     "load_checked",
@@ -131,15 +132,8 @@ def _non_tensor(value: Any, ndim: int) -> Any:
 def save_file(state: Any, file: Path) -> None:
     """Saves a state to a file. A failed save leaves an existing file intact."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
-    try:
-        with open(unfinished, "wb") as stream:
-            torch.save(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(file, "wb") as stream:
+        torch.save(state, stream)
 
 
 def load_file(file: Path) -> Any:
@@ -163,7 +157,8 @@ def load_file(file: Path) -> Any:
 def load_checked(file: Path, **kwargs: Any) -> Any:
     """Loads plain data onto the CPU after verifying their checksums.
 
-    PyTorch writes checksums but does not verify them.
+    PyTorch writes checksums but does not verify them. It reads an entry that is marked as a
+    directory as if it were empty.
 
     Args:
         file: a file written by ``torch.save``.
@@ -171,6 +166,9 @@ def load_checked(file: Path, **kwargs: Any) -> Any:
     """
     with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
+        folders = [entry.filename for entry in archive.infolist() if entry.external_attr & 0x10]
     if damaged is not None:
         raise ValueError(f"the checksum of {damaged} is wrong")
+    if folders:
+        raise ValueError(f"{folders[0]} is marked as a directory")
     return torch.load(file, weights_only=True, map_location="cpu", **kwargs)

@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
 from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES
+from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.actor_batches import make_actor_sampling
-from vmfer_recipes.agent.diagnostics import Diagnostics
+from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
 from vmfer_recipes.agent.networks import (
     compiled,
     critic_network_spec,
@@ -25,17 +25,18 @@ from vmfer_recipes.agent.networks import (
     make_critics,
     network_spec,
 )
-from vmfer_recipes.agent.observations import Perception, make_perception
+from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
     actor_signal,
+    check_memory,
     make_replay_buffer,
     store_priorities,
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
-from vmfer_recipes.run.logs import agreement
 from vmfer_recipes.run.metrics import Averages
 
 __all__ = ["Agent", "AgentMaker", "deterministic_agent", "gaussian_agent"]
@@ -48,7 +49,7 @@ class Agent:
     Attributes:
         env: the environment.
         policy: the policy to evaluate, which acts on raw observations.
-        perception: the preprocessing of the networks' inputs.
+        observations: the preprocessing of the networks' inputs.
         loss: the loss module.
         uncertainty: measures how much the critics of the loss agree.
         diagnostics: measures the actor's batch and gradient.
@@ -66,7 +67,7 @@ class Agent:
 
     env: Environment
     policy: TensorDictModuleBase
-    perception: Perception
+    observations: Observations
     loss: Any
     uncertainty: VMFUncertainty
     diagnostics: Diagnostics
@@ -85,7 +86,7 @@ class Agent:
         """The arguments of ``session.steps``: the policy, and what a checkpoint holds, by name."""
         components = {
             "policy": self.policy,
-            "perception": self.perception,
+            "observations": self.observations,
             "loss": self.loss,
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
@@ -97,14 +98,14 @@ class Agent:
 
     def critic_batch(self) -> TensorDictBase:
         """Draws a batch for the critics."""
-        return self.perception(self.buffer.sample())
+        return self.observations(self.buffer.sample())
 
     def actor_batch(self, critic_batch: TensorDictBase) -> TensorDictBase:
         """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
         if self.sample_actor is None:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index")
-        return self.perception(self.sample_actor())
+        return self.observations(self.sample_actor())
 
     @property
     def stores_td_errors(self) -> bool:
@@ -151,11 +152,12 @@ class AgentMaker:
         is_fast: whether the loss uses the fast path.
     """
 
-    def __init__(self, cfg: Config, backend: Backend) -> None:
+    def __init__(self, cfg: TrainingConfig, backend: Backend) -> None:
         self._cfg = cfg
         self._backend = backend
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
-        self._perception = make_perception(self.env, cfg)
+        check_memory(self.env, cfg.replay.buffer_size)
+        self._observations = make_observations(self.env, cfg)
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)
         self.signal = actor_signal(cfg.sampler)
@@ -217,25 +219,25 @@ class AgentMaker:
             targets: a ``SoftUpdate`` of the target networks.
             actor_keys: the entries of a transition that the actor loss reads.
         """
-        cfg, backend, perception = self._cfg, self._backend, self._perception
+        cfg, backend, observations = self._cfg, self._backend, self._observations
         uncertainty = VMFUncertainty(loss)
         buffer = make_replay_buffer(self.env, cfg, backend)
         collector = None
         if explorer is not None:
-            acting = perception.before(explorer)
-            collector = make_collector(self.env, acting, perception, buffer, cfg, backend)
+            acting = observations.before(explorer)
+            collector = make_collector(self.env, acting, observations, buffer, cfg, backend)
         return Agent(
             env=self.env,
-            policy=perception.before(actor),
-            perception=perception,
+            policy=observations.before(actor),
+            observations=observations,
             loss=loss,
             uncertainty=uncertainty,
             diagnostics=Diagnostics(
                 loss,
                 [tensor for group in actor_optimizer.param_groups for tensor in group["params"]],
                 buffer,
-                perception,
-                perception.stored_keys(actor_keys),
+                observations,
+                observations.stored_keys(actor_keys),
                 cfg.sampler.kind,
             ),
             critic_optimizer=critic_optimizer,
@@ -245,7 +247,7 @@ class AgentMaker:
             buffer=buffer,
             collector=collector,
             sample_actor=make_actor_sampling(
-                buffer, perception, actor, uncertainty, cfg, actor_keys
+                buffer, observations, actor, uncertainty, cfg, actor_keys
             ),
             actor_keys=actor_keys,
             signal=self.signal,
@@ -254,7 +256,7 @@ class AgentMaker:
 
 
 def deterministic_agent(
-    cfg: Config,
+    cfg: TD3Config | TD3BCConfig,
     backend: Backend,
     make_loss: Callable[..., Any],
     *,
@@ -296,7 +298,7 @@ def deterministic_agent(
 
 
 def gaussian_agent(
-    cfg: Config,
+    cfg: TemperatureConfig,
     backend: Backend,
     make_loss: Callable[..., Any],
     *,

@@ -34,6 +34,9 @@ class EnvConfig(Config):
     wrappers: list[str] = key(
         [], "gymnasium.Wrapper classes by import path, the innermost first: [my_package.MyWrapper]"
     )
+    action_repeat: int = key(
+        1, "times that every action is repeated, as one step with the sum of rewards", low=1
+    )
     normalize_observations: bool = key(
         False, "normalize by running mean and variance; replay=her always does"
     )

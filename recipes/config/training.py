@@ -10,7 +10,7 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
 from vmfer_recipes.config.keys import MISSING, Config, group, key
-from vmfer_recipes.config.replay_groups import ReplayConfig, SamplerConfig
+from vmfer_recipes.config.replay_groups import ReplayConfig, SamplerConfig, VMFSamplerConfig
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.loggers import check_logger
 
@@ -19,7 +19,8 @@ __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
 # Keys that say which seed, and how a run is watched and executed, not what it learns.
 INCIDENTAL = (
     *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
-    *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
+    *("eval_interval", "num_eval_episodes", "max_eval_steps", "log_interval"),
+    "checkpoint_interval",
     *("keep_checkpoint", "keep_checkpoints_at"),
 )
 
@@ -88,6 +89,9 @@ class TrainingConfig(Config):
         5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
     )
     num_eval_episodes: int = key(10, "episodes of an evaluation, without exploration", low=1)
+    max_eval_steps: int = key(
+        10_000, "steps of the longest episode of an evaluation; a longer one is an error", low=1
+    )
     solved_at: float | None = key(
         None,
         "return, or success rate of a task that reports success, at which the task counts as "
@@ -161,7 +165,7 @@ class TrainingConfig(Config):
                 f"sampler={sampler.name} needs several critics to compare, got "
                 f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
             )
-        if sampler.kind == "vmf" and sampler.mode == "rank" and sampler.power != 1:
+        if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank" and sampler.power != 1:
             raise UserError(
                 f"sampler.power={sampler.power:g} requires sampler.mode=uncertainty, got "
                 "sampler.mode=rank: leave out one of them."
@@ -224,7 +228,7 @@ def _check_device(name: str) -> None:
             f"device must be cpu, cuda or cuda:<number>, got {name!r}: use device=cpu, which is "
             "fast enough for these networks."
         )
-    import torch  # imported here, so that --help and mistakes are answered at once
+    import torch  # imported here to keep --help and error messages fast
 
     try:
         torch.zeros(1, device=name).item()

@@ -15,7 +15,7 @@ from torchrl.envs import GymWrapper
 
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.imports import import_class
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.environments.names import registered_id
 
 __all__ = ["Environment", "entries", "make_environment", "tensors"]
@@ -68,7 +68,10 @@ def make_environment(
         simulator = _made(cfg, kwargs)
         for path in cfg.wrappers:
             simulator = _wrapped(simulator, path)
+        if cfg.action_repeat > 1:
+            simulator = ActionRepeat(simulator, cfg.action_repeat)
         _check_actions(simulator.action_space, cfg.name)
+        _check_observations(simulator.observation_space, cfg.name)
         own_spaces = simulator.observation_space, simulator.action_space
         if simulator.action_space.dtype == np.float32:
             simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
@@ -93,8 +96,8 @@ def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
     except Exception as error:
         cure = "correct env.kwargs" if cfg.kwargs else "install its dependencies"
         raise UserError(
-            f"{cfg.name} cannot be made ({type(error).__name__}: {first_line(error)}): {cure}, "
-            "or choose another environment."
+            f"{cfg.name} could not be created ({type(error).__name__}: {first_line(error)}): "
+            f"{cure}, or choose another environment."
         ) from error
 
 
@@ -131,6 +134,41 @@ def _check_actions(space: gym.Space, name: str) -> None:
             f"{name} has unbounded actions, but the recipes need bounds: choose another "
             "environment."
         )
+
+
+def _check_observations(space: gym.Space, name: str) -> None:
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        for part in space.values() if isinstance(space, gym.spaces.Dict) else space:
+            _check_observations(part, name)
+    elif len(space.shape or ()) > (1 if space.dtype == np.uint8 else 2):
+        raise UserError(
+            f"{name} has images as observations (shape {space.shape}, {space.dtype}), but the "
+            "recipes need vectors: use env.wrappers= to compute features, or choose another "
+            "environment."
+        )
+
+
+class ActionRepeat(gym.Wrapper):
+    """Repeats every action, and adds the rewards. It stops at the end of an episode.
+
+    Args:
+        env: the environment.
+        times: how often an action is applied.
+    """
+
+    def __init__(self, env: gym.Env, times: int) -> None:
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: np.ndarray) -> Any:
+        """Takes up to ``times`` steps of the environment."""
+        total = 0.0
+        for _ in range(self._times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
 
 
 class Float32Actions(gym.ActionWrapper):
@@ -198,7 +236,7 @@ def _unbounded(shape: Any) -> gym.spaces.Box:
 
 
 class Guarded(gym.wrappers.TransformObservation):
-    """Reports exceptions, NaN and infinities of an environment as one-line errors.
+    """Reports exceptions and invalid outputs of an environment as one-line errors.
 
     Args:
         env: the environment.
@@ -212,6 +250,8 @@ class Guarded(gym.wrappers.TransformObservation):
     ) -> None:
         super().__init__(env, transform, space)
         self._name = name
+        spaces = space.spaces if isinstance(space, gym.spaces.Dict) else {"observation": space}
+        self._shapes = {key: part.shape for key, part in spaces.items()}
 
     def reset(self, **kwargs: Any) -> Any:
         """Starts an episode."""
@@ -232,10 +272,18 @@ class Guarded(gym.wrappers.TransformObservation):
                 *action,
             ) from error
         for key, value in entries(result[0]).items():
+            if value.shape != self._shapes[key]:
+                raise self._fault(
+                    f"returned {key!r} of shape {value.shape}, not {self._shapes[key]}", *action
+                )
             if not np.isfinite(value).all():
                 raise self._fault(f"returned NaN or infinity in {key!r}", *action)
-        if action and not np.isfinite(result[1]):
-            raise self._fault(f"returned the reward {result[1]}", *action)
+        if action:
+            reward = np.asarray(result[1])
+            if reward.ndim or reward.dtype.kind not in "biuf" or not np.isfinite(reward):
+                raise self._fault(f"returned the reward {result[1]!r}, not a number", *action)
+        if not isinstance(result[-1], dict):
+            raise self._fault(f"returned {result[-1]!r} as info, not a dictionary", *action)
         return result
 
     def _fault(self, fault: str, *action: np.ndarray) -> UserError:

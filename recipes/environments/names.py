@@ -6,7 +6,7 @@ import contextlib
 import io
 
 from vmfer_recipes.config.errors import UserError, near_names
-from vmfer_recipes.config.imports import import_module
+from vmfer_recipes.config.plugins import import_module
 
 __all__ = ["registered_id"]
 
@@ -18,7 +18,9 @@ def registered_id(name: str) -> str:
     module, colon, identifier = name.rpartition(":")
     if colon:
         import_module(module, f"env.name={name}")
-    elif name not in gym.registry:
+    else:
+        import_module("vmfer_recipes.environments.tasks", f"env.name={name}")
+    if not colon and name not in gym.registry:
         # The Fetch tasks. The package takes a second to import and prints outdated warnings.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             import gymnasium_robotics

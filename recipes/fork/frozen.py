@@ -32,7 +32,7 @@ from vmfer_recipes.run.session import EVALUATION_SEED
 __all__ = ["evaluate_checkpoint", "train_actor"]
 
 # The parts of a checkpoint that an evaluation depends on.
-_EVALUATED = ("perception", "loss", "evaluation")
+_EVALUATED = ("observations", "loss", "evaluation")
 
 
 def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
@@ -78,7 +78,9 @@ def evaluate_checkpoint(moment: Moment, checkpoint: dict[str, Any]) -> Evaluatio
     cfg = moment.forks[0].cfg
     agent = make_agent(cfg, _backend(cfg))
     parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
-    load_source_parts({"perception": agent.perception, "loss": agent.loss}, parts, moment.source)
+    load_source_parts(
+        {"observations": agent.observations, "loss": agent.loss}, parts, moment.source
+    )
     return _evaluated(agent, cfg, parts)
 
 
@@ -89,9 +91,9 @@ def _backend(cfg: TrainingConfig) -> Backend:
 
 def _evaluated(agent: ForkedAgent, cfg: TrainingConfig, parts: dict[str, Any]) -> Evaluation:
     env = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
-    if parts.get("evaluation") is not None:  # older checkpoints have none
-        EnvironmentPart(env).load_state_dict(parts["evaluation"])
-    return evaluate(agent.policy, env, cfg.num_eval_episodes, EVALUATION_SEED + cfg.seed)
+    EnvironmentPart(env).load_state_dict(parts["evaluation"])
+    seed, longest = EVALUATION_SEED + cfg.seed, cfg.max_eval_steps
+    return evaluate(agent.policy, env, cfg.num_eval_episodes, seed, max_steps=longest)
 
 
 class _FrozenReplay:

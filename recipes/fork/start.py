@@ -19,7 +19,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.fast import Backend, make_backend
 from torchrl_vmfer.plain_state import load_checked
-from torchrl_vmfer.samplers.any_sampler import sampler_state
+from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
@@ -27,6 +27,8 @@ from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
+from vmfer_recipes.run.directory import identity
+from vmfer_recipes.run.metrics import Averages
 
 __all__ = [
     "ActorDraws",
@@ -40,7 +42,7 @@ __all__ = [
 
 # The required parts of a checkpoint. Later versions may add others.
 _NEEDED = (
-    *("perception", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
+    *("observations", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
     *("replay", "collector"),
 )
 
@@ -161,12 +163,18 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     empty = {"rows": 0, "columns": []}
     parts |= {
         "random": GlobalRNGState().state_dict(),
-        "metrics": {},
+        "metrics": Averages().state_dict(),
         "evaluations": empty,
         "training": empty,
         "best": {},
     }
-    return {"step": step, "policy": checkpoint.get("policy"), "parts": parts}
+    return {
+        "step": step,
+        "run": identity(fork.cfg),
+        "evaluated": step,
+        "policy": checkpoint.get("policy"),
+        "parts": parts,
+    }
 
 
 def _actor_sampler_state(agent: ForkedAgent) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from vmfer_recipes.report.inference import Estimate
 from vmfer_recipes.report.methods import Method, Task
 from vmfer_recipes.report.results import Average, Cell, Comparison, Study
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
 __all__ = ["curve_figures", "improvement_figures"]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vmfer_recipes.config.nested import differing
+from vmfer_recipes.config.names import differing
 
 __all__ = ["Method", "Task", "distinguishing_keys", "frozen", "label_methods", "label_tasks"]
 

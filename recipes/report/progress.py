@@ -11,8 +11,7 @@ import numpy as np
 
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.report.runs import NoTrainingRunError, read_config
-from vmfer_recipes.run.files import checkpoint_files, step_of
-from vmfer_recipes.run.lock import holder_is_gone
+from vmfer_recipes.run.files import checkpoint_files, holder_is_gone, step_of
 from vmfer_recipes.run.tables import read_columns
 from vmfer_recipes.sweep.records import read_records
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Key, describe
-from vmfer_recipes.config.nested import flat
+from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
@@ -98,11 +99,19 @@ class NoTrainingRunError(ValueError):
     """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def read_config(file: Path) -> dict[str, Any]:
-    """A ``config.yaml`` as a flat dictionary of dotted keys."""
+def read_config(file: Path, is_quick: bool = False) -> dict[str, Any]:
+    """A ``config.yaml`` as a flat dictionary of dotted keys.
+
+    Args:
+        file: the file.
+        is_quick: ten times faster, for whole numbers and strings; 1e-3 is then a string.
+    """
     try:
         # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        if is_quick:
+            content = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        else:
+            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
     config = flat(content) if isinstance(content, dict) else {}

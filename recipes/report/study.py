@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.choices import CONFIGS
+from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.report import inference
 from vmfer_recipes.report.baselines import Baseline
 from vmfer_recipes.report.inference import Estimate, estimate, holm

@@ -11,15 +11,29 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
-from vmfer_recipes.config.nested import differing, flat
-from vmfer_recipes.config.training import Config
-from vmfer_recipes.run.files import replacing
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.config.names import differing, flat
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.files import checkpoint_files, lock, read_config, replacing, step_of
 
-__all__ = ["MAY_CHANGE", "RunDirectory"]
+__all__ = ["MAY_CHANGE", "RunDirectory", "identity"]
 
 # Keys that may change when a run resumes.
-MAY_CHANGE = ("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at")
+MAY_CHANGE = (
+    *("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at"),
+    "max_eval_steps",
+)
+
+
+def identity(cfg: TrainingConfig) -> dict[str, Any]:
+    """The values that a run keeps from start to end, by dotted key."""
+    return _kept(flat(cfg.as_dict()))
+
+
+def _kept(values: dict[str, Any]) -> dict[str, Any]:
+    changing = {*MAY_CHANGE}
+    if isinstance(values.get("total_frames"), int):
+        changing.add("total_frames")
+    return {key: value for key, value in values.items() if key.split(".")[0] not in changing}
 
 
 class RunDirectory:
@@ -35,34 +49,44 @@ class RunDirectory:
 
     config_file = "config.yaml"
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: TrainingConfig) -> None:
         self.path = Path(cfg.run_dir)
         self._config = cfg.as_dict()
+        self._identity = identity(cfg)
 
     def check(self) -> None:
-        """Raises an error if the directory holds a run that this one cannot continue."""
-        before = self._saved_config()
+        """Raises an error if the directory holds a run that this one cannot continue.
+
+        A run that has neither ended nor saved a checkpoint is started again.
+        """
+        before = self._saved_config() if self._has_results else None
         if before is None:
             return
         if not self._config["resume"]:
             raise UserError(
                 f"{self.path} holds a run and resume=false: delete it or choose another run_dir."
             )
-        now, skipped = flat(self._config), {*MAY_CHANGE}
-        if isinstance(before.get("total_frames"), int):
-            skipped.add("total_frames")
-        values = [
-            f"{key}={before.get(key)} there, {now.get(key)} here"
-            for key in differing(before, now)
-            if key.split(".")[0] not in skipped
-        ]
-        if values:
+        if values := self._differences(before):
             raise UserError(
-                f"{self.path} holds a run of another configuration ({'; '.join(values)}): "
-                "choose another run_dir or use the same values."
+                f"{self.path} holds a run of another configuration ({values}): choose another "
+                "run_dir or use the same values."
+            )
+        self._check_length(before["total_frames"], self._config["total_frames"])
+
+    def check_checkpoint(self, state: dict[str, Any]) -> None:
+        """Raises an error if a checkpoint in the directory belongs to another run."""
+        if values := self._differences(state["run"]):
+            raise UserError(
+                f"The checkpoint of step {state['step']} in {self.path} belongs to another run "
+                f"({values}): delete it."
             )
 
-        self._check_length(before["total_frames"], now["total_frames"])
+    def _differences(self, other: dict[str, Any]) -> str:
+        """The values of another configuration, by dotted key, with which no run can resume."""
+        there, here = _kept(other), self._identity
+        return "; ".join(
+            f"{key}={there.get(key)} there, {here.get(key)} here" for key in differing(there, here)
+        )
 
     def _saved_config(self) -> dict[str, Any] | None:
         """The configuration of the run in the directory, by dotted key; ``None`` without a run."""
@@ -70,7 +94,7 @@ class RunDirectory:
         if not file.exists():
             return None
         try:
-            return flat(OmegaConf.to_container(OmegaConf.load(file)))
+            return flat(read_config(file))
         except Exception as error:
             raise UserError(
                 f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "
@@ -79,9 +103,7 @@ class RunDirectory:
 
     def _check_length(self, before: int, now: int) -> None:
         """Checks whether a run can end at another step than before."""
-        from vmfer_recipes.run.checkpoints import Checkpoints  # imports torch
-
-        saved = Checkpoints(self.path / "checkpoint").newest_step
+        saved = max(map(step_of, checkpoint_files(self.path / "checkpoint")), default=None)
         if self._has_end_mark:
             if now < before:
                 raise UserError(
@@ -103,6 +125,11 @@ class RunDirectory:
     @property
     def _has_end_mark(self) -> bool:
         return (self.path / "finished").exists()
+
+    @property
+    def _has_results(self) -> bool:
+        folder = self.path / "checkpoint"
+        return self._has_end_mark or any(map(checkpoint_files, (folder, folder / "kept")))
 
     def reopen(self) -> None:
         """Removes what a run writes at its end, so that it can be continued.

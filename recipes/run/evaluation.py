@@ -27,8 +27,6 @@ __all__ = [
     "summary",
 ]
 
-_LONGEST = 100_000  # steps of an episode
-
 
 class Episode(NamedTuple):
     """The result of one episode."""
@@ -53,6 +51,7 @@ def play_episode(
     simulator: gym.Env,
     seed: int,
     on_step: Callable[[dict[str, Any]], None] | None = None,
+    max_steps: int = 10_000,
 ) -> Episode:
     """Plays one episode without exploration.
 
@@ -63,16 +62,17 @@ def play_episode(
         seed: the seed of the initial state.
         on_step: called after the reset and after every step with ``observation``, and after a
             step also with ``action``, ``reward``, ``terminated``, ``truncated`` and ``info``.
+        max_steps: a longer episode is an error.
     """
     observation, info = simulator.reset(seed=seed)
     if on_step is not None:
         on_step({"observation": observation, "info": info})
     total, length, is_over = 0.0, 0, False
     while not is_over:
-        if length == _LONGEST:
+        if length == max_steps:
             raise UserError(
-                f"an episode did not end within {_LONGEST:,} steps: give the task a time limit, "
-                "such as env.kwargs.max_episode_steps=1000."
+                f"an episode did not end within max_eval_steps={max_steps}: give the task a time "
+                "limit, such as env.kwargs.max_episode_steps=1000, or raise max_eval_steps."
             )
         action = simulator.action_space.sample() if policy is None else _act(policy, observation)
         observation, reward, terminated, truncated, info = simulator.step(action)
@@ -103,6 +103,8 @@ def evaluate(
     episodes: int,
     seed: int,
     on_episode: Callable[[int, int], None] | None = None,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
+    max_steps: int = 10_000,
 ) -> Evaluation:
     """Plays whole episodes without exploration, and with the policy in evaluation mode.
 
@@ -114,6 +116,8 @@ def evaluate(
             uses the same seeds, so that differences between evaluations come from the policy.
         on_episode: called before each episode with its number, from 1, and ``episodes``, and with
             0 after the last one.
+        on_step: as in :func:`play_episode`.
+        max_steps: a longer episode is an error.
     """
     env.simulator.action_space.seed(seed)
     played = []
@@ -121,7 +125,7 @@ def evaluate(
         for number in range(episodes):
             if on_episode is not None:
                 on_episode(number + 1, episodes)
-            played.append(play_episode(policy, env.simulator, seed + number))
+            played.append(play_episode(policy, env.simulator, seed + number, on_step, max_steps))
     if on_episode is not None:
         on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]

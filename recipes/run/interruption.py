@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -12,9 +13,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption", "StoppedError", "leaving_ctrl_c_to_the_runs"]
+__all__ = [
+    "Interruption",
+    "SignalError",
+    "StoppedError",
+    "leaving_ctrl_c_to_the_runs",
+    "raising_ctrl_c",
+]
 
 _PATIENCE = 10.0  # seconds
+
+
+class SignalError(Exception):
+    """Raised by :meth:`Interruption.check` if a signal arrived."""
 
 
 class Interruption:
@@ -49,6 +60,11 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
+    def check(self, *_: object) -> None:
+        """Raises :class:`SignalError` if a signal arrived. Arguments are ignored."""
+        if self.signal is not None:
+            raise SignalError
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self._time = time.monotonic()  # first: another signal may interrupt this method
@@ -67,12 +83,44 @@ class StoppedError(Exception):
 
 @contextmanager
 def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
-    """A context in which new processes ignore Ctrl-C except during a run.
+    """A context in which new processes ignore Ctrl-C except during a run, and SIGTERM acts like it.
 
-    Otherwise Ctrl-C kills an idle process, and joblib then kills the processes that are saving.
+    Otherwise Ctrl-C kills an idle process, and joblib then kills the processes that are saving;
+    and SIGTERM ends this process only, which leaves the others behind.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came = False
+
+    def stop_runs(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        for process in multiprocessing.active_children():
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, stop_runs)
+    try:
+        yield
+    except Exception:
+        if came:  # the signal may also have killed an idle process, and joblib waits for it
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise StoppedError from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+@contextmanager
+def raising_ctrl_c() -> Iterator[None]:
+    """A context in which Ctrl-C raises ``KeyboardInterrupt``, which it does not during imports."""
+    before = signal.getsignal(signal.SIGINT)
+    if getattr(before, "__name__", "") != "_stop_while_starting":
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)

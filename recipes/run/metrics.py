@@ -21,7 +21,7 @@ class Averages:
     def __init__(self) -> None:
         # Values are kept and summed later, because operations on single numbers are slow.
         self._values: dict[str, list[torch.Tensor]] = {}
-        self._sums: dict[str, tuple[float, int]] = {}  # of earlier values, and their number
+        self._sums: dict[str, tuple[float, int]] = {}  # sums and numbers of earlier values
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -59,10 +59,8 @@ class Averages:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a saved state."""
-        has_sums = isinstance(state.get("sums"), dict)  # states of earlier versions are the values
-        self._sums = dict(state["sums"]) if has_sums else {}
-        saved = state["values"] if has_sums else state
-        self._values = {name: list(values) for name, values in saved.items()}
+        self._sums = dict(state["sums"])
+        self._values = {name: list(values) for name, values in state["values"].items()}
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,24 +19,24 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart
+from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
 from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.best_policy import BestPolicy
 from vmfer_recipes.run.checkpoints import (
+    BestPolicy,
     Checkpoints,
     MismatchError,
     check_readable,
     load_parts,
 )
 from vmfer_recipes.run.curve import draw_learning_curve
-from vmfer_recipes.run.directory import RunDirectory
+from vmfer_recipes.run.directory import RunDirectory, identity
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
-from vmfer_recipes.run.interruption import Interruption
+from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.metrics import Averages, Clock
-from vmfer_recipes.run.progress import Progress, first_words
+from vmfer_recipes.run.progress import Progress, start_message
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
@@ -97,7 +97,7 @@ class Session(TrainingSession):
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: TrainingConfig,
         *,
         directory: RunDirectory | None = None,
         log: RunLog | None = None,
@@ -124,13 +124,16 @@ class Session(TrainingSession):
         self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
         self._best = BestPolicy(path / "policy_best.pt")
         self._latest: Evaluation | None = None
+        self._evaluated: int | None = None  # the step of the last evaluation
+        self._is_reported = False  # that episodes cannot be saved
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
 
         Between steps, at the configured intervals, it evaluates the policy, writes metrics and
         saves checkpoints. The run directory is locked during the run. After SIGINT or SIGTERM, it
-        completes the current step, saves a checkpoint and ends the program.
+        completes the current step, saves a checkpoint and ends the program. An evaluation is not
+        completed, but repeated when the run resumes.
 
         A run ends with an evaluation and a row of metrics. If its last step is not a multiple of
         the intervals, a longer run would not have these: they are written after the last
@@ -150,40 +153,51 @@ class Session(TrainingSession):
             "random": GlobalRNGState(),
         }
         cfg, last = self.cfg, self.cfg.total_frames
-        with self._directory.lock(), Interruption() as interruption, ExitStack() as ends:
+        with self._directory.lock(), Interruption() as self._interruption, ExitStack() as ends:
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
-            if self._directory.is_finished():  # by the process that previously held the lock
+            if self._directory.is_finished():  # by the previous owner of the lock
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
-            print(first_words(cfg, start), file=sys.stderr)
+            print(start_message(cfg, start), file=sys.stderr)
             if self.backend.note:
                 print(self.backend.note, file=sys.stderr)
+            self._report_unsaved()
             progress = ends.enter_context(Progress(start, last, cfg.init_random_frames))
-            if start == 0:
-                self._evaluate(0, policy, progress)
-            clock, state = Clock(start), partial(self._state, policy, parts)
-            for step in range(start + 1, last + 1):
-                yield step
-                progress.advance(step)
-                if step % cfg.log_interval == 0:
-                    self._write_metrics(step, clock.speed(step), components)
-                if step % cfg.eval_interval == 0:
+            clock, step, state = Clock(start), start, partial(self._state, policy, parts)
+            try:
+                if start % cfg.eval_interval == 0 and self._evaluated != start:
                     with clock.paused():
-                        self._evaluate(step, policy, progress)
-                if step in cfg.keep_checkpoints_at:
-                    self._save(state(step), self._kept)
-                if interruption.signal and step < last:
-                    return self._stop(state(step))
-                if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
-                    self._save(state(step), self._checkpoints)
+                        self._evaluate(start, policy, progress)
+                    if start:
+                        self._save(state(start), self._checkpoints)
+                self._report_unsaved()  # again: the first episode may have added objects
+                self._keep_passed(start, state)
+                for step in range(start + 1, last + 1):
+                    yield step
+                    progress.advance(step)
+                    if step % cfg.log_interval == 0:
+                        self._write_metrics(step, clock.speed(step), components)
+                    if step % cfg.eval_interval == 0:
+                        with clock.paused():
+                            self._evaluate(step, policy, progress)
+                    if step in cfg.keep_checkpoints_at:
+                        self._save(state(step), self._kept)
+                    self._interruption.check()
+                    if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
+                        self._save(state(step), self._checkpoints)
+                if last % cfg.eval_interval:
+                    self._evaluate(last, policy, progress)
+            except SignalError:
+                return self._stop(step, step > 0 and self._save(state(step), self._checkpoints))
             if last % cfg.log_interval:
                 self._write_metrics(last, clock.speed(last), components)
-            if last % cfg.eval_interval:
-                self._evaluate(last, policy, progress)
-            self._finish(policy, progress)
+            try:
+                self._finish(policy, progress)
+            except SignalError:
+                self._stop(last, is_saved=False)
 
     def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
@@ -198,22 +212,30 @@ class Session(TrainingSession):
                 self._log.clear()
                 self._best.clear()
         self._directory.write_config()
-        self._keep_passed(policy, parts, start)
         return start
 
-    def _keep_passed(
-        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], start: int
-    ) -> None:
+    def _keep_passed(self, start: int, state: Callable[[int], dict[str, Any]]) -> None:
         """Keeps a checkpoint of the first step if it is listed, and reports missed steps."""
         self._kept.clean()
         passed = {step for step in self.cfg.keep_checkpoints_at if step <= start}
         missing = passed - self._kept.steps
         if start in missing:
-            self._save(self._state(policy, parts, start), self._kept)
+            self._save(state(start), self._kept)
         for step in sorted(missing - {start}):
             print(
                 f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
                 f"run resumes from step {start}.",
+                file=sys.stderr,
+            )
+
+    def _report_unsaved(self) -> None:
+        """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
+        attribute = unsaved_attribute(self._environment)
+        if attribute is not None and not self._is_reported:
+            self._is_reported = True
+            print(
+                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
+                "be saved: give its class the methods state_dict and load_state_dict.",
                 file=sys.stderr,
             )
 
@@ -222,10 +244,10 @@ class Session(TrainingSession):
         if state is None:
             return 0
         try:
+            self._directory.check_checkpoint(state)
             saved = state["parts"]
-            if "evaluation" not in saved:  # older checkpoints have none
-                parts = {name: part for name, part in parts.items() if name != "evaluation"}
             load_parts(parts, saved)
+            self._evaluated = state["evaluated"]
             files = {name: saved[name] for name in self._files}
         except (KeyError, TypeError, MismatchError) as error:
             raise UserError(
@@ -250,6 +272,8 @@ class Session(TrainingSession):
         states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
         return {
             "step": step,
+            "run": identity(self.cfg),
+            "evaluated": self._evaluated,
             "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
             "parts": states,
         }
@@ -258,30 +282,42 @@ class Session(TrainingSession):
         _check_finite(self.metrics.means(), state["step"])
         return checkpoints.save(state["step"], state)
 
-    def _stop(self, state: dict[str, Any]) -> None:
-        is_saved = self._save(state, self._checkpoints)
+    def _stop(self, step: int, is_saved: bool) -> None:
+        place = "there" if is_saved or not step else "the last checkpoint"
         print(
-            f"Stopped {self._directory.path} at step {state['step']}. Run the same command to "
-            f"resume from {'there' if is_saved else 'the last checkpoint'}.",
+            f"Stopped {self._directory.path} at step {step}. Run the same command to resume from "
+            f"{place}.",
             file=sys.stderr,
         )
 
     def _evaluate(self, step: int, policy: TensorDictModuleBase, progress: Progress) -> None:
+        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
+        before = {name: part.state_dict() for name, part in parts.items()}
         try:
             result = self._play(policy, progress)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
+        except SignalError:  # the resumed run repeats the whole evaluation
+            load_parts(parts, before)
+            raise
         with self._directory.writing():
             self._log.write_evaluation(step, result)
             if not self._best.exceeds(result.return_mean):
                 data = policy_data(policy, self._environment, self.cfg, step)
                 self._best.replace(step, result.return_mean, data)
         progress.show(result)
-        self._latest = result
+        self._latest, self._evaluated = result, step
 
     def _play(self, policy: TensorDictModuleBase | None, progress: Progress) -> Evaluation:
-        seed, episodes = EVALUATION_SEED + self.cfg.seed, self.cfg.num_eval_episodes
-        return evaluate(policy, self._environment, episodes, seed, progress.evaluate)
+        return evaluate(
+            policy,
+            self._environment,
+            self.cfg.num_eval_episodes,
+            EVALUATION_SEED + self.cfg.seed,
+            progress.evaluate,
+            self._interruption.check,
+            self.cfg.max_eval_steps,
+        )
 
     def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
         means = self.metrics.pop()

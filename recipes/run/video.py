@@ -20,7 +20,12 @@ __all__ = ["record_video"]
 
 
 def record_video(
-    policy: TensorDictModuleBase, cfg: EnvConfig, seed: int, path: Path, goals: bool = False
+    policy: TensorDictModuleBase,
+    cfg: EnvConfig,
+    seed: int,
+    path: Path,
+    goals: bool = False,
+    max_steps: int = 10_000,
 ) -> Path:
     """Records one episode as an mp4 file, with a bar over its frames."""
     # MuJoCo selects its renderer at the first import: use EGL without a display.
@@ -48,7 +53,7 @@ def record_video(
                 video.write_frame(np.asarray(simulator.render()))
                 bar.update()
 
-            play_episode(policy, simulator, seed, add_frame)
+            play_episode(policy, simulator, seed, add_frame, max_steps)
         unfinished.replace(path)
     except UserError:
         raise

@@ -16,7 +16,7 @@ import numpy as np
 
 from vmfer_recipes.report.inference import Estimate, holm, paired_difference, permutation_p
 from vmfer_recipes.report.runs import area
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, VERMILION
 from vmfer_recipes.run.tables import read_columns
 
 FOLDER = Path(__file__).parent

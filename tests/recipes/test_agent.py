@@ -18,7 +18,7 @@ from vmfer_recipes.config.algorithms import WideCriticsConfig
 from vmfer_recipes.config.keys import key, other_default
 from vmfer_recipes.config.training import to_config
 
-NAMES = ["policy", "perception", "loss", "critic_optimizer", "actor_optimizer"]
+NAMES = ["policy", "observations", "loss", "critic_optimizer", "actor_optimizer"]
 
 
 def imitating_agent(cfg, *, offline=False):

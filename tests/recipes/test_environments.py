@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -74,6 +76,35 @@ def test_discrete_actions_are_rejected():
         make_environment(EnvConfig("CartPole-v1"), seed=0)
 
 
+@pytest.mark.parametrize(
+    "space",
+    [
+        gym.spaces.Box(0, 1, (8, 8, 3)),
+        gym.spaces.Box(0, 255, (8, 8), np.uint8),
+        gym.spaces.Dict(
+            {"joints": gym.spaces.Box(0, 1, (2,)), "eye": gym.spaces.Box(0, 1, (1, 2, 3))}
+        ),
+    ],
+    ids=["rank-3", "uint8", "dictionary"],
+)
+def test_images_are_rejected(space, train, monkeypatch, tmp_path):
+    monkeypatch.setattr(Lever, "observation_space", space)
+    with pytest.raises(UserError, match="Lever-v0 has images as observations"):
+        train("td3", tmp_path / "run", "env.name=Lever-v0")
+    assert not (tmp_path / "run").exists()
+
+
+def test_buffer_that_exceeds_the_memory_is_rejected_before_the_run_starts(
+    train, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
+    with pytest.raises(
+        UserError, match=r"replay\.buffer_size=1000000 needs .* this machine has 0\.0 GB"
+    ):
+        train("td3", tmp_path / "run", "replay.buffer_size=1000000")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("fast", ["true", "false"])
 def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, checkpoint, tmp_path):
     train("td3", tmp_path, "env.name=OneArray-v0", f"fast={fast}", "total_frames=66")
@@ -84,7 +115,7 @@ def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, chec
 
 
 def test_an_environment_that_cannot_be_made_is_reported_in_one_line():
-    with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
+    with pytest.raises(UserError, match="HalfCheetah-v3 could not be created"):
         make_environment(EnvConfig("HalfCheetah-v3"), 0)
 
 

@@ -16,7 +16,7 @@ from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.options import ForkConfig
 from vmfer_recipes.fork.plan import make_plan
 from vmfer_recipes.fork.start import load_source, make_agent, starting_state
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import lock
 
 # Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it. The
 # buffer is full: steps 51 to 80 overwrote its first 30 slots.

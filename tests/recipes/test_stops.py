@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +18,10 @@ import pytest
 import torch
 
 from vmfer_recipes import td3
-from vmfer_recipes.run import interruption
-from vmfer_recipes.run.lock import LockedError, lock
+from vmfer_recipes.run import evaluation, interruption
+from vmfer_recipes.run.files import LockedError, lock
 
 RUN = ("td3", "sampler=vmf_rank")
-ROOT = Path(__file__).parents[2]
 
 # The code of a separate process: the command line, without the seconds that imports take.
 PROGRAM = """
@@ -82,10 +81,6 @@ def is_saving(run_dir: Path) -> bool:
 
 def newest(run_dir: Path) -> int:
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoint").glob("*.pt")), default=0)
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 # Checkpoints and evaluations take a good part of the time.
@@ -152,15 +147,6 @@ def test_run_is_rejected_while_another_process_trains_it(start, train, tmp_path)
     lock(tmp_path).close()
 
 
-def test_rejected_run_leaves_the_directory_unchanged(crashed_run, finish, tmp_path):
-    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
-    with lock(run_dir):
-        before = content(run_dir)
-        with pytest.raises(LockedError):
-            finish(RUN[0], run_dir, *RUN[1:])
-        assert content(run_dir) == before
-
-
 def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
     # As in a sweep, which keeps the exceptions of its runs until its end.
     def crash():
@@ -177,7 +163,7 @@ def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_ste
 def test_forked_child_does_not_keep_the_lock(tmp_path):
     program = """
 import os, pathlib, signal, sys, time
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import lock
 held = lock(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print(os.getpid(), flush=True)
@@ -211,18 +197,55 @@ def test_signal_saves_the_exact_step_from_which_the_run_resumes(
     assert_same_run(straight_run(*RUN), tmp_path)
 
 
-def test_run_finishes_after_a_signal_at_the_last_step(
+def test_run_stops_after_a_signal_at_the_last_step_and_then_finishes(
     straight_run, finish, at_step, assert_same_run, tmp_path
 ):
     with at_step(161, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(SystemExit):
         finish(RUN[0], tmp_path, *RUN[1:])
+    assert not (tmp_path / "finished").exists()
+    finish(RUN[0], tmp_path, *RUN[1:])
     assert_same_run(straight_run(*RUN), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("episode", "step"), [(1, 0), (2, 70), (4, 161), (5, 161)], ids=["0", "70", "last", "random"]
+)
+def test_signal_stops_an_evaluation_that_the_resumed_run_repeats(
+    episode, step, straight_run, finish, assert_same_run, monkeypatch, tmp_path, capfd
+):
+    # A wrapper with statistics of all episodes: a repeated evaluation must not count twice.
+    options = (*RUN[1:], "env.wrappers=[gymnasium.wrappers.NormalizeReward]")
+    straight = straight_run(RUN[0], *options)
+    play, episodes, steps = evaluation.play_episode, itertools.count(1), []
+
+    def play_and_stop(policy, simulator, seed, on_step, max_steps):
+        number = next(episodes)
+
+        def stop(outcome):
+            if number == episode:
+                steps.append(outcome)
+                if len(steps) == 10:
+                    signal.raise_signal(signal.SIGTERM)
+            on_step(outcome)
+
+        return play(policy, simulator, seed, stop, max_steps)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "play_episode", play_and_stop)
+        with pytest.raises(SystemExit) as end:
+            finish(RUN[0], tmp_path, *options)
+    assert end.value.code == 143
+    assert len(steps) == 10
+    assert f"Stopped {tmp_path} at step {step}." in capfd.readouterr().err
+    finish(RUN[0], tmp_path, *options)
+    assert ("Resuming" in capfd.readouterr().err) == (step > 0)
+    assert_same_run(straight, tmp_path)
 
 
 def test_several_signals_act_like_one(start, table, tmp_path):
     run_dir = tmp_path / "run"
     process = start(run_dir, "total_frames=100000", "checkpoint_interval=90000")
-    wait_until((run_dir / "train.csv").exists, process)
+    wait_until((run_dir / "policy_best.pt").exists, process)
     while process.is_alive():  # also while it saves
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGINT)
@@ -291,3 +314,15 @@ def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys)
     assert "total_frames=90 leaves no steps to learn from" in lines[0]
     assert lines[-1].startswith("error:")
     assert "seed=0" in lines[-1]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 2])
+def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, seconds):
+    with subprocess.Popen(
+        command("td3", tmp_path / "run", "total_frames=100000"), stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in error

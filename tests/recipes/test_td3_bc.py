@@ -186,7 +186,7 @@ def test_the_policy_carries_the_statistics_of_the_dataset(finished_run, recorded
     np.testing.assert_allclose(normalization.deviation, raw.std(0) + 1e-3, rtol=1e-5)
     assert normalization.clip == float("inf")
     agent, _ = trained(compose("normalize=false"), 1)
-    assert agent.perception.normalization() is None
+    assert agent.observations.normalization() is None
 
 
 def test_the_tables_of_an_offline_run_have_no_training_episodes(finished_run, table):

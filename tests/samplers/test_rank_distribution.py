@@ -7,7 +7,7 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from torchrl_vmfer import VMFSampler
 from torchrl_vmfer.fast.kernels import load_kernels
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.samplers.distributions import RankDistribution
 
 EXPONENTS = [0.0, 0.3, 0.7, 0.999, 1.0, 1.001, 1.5, 2.0, 10.0, 60.0, 800.0]
 

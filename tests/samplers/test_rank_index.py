@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torchrl_vmfer.fast.kernels import load_kernels
 from torchrl_vmfer.fast.rank_blocks import RankBlocks
-from torchrl_vmfer.samplers.rank_index import RankIndex
+from torchrl_vmfer.samplers.ranks import RankIndex
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer, TensorDictRoundRobinWriter
 from torchrl.objectives import SoftUpdate
 
-from torchrl_vmfer.fast.adam import Adam
 from torchrl_vmfer.fast.collector import DirectCollector
 from torchrl_vmfer.fast.explorer import make_explorer
 from torchrl_vmfer.fast.kernels import why_unavailable
@@ -36,7 +34,6 @@ class Backend:
     Attributes:
         is_fast: the value for the ``fast`` argument of the losses.
         soft_update: makes the updater of target networks, as TorchRL's ``SoftUpdate`` does.
-        optimizer: makes an optimizer from a list of parameters, ``lr`` and ``betas``.
         backward: replaces ``loss.backward()``.
         storage: the class of the replay buffer's storage.
         writer: the class of its writer.
@@ -48,7 +45,6 @@ class Backend:
 
     is_fast: bool
     soft_update: Callable[..., SoftUpdate]
-    optimizer: Callable[..., torch.optim.Optimizer]
     backward: Callable[[Tensor], None]
     storage: Callable[..., LazyTensorStorage]
     writer: Callable[..., TensorDictRoundRobinWriter]
@@ -62,7 +58,7 @@ class Backend:
         parameters: TensorDictParams | list[Tensor],
         lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
-    ) -> Any:
+    ) -> torch.optim.Adam:
         """Makes an optimizer.
 
         Args:
@@ -73,13 +69,12 @@ class Backend:
         if isinstance(parameters, TensorDictParams):
             tensors = parameters.flatten_keys().values()
             parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
-        return self.optimizer(parameters, lr=lr, betas=betas)
+        return torch.optim.Adam(parameters, lr=lr, betas=betas, fused=True)
 
 
 _GENERAL = Backend(
     is_fast=False,
     soft_update=SoftUpdate,
-    optimizer=partial(torch.optim.Adam, fused=True),
     backward=Tensor.backward,
     storage=LazyTensorStorage,
     writer=TensorDictRoundRobinWriter,
@@ -90,7 +85,6 @@ _GENERAL = Backend(
 _FAST = Backend(
     is_fast=True,
     soft_update=FastSoftUpdate,
-    optimizer=partial(Adam, fused=True),
     backward=backward,
     storage=RowStorage,
     writer=RowWriter,

@@ -1,21 +1,16 @@
-"""The functions of the C files of this folder, compiled on first use.
+"""The functions of the C files of this folder, which ``setup.py`` compiles at installation.
 
-The compiled library is cached for each processor and compiler. Without a C compiler, the fast path
-uses PyTorch's matrix products.
+There is one library for each instruction set. Without a C compiler, the fast path uses PyTorch's
+matrix products.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Kernels", "are_plain", "load_kernels", "pointers", "reload", "why_unavailable"]
 
-_SOURCES = [
-    Path(__file__).with_name(f"{name}.c")
-    for name in (
-        *("networks", "squashed", "td_loss", "quantiles", "agreement"),
-        *("policy", "factors", "ranks", "rows"),
-    )
-]
-_OPTIONS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
-_NATIVE = ("-march=native", "-mcpu=native")  # of x86 and of ARM; a compiler may reject one of them
+_FOLDER = Path(__file__).parent
 _SWITCH = "VMFER_KERNELS"
 
 
@@ -102,7 +89,7 @@ def are_plain(*tensors: Tensor) -> bool:
 
 
 def load_kernels() -> Kernels | None:
-    """Returns the compiled functions, or ``None`` where they cannot be compiled."""
+    """Returns the compiled functions, or ``None`` if they were not compiled."""
     return _load()[0]
 
 
@@ -112,7 +99,7 @@ def why_unavailable() -> str:
 
 
 def reload() -> None:
-    """Forgets the compiled functions, so that the next use compiles or finds them again."""
+    """Forgets the compiled functions, so that the next use finds them again."""
     _load.cache_clear()
 
 
@@ -120,69 +107,16 @@ def reload() -> None:
 def _load() -> tuple[Kernels | None, str]:
     if os.environ.get(_SWITCH) == "0":
         return None, f"{_SWITCH}=0"
-    name = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if name is None:
-        return None, "no C compiler was found"
-    try:
-        # CC may have arguments: "gcc -m64".
-        return _compiled([name] if shutil.which(name) else shlex.split(name)), ""
-    except subprocess.CalledProcessError as error:
-        lines = [line for line in error.stderr.splitlines() if "error" in line]
-        return None, f"{name} failed ({lines[0].strip() if lines else error})"
-    except (OSError, ValueError) as error:  # ValueError: unclosed quotes in CC
-        return None, f"{name} or its output could not be used ({error})"
+    files = [_FOLDER / f"_{name}{EXTENSION_SUFFIXES[0]}" for name in _instruction_sets()]
+    built = [file for file in files if file.exists()]
+    if not built:
+        return None, "torchrl_vmfer was installed without a C compiler, or for another processor"
+    return Kernels(built[0]), ""
 
 
-def _compiled(compiler: list[str]) -> Kernels:
-    """The compiled functions, from the cache if they are there."""
-    version = subprocess.run(
-        [*compiler, "--version"], capture_output=True, text=True, check=True
-    ).stdout
-    sources = [source.read_text() for source in _SOURCES]
-    identity = (*sources, version, *compiler[1:], *_OPTIONS, *_processor())
-    digest = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
-    name, cache = f"kernels-{digest}.so", _cache_directory()
-    if cache is not None and (cache / name).exists():
-        return Kernels(cache / name)
-    can_write = cache is not None and os.access(cache, os.W_OK)
-    # Several processes may compile at the same time. A loaded library can be deleted.
-    with tempfile.TemporaryDirectory(dir=cache if can_write else None) as folder:
-        library = Path(folder) / name
-        _compile(compiler, str(library))
-        kernels = Kernels(library)
-        if cache is not None and can_write:
-            library.replace(cache / name)
-    return kernels
+def _instruction_sets() -> tuple[str, ...]:
+    """The instruction sets of this processor for which there may be a library, the best first."""
+    import torch  # only here: whoever imports this module may not need torch
 
-
-def _compile(compiler: list[str], output: str) -> None:
-    for position, native in enumerate(_NATIVE):
-        command = [*compiler, *_OPTIONS, native, *map(str, _SOURCES), "-lm", "-o", output]
-        try:
-            subprocess.run(command, capture_output=True, text=True, check=True)
-            return
-        except subprocess.CalledProcessError:
-            if position == len(_NATIVE) - 1:
-                raise
-
-
-def _processor() -> list[str]:
-    """What ``-march=native`` depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = ("model name", "flags", "Features")
-    found = {line for line in lines if line.split("\t")[0].strip() in names}
-    return [platform.machine(), platform.processor(), *sorted(found)]
-
-
-def _cache_directory() -> Path | None:
-    """The folder of compiled libraries, or ``None`` if it cannot be made."""
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        directory = Path(base) / "torchrl_vmfer"
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
-        return None
-    return directory
+    x86 = {"AVX512": ("avx512", "avx2"), "AVX2": ("avx2",)}
+    return x86.get(torch.backends.cpu.get_cpu_capability(), ("neon",))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from torchrl_vmfer.fast.kernels import Kernels, load_kernels
-from torchrl_vmfer.samplers.rank_index import RankIndex, bits_of, codes_of
+from torchrl_vmfer.samplers.ranks import RankIndex, bits_of, codes_of
 
 __all__ = ["RankBlocks", "make_rank_index", "ranks_at"]
 
@@ -25,7 +25,7 @@ class _Ranks(ctypes.Structure):
 
 
 class RankBlocks:
-    """A :class:`~torchrl_vmfer.samplers.rank_index.RankIndex` that calls compiled functions.
+    """A :class:`~torchrl_vmfer.samplers.ranks.RankIndex` that calls compiled functions.
 
     It gives the same results. The codes are kept in sorted blocks, so that a change moves the codes
     of at most two blocks. See ``ranks.c``.

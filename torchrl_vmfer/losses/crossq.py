@@ -55,7 +55,7 @@ class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
     fast_updates = FastCrossQ
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics. ``qvalue_loss`` asks for current and next values at once."""
+        """The values of the critics. ``qvalue_loss`` evaluates current and next values together."""
         found = super().critics(tensordict, params)
         if params is not self.qvalue_network_params or self.target_count == self.num_qvalue_nets:
             return found

@@ -145,7 +145,7 @@ class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
     critic_loss_name = "qvalue_loss"
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics. ``forward`` asks for all at once, the actor's first."""
+        """The values of the critics. ``forward`` evaluates all together, the actor's first."""
         if self._report is None or not self.taps:
             return super().critics(tensordict, params)
         count = self.num_qvalue_nets

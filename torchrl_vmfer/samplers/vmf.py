@@ -10,18 +10,21 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.directional import MAX_FACTOR
-from torchrl_vmfer.fast.factors import accepted_slots, store_factors
-from torchrl_vmfer.samplers.power_distribution import (
+from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.distributions import (
     LARGEST_WEIGHT,
+    Distribution,
+    Mode,
     PowerDistribution,
+    RankDistribution,
+    Resampling,
+    check_mode,
+    check_pool_size,
     draw_by_inversion,
     powers,
+    uniform,
 )
-from torchrl_vmfer.samplers.priority import Distribution
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
-from torchrl_vmfer.samplers.resampling import Mode, Resampling, check_mode, check_pool_size
-from torchrl_vmfer.samplers.scored import ScoredSampler
-from torchrl_vmfer.samplers.slots import uniform
+from torchrl_vmfer.samplers.ranks import compiled_functions
 
 __all__ = ["VMFSampler"]
 
@@ -31,7 +34,7 @@ _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 _LARGEST_POWER = 100
 
 
-class VMFSampler(ScoredSampler):
+class VMFSampler(BaseSampler):
     """A sampler for the actor, based on the uncertainty of gradient directions.
 
     Each slot of the storage holds a sampling factor p_j = exp(R μᵀx_e), which
@@ -85,6 +88,7 @@ class VMFSampler(ScoredSampler):
     """
 
     signal: ClassVar[str] = "factor"
+    _first_maximum = None
 
     def __init__(
         self,
@@ -174,11 +178,13 @@ class VMFSampler(ScoredSampler):
         accepted: list[np.ndarray] = []
         missing = count
         bound = MAX_FACTOR**self._power
+        compiled = compiled_functions() if self._power == 1 else None
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
             random = uniform(2 * size, self.generator).reshape(2, size)
-            slots = accepted_slots(random, factors, bound, missing) if self._power == 1 else None
-            if slots is None:
+            if compiled is not None:
+                slots = compiled.accepted_slots(random, factors, bound, missing)
+            else:
                 slots = (random[0] * len(factors)).astype(np.int64)
                 weights = powers(factors[slots], self._power)
                 slots = slots[random[1] * bound < weights][:missing]
@@ -225,8 +231,9 @@ class VMFSampler(ScoredSampler):
         """
         if storage is not None:
             self._follow(storage)
+        compiled = None if self.smoothing else compiled_functions()
         arrays = (self._priorities.array, self._last_update.array, self._num_updates + 1)
-        if self.smoothing or not store_factors(index, priority, self._usual, *arrays):
+        if compiled is None or not compiled.store_factors(index, priority, self._usual, *arrays):
             super().update_priority(index, priority, storage=storage)
             return
         self._count_update()

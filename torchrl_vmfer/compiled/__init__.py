@@ -1,0 +1,13 @@
+"""Whole updates of plain networks in one compiled call each.
+
+The extension modules are built when the package is installed, one per instruction set.
+:class:`CompiledUpdates` uses them for the losses of this package, :class:`StackedUpdates` for
+several agents at once. No other subpackage depends on this one, except that samplers and storages
+use :func:`functions` where it returns the extension module.
+"""
+
+from torchrl_vmfer.compiled.extension import functions
+from torchrl_vmfer.compiled.stacked import NotServedError, StackedUpdates
+from torchrl_vmfer.compiled.updates import CompiledUpdates
+
+__all__ = ["CompiledUpdates", "NotServedError", "StackedUpdates", "functions"]

@@ -1,0 +1,2 @@
+#define MODULE _avx2
+#include "module.h"

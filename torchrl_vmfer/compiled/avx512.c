@@ -1,0 +1,2 @@
+#define MODULE _avx512
+#include "module.h"

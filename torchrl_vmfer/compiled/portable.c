@@ -1,0 +1,2 @@
+#define MODULE _portable
+#include "module.h"

@@ -1,0 +1,292 @@
+/* What samplers and storages compute: slots in the order of their priorities, draws by rejection,
+ * and rows of several columns.
+ *
+ * Codes in ascending order, in blocks of at most WIDTH: finds the code of any rank.
+ *
+ * A code holds a priority in its upper 32 bits, higher priorities first, and a slot in the lower.
+ * NumPy owns all arrays; `blocks` counts the blocks in use.
+ *
+ * codes:  [capacity][WIDTH], the codes of each block
+ * block:  [capacity], the row of `codes` of the i-th block in order
+ * count:  [capacity], the number of its codes
+ * lowest: [capacity], no code of an earlier block is as large, none of its own is smaller
+ * before: [capacity + 1], the number of codes in all earlier blocks
+ *
+ * Also finds the ranks at given points of the cumulative mass (`ranks_at`).
+ */
+#ifndef SAMPLERS_H
+#define SAMPLERS_H
+
+#include "updates.h"
+
+enum { WIDTH = 128 };
+enum { BLOCKS_AHEAD = 8 }; /* slots whose blocks are requested before they are needed */
+#define SLOT_BITS 32
+#define SLOT_MASK 0xffffffffLL
+#define TOP 0x7fffffffLL
+
+typedef struct {
+    int64_t capacity, blocks;
+    int64_t *codes, *block, *count, *lowest, *before;
+    int32_t *bits; /* the bits of the priority of each slot; -1 if it has none */
+} Ranks;
+
+static int64_t code_of(int32_t bits, int64_t slot) { return (TOP - bits) << SLOT_BITS | slot; }
+
+/* The number of values that are at most `key`, for ascending values. */
+static int64_t at_most(const int64_t *values, int64_t size, int64_t key) {
+    const int64_t *base = values;
+    while (size > 1) {
+        int64_t half = size / 2;
+        base = base[half - 1] <= key ? base + half : base;
+        size -= half;
+    }
+    return base - values + (size == 1 && *base <= key);
+}
+
+static int64_t block_of(const Ranks *ranks, int64_t code) {
+    int64_t found = at_most(ranks->lowest, ranks->blocks, code);
+    return found ? found - 1 : 0;
+}
+
+/* The same, but tries `guess` first, which is any block in use and usually the right one. */
+static int64_t block_near(const Ranks *ranks, int64_t code, int64_t guess) {
+    int is_right = ranks->lowest[guess] <= code &&
+                   (guess + 1 == ranks->blocks || code < ranks->lowest[guess + 1]);
+    return is_right ? guess : block_of(ranks, code);
+}
+
+static int64_t *codes_of(const Ranks *ranks, int64_t position) {
+    return ranks->codes + WIDTH * ranks->block[position];
+}
+
+static void withdraw(Ranks *ranks, int64_t code, int64_t guess) {
+    int64_t position = block_near(ranks, code, guess), *codes = codes_of(ranks, position);
+    int64_t at = at_most(codes, ranks->count[position], code) - 1;
+    int64_t behind = --ranks->count[position] - at;
+    memmove(codes + at, codes + at + 1, sizeof(*codes) * behind);
+}
+
+/* Moves the upper half of a full block to a new block after it. */
+static int split(Ranks *ranks, int64_t position) {
+    if (ranks->blocks == ranks->capacity) return 0;
+    int64_t behind = ranks->blocks - position - 1, half = WIDTH / 2;
+    int64_t *arrays[] = {ranks->block, ranks->count, ranks->lowest};
+    for (int i = 0; i < 3; i++)
+        memmove(arrays[i] + position + 2, arrays[i] + position + 1, sizeof(int64_t) * behind);
+    ranks->block[position + 1] = ranks->blocks++;
+    int64_t *codes = codes_of(ranks, position);
+    memcpy(codes_of(ranks, position + 1), codes + half, sizeof(int64_t) * half);
+    ranks->count[position] = ranks->count[position + 1] = half;
+    ranks->lowest[position + 1] = codes[half];
+    return 1;
+}
+
+static int insert(Ranks *ranks, int64_t code, int64_t guess) {
+    int64_t position = block_near(ranks, code, guess);
+    if (ranks->count[position] == WIDTH) {
+        if (!split(ranks, position)) return 0;
+        position += code >= ranks->lowest[position + 1];
+    }
+    int64_t *codes = codes_of(ranks, position), size = ranks->count[position]++;
+    int64_t at = at_most(codes, size, code);
+    memmove(codes + at + 1, codes + at, sizeof(*codes) * (size - at));
+    codes[at] = code;
+    return 1;
+}
+
+static void count_before(Ranks *ranks) {
+    ranks->before[0] = 0;
+    for (int64_t i = 0; i < ranks->blocks; i++)
+        ranks->before[i + 1] = ranks->before[i] + ranks->count[i];
+}
+
+/* Divides sorted codes into half-full blocks. */
+static void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
+    int64_t half = WIDTH / 2;
+    ranks->blocks = size ? (size + half - 1) / half : 1;
+    ranks->count[0] = ranks->block[0] = 0;
+    for (int64_t i = 0; i * half < size; i++) {
+        int64_t count = size - i * half < half ? size - i * half : half;
+        memcpy(ranks->codes + WIDTH * i, codes + i * half, sizeof(*codes) * count);
+        ranks->block[i] = i, ranks->count[i] = count, ranks->lowest[i] = codes[i * half];
+    }
+    ranks->lowest[0] = 0; /* smaller codes may be inserted before the first */
+    count_before(ranks);
+}
+
+/* Prefetches the block that holds or will hold a code, and returns its position. */
+static int64_t prefetch(const Ranks *ranks, int64_t code) {
+    int64_t position = block_of(ranks, code);
+    const int64_t *codes = codes_of(ranks, position);
+    for (int64_t i = 0; i < ranks->count[position]; i += 8) __builtin_prefetch(codes + i, 1);
+    return position;
+}
+
+/* Sets the priorities of slots. Returns 0 if no block is left: all blocks must be filled again. */
+static long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_t *bits) {
+    int64_t from[BLOCKS_AHEAD] = {0}, to[BLOCKS_AHEAD] = {0}; /* the blocks of the prefetched codes */
+    for (int64_t next = 0; next < size + BLOCKS_AHEAD; next++) {
+        int64_t i = next - BLOCKS_AHEAD, place = next % BLOCKS_AHEAD, source = from[place], target = to[place];
+        if (next + BLOCKS_AHEAD < size) __builtin_prefetch(ranks->bits + slots[next + BLOCKS_AHEAD], 1);
+        if (next < size) {
+            int32_t known = ranks->bits[slots[next]];
+            if (known >= 0) from[place] = prefetch(ranks, code_of(known, slots[next]));
+            to[place] = prefetch(ranks, code_of(bits[next], slots[next]));
+        }
+        if (i < 0) continue;
+        int32_t old = ranks->bits[slots[i]];
+        if (old == bits[i]) continue;
+        if (old >= 0) withdraw(ranks, code_of(old, slots[i]), source);
+        ranks->bits[slots[i]] = bits[i];
+        if (!insert(ranks, code_of(bits[i], slots[i]), target)) return 0;
+    }
+    count_before(ranks);
+    return 1;
+}
+
+/* Where the code of a rank is. `position` receives its block. */
+static const int64_t *place_of(const Ranks *ranks, int64_t rank, int64_t *position) {
+    *position = at_most(ranks->before, ranks->blocks, rank) - 1;
+    return codes_of(ranks, *position) + (rank - ranks->before[*position]);
+}
+
+/* The number of codes that are smaller than one. */
+static int64_t rank_of(const Ranks *ranks, int64_t code) {
+    int64_t position = block_of(ranks, code - 1);
+    return ranks->before[position] +
+           at_most(codes_of(ranks, position), ranks->count[position], code - 1);
+}
+
+static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t code) {
+    if (rank < 0 || rank >= ranks->before[ranks->blocks]) return 0;
+    int64_t first = ranks->before[position];
+    int is_inside = rank >= first && rank < first + ranks->count[position];
+    int64_t other =
+        is_inside ? codes_of(ranks, position)[rank - first] : *place_of(ranks, rank, &position);
+    return other >> SLOT_BITS == code >> SLOT_BITS;
+}
+
+/* For each rank, a slot drawn uniformly among those with equal priority, and their ranks. */
+static void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const double *random,
+                int64_t *slots, int64_t *first, int64_t *end) {
+    for (int64_t i = 0; i < size; i++) {
+        int64_t position;
+        if (i + BLOCKS_AHEAD < size) __builtin_prefetch(place_of(ranks, at[i + BLOCKS_AHEAD], &position));
+        int64_t code = *place_of(ranks, at[i], &position);
+        first[i] = at[i], end[i] = at[i] + 1;
+        if (is_tied(ranks, at[i] - 1, position, code) ||
+            is_tied(ranks, at[i] + 1, position, code)) {
+            first[i] = rank_of(ranks, code & ~SLOT_MASK);
+            end[i] = rank_of(ranks, code | SLOT_MASK);
+            int64_t chosen = first[i] + (int64_t)(random[i] * (end[i] - first[i]));
+            code = *place_of(ranks, chosen, &position);
+        }
+        slots[i] = code & SLOT_MASK;
+    }
+}
+
+/* Finds the ranks, counted from 0, at given points of the cumulative mass of `length` ranks.
+ *
+ * points: [size], from mass[0] to mass[length]
+ * mass:   [terms], ascending; mass[r + 1] - mass[r] is the mass of rank r, (r + 1)^(power - 1)
+ * ranks:  [size], receives the ranks
+ *
+ * Returns the number of points for which the first guess was wrong.
+ */
+static long ranks_at(int64_t size, const double *points, const double *mass, int64_t terms,
+              int64_t length, double power, int64_t *ranks) {
+    /* The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for r.
+     * This guess usually avoids a search, which would be limited by memory latency. */
+    double last = terms - 0.5, end = power == 0 ? 0 : pow(last, power);
+    for (int64_t i = 0; i < size; i++) {
+        double guess = power == 0 ? last * exp(points[i]) : pow(power * points[i] + end, 1 / power);
+        guess -= 0.5;
+        ranks[i] = guess > 0 ? guess < length - 1 ? (int64_t)guess : length - 1 : 0; /* 0 if NaN */
+        __builtin_prefetch(mass + ranks[i]);
+    }
+    long wrong = 0;
+    for (int64_t i = 0; i < size; i++) {
+        if (mass[ranks[i]] <= points[i] && points[i] < mass[ranks[i] + 1]) continue;
+        wrong++;
+        const double *base = mass + 1; /* counts the masses that are at most the point */
+        for (int64_t left = length - 1; left > 0;) {
+            int64_t half = left / 2;
+            if (base[half] <= points[i]) base += half + 1, left -= half + 1;
+            else left = half;
+        }
+        ranks[i] = base - mass - 1;
+    }
+    return wrong;
+}
+
+/* Accepts proposed slots with probability factor / bound. Returns the number of accepted slots.
+ *
+ * random: [2][proposals], numbers in [0, 1): the place of each proposal, and its height
+ * factors: [size]
+ * slots: receives the first `wanted` accepted slots; has room for `proposals`
+ */
+static long accept_slots(long proposals, const double *random, long size, const float *factors,
+                  double bound, long wanted, int64_t *slots) {
+    const double *height = random + proposals;
+    long found = 0;
+    for (long i = 0; i < proposals && found < wanted; i++) {
+        if (i + AHEAD < proposals)
+            __builtin_prefetch(factors + (int64_t)(random[i + AHEAD] * (double)size));
+        int64_t slot = random[i] * (double)size;
+        slots[found] = slot;
+        found += height[i] * bound < (double)factors[slot];
+    }
+    return found;
+}
+
+/* Stores new factors and the number of their update. Returns 1.
+ *
+ * Returns 0, and stores nothing, if a slot does not exist or if a factor is not in [low, high].
+ *
+ * slots, values: [count]
+ * factors, last_update: [size]
+ */
+static long store_factors(long count, const int64_t *slots, const float *values, double low, double high,
+                   long size, float *factors, int32_t *last_update, long update) {
+    const float least = low, largest = high;
+    for (long i = 0; i < count; i++) {
+        if (slots[i] < 0 || slots[i] >= size) return 0;
+        if (!(least <= values[i] && values[i] <= largest)) return 0; /* also if it is NaN */
+    }
+    for (long i = 0; i < count; i++) {
+        if (i + AHEAD < count) {
+            __builtin_prefetch(factors + slots[i + AHEAD], 1);
+            __builtin_prefetch(last_update + slots[i + AHEAD], 1);
+        }
+        factors[slots[i]] = values[i];
+        last_update[slots[i]] = update;
+    }
+    return 1;
+}
+
+/* Reads rows of columns, of `widths[column]` bytes each. `to` receives the rows of each column. */
+static void read_rows(long columns, const char *const *from, const int64_t *widths, long count,
+                      const int64_t *index, char *const *to) {
+    for (long c = 0; c < columns; c++) {
+        const long width = widths[c];
+        for (long i = 0; i < count; i++) {
+            if (i + AHEAD < count) {
+                const char *row = from[c] + width * index[i + AHEAD];
+                __builtin_prefetch(row);
+                __builtin_prefetch(row + width - 1);
+            }
+            memcpy(to[c] + width * i, from[c] + width * index[i], width);
+        }
+    }
+}
+
+/* Writes rows of columns. The last of several values for a row remains. */
+static void write_rows(long columns, char *const *to, const int64_t *widths, long count,
+                       const int64_t *index, const char *const *from) {
+    for (long c = 0; c < columns; c++)
+        for (long i = 0; i < count; i++)
+            memcpy(to[c] + widths[c] * index[i], from[c] + widths[c] * i, widths[c]);
+}
+
+#endif

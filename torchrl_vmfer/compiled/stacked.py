@@ -1,0 +1,418 @@
+"""Updates of several agents at once, with stacked parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchrl_vmfer.compiled.extension import functions
+
+__all__ = ["ActorReport", "AdamState", "Columns", "CriticReport", "NotServedError", "Settings"]
+__all__ += ["StackedNetwork", "StackedUpdates"]
+
+
+class NotServedError(TypeError):
+    """Raised for what the compiled updates do not serve; the message is the reason."""
+
+
+class AdamState(NamedTuple):
+    """A parameter of ``M`` agents, with what changes it. All tensors are float32 and contiguous.
+
+    Attributes:
+        value: the parameter, ``[M, *shape]`` of an actor or ``[M, N, *shape]`` of N critics.
+        target: that of the target network, of the same shape; ``None`` if there is none.
+        exp_avg: Adam's average of the gradient, of the same shape; ``None`` without an optimizer.
+        exp_avg_sq: Adam's average of its square.
+        step: Adam's step count of each agent, ``[M]``.
+    """
+
+    value: Tensor
+    target: Tensor | None = None
+    exp_avg: Tensor | None = None
+    exp_avg_sq: Tensor | None = None
+    step: Tensor | None = None
+
+    @classmethod
+    def zeros(cls, value: Tensor, has_target: bool = False) -> AdamState:
+        """The state of a parameter before its first update; the target is a copy."""
+        target = value.clone() if has_target else None
+        zeros = torch.zeros_like(value), torch.zeros_like(value)
+        return cls(value, target, *zeros, torch.zeros(len(value)))
+
+
+@dataclass(frozen=True)
+class StackedNetwork:
+    """The networks of ``M`` agents: linear layers with ReLU between them.
+
+    Attributes:
+        sizes: the number of inputs, of the units of each hidden layer, and of outputs.
+        parameters: weight ``[..., out, in]`` and bias of each layer, in order. With layer
+            normalization before each ReLU, these are followed by its weight and bias.
+        norm_eps: the ``eps`` of the layer normalization; ``None`` without it.
+        betas: Adam's coefficients.
+        eps: Adam's ``eps``.
+    """
+
+    sizes: tuple[int, ...]
+    parameters: Sequence[AdamState]
+    norm_eps: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+
+@dataclass
+class Settings:
+    """The algorithm. The defaults are TD3's.
+
+    Attributes:
+        observation: the size of an observation.
+        action: the size of an action.
+        policy: ``"deterministic"``, or ``"gaussian"`` for a squashed Gaussian.
+        num_targets: how many critics, counted from the first, form the TD target.
+        is_quantile: whether the outputs of a critic are quantiles, as in TQC.
+        dropped: the number of largest quantiles per critic that the target leaves out.
+        followed: the critic that the actor maximizes: ``"first"``, ``"min"`` or ``"mean"``.
+        used: the critic e of the factors.
+        measures: whether actor updates compute factors and resultant lengths.
+        has_norms: whether they compute the norm of the gradient that moves the actor.
+        is_pre_tanh: whether directions and norms refer to the pre-tanh action.
+        distance: the distance of values to targets: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
+        is_mean: whether losses are means over the batch; otherwise they are sums.
+        is_action_first: whether the critics read the action before the observation.
+        is_squashed: whether a deterministic policy ends with tanh.
+        critic_scale: a factor of the critic loss.
+        actor_scale: a factor of the actor loss.
+        policy_noise: the standard deviation of the noise on target actions.
+        noise_clip: the largest absolute value of that noise.
+        actor_noise: the standard deviation of the noise on the actions of the actor's batch.
+        actor_noise_clip: the largest absolute value of that noise.
+        cloning: the α of TD3+BC; ``None`` without behavior cloning.
+        log_bounds: the bounds of the logarithm of a Gaussian policy's standard deviation.
+        alpha_bounds: the bounds of log α; ``None`` without bounds.
+        is_alpha_loss_exp: whether the temperature loss is that of α, as in REDQ, or of log α.
+        target_entropy: the entropy that the temperature is adjusted to.
+        low: the lower bound of each component of an action.
+        high: the upper bound.
+        middle: the m of the policy's action m + h tanh(u).
+        half: its h.
+        seen_middle: the m of the derivative for ``is_pre_tanh``.
+        seen_half: its h.
+    """
+
+    observation: int
+    action: int
+    policy: Literal["deterministic", "gaussian"] = "deterministic"
+    num_targets: int = 2
+    is_quantile: bool = False
+    dropped: int = 0
+    followed: Literal["first", "min", "mean"] = "first"
+    used: Literal["first", "min", "mean"] = "first"
+    measures: bool = True
+    has_norms: bool = False
+    is_pre_tanh: bool = False
+    distance: Literal["l2", "l1", "smooth_l1"] = "l2"
+    is_mean: bool = True
+    is_action_first: bool = False
+    is_squashed: bool = True
+    critic_scale: float = 1.0
+    actor_scale: float = 1.0
+    policy_noise: float = 0.2
+    noise_clip: float = 0.5
+    actor_noise: float = 0.0
+    actor_noise_clip: float = 0.5
+    cloning: float | None = None
+    log_bounds: tuple[float, float] = (-20.0, 2.0)
+    alpha_bounds: tuple[float, float] | None = None
+    is_alpha_loss_exp: bool = False
+    target_entropy: float = 0.0
+    low: Any = -1.0
+    high: Any = 1.0
+    middle: Any = 0.0
+    half: Any = 1.0
+    seen_middle: Any = 0.0
+    seen_half: Any = 1.0
+    numbers: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items()}
+        choices = (
+            *(("policy", ("deterministic", "gaussian")), ("distance", ("l2", "l1", "smooth_l1"))),
+            *((name, ("first", "min", "mean")) for name in ("followed", "used")),
+        )
+        for name, values in choices:
+            given[name] = values.index(given[name])
+        cloning, bounds = given.pop("cloning"), given.pop("alpha_bounds")
+        given |= {"is_cloning": cloning is not None, "cloning": cloning or 0.0}
+        given["log_low"], given["log_high"] = given.pop("log_bounds")
+        given["has_alpha_bounds"] = bounds is not None
+        given["alpha_low"], given["alpha_high"] = bounds or (0.0, 0.0)
+        for name in ("low", "high", "middle", "half", "seen_middle", "seen_half"):
+            values = np.asarray(given[name], np.float32)
+            given[name] = np.ascontiguousarray(np.broadcast_to(values, self.action).copy())
+        self.numbers = given
+
+
+class Columns(NamedTuple):
+    """The entries of transitions as NumPy arrays: batches, or all rows of a storage.
+
+    Attributes:
+        observation: float32 ``[M, rows, O]``.
+        action: float32 ``[M, rows, A]``; an actor update reads it for behavior cloning only.
+        reward: float32 ``[M, rows]`` or ``[M, rows, 1]``.
+        terminated: bool, of the same shape.
+        next_observation: float32 ``[M, rows, O]``.
+    """
+
+    observation: np.ndarray
+    action: np.ndarray | None = None
+    reward: np.ndarray | None = None
+    terminated: np.ndarray | None = None
+    next_observation: np.ndarray | None = None
+
+
+class CriticReport(NamedTuple):
+    """The result of a critic update.
+
+    Attributes:
+        loss: the loss of each agent, ``[M]``.
+        td_error: the largest absolute TD error of the critics for each transition, ``[M, B]``;
+            for quantiles, the largest mean absolute difference.
+    """
+
+    loss: np.ndarray
+    td_error: np.ndarray
+
+
+class ActorReport(NamedTuple):
+    """The result of an actor update. What the settings do not ask for is ``None``.
+
+    Attributes:
+        loss: ``[M, 3]``: the loss of each agent; with behavior cloning, its squared distance and
+            the factor λ of the critics.
+        factor: the sampling factors ``[M, B]``.
+        length: the resultant lengths ``[M, B]``.
+        gradient_norm: the norms ``[M, B]`` of the gradients that move the actor.
+        log_prob: the log-densities ``[M, B]`` of the actions of a Gaussian policy.
+    """
+
+    loss: np.ndarray
+    factor: np.ndarray | None
+    length: np.ndarray | None
+    gradient_norm: np.ndarray | None
+    log_prob: np.ndarray | None
+
+
+class StackedUpdates:
+    """Whole updates of ``M`` agents with stacked parameters, one compiled call for each kind.
+
+    The agents have networks of the same shape and the same settings. Each has its own parameters,
+    batches, learning rates, discount and soft updates, given as numbers or as arrays ``[M]``. The
+    results of an agent are the same bits whatever the other agents are, in any order and number.
+    All parameters and states are changed in place. Random numbers are passed in.
+
+    In all methods, ``index`` ``[M, B]`` selects the rows of the columns that form each agent's
+    batch; without it, all rows do. ``active`` ``[M]`` (bool) limits a call to some agents; the
+    others and their parts of the results are left alone.
+
+    Args:
+        settings: the algorithm.
+        actor: the actors, with parameters ``[M, ...]``. A deterministic policy requires targets.
+        critics: the critics, with parameters ``[M, N, ...]`` and targets.
+        log_alpha: the logarithms ``[M]`` of the temperatures, for a Gaussian policy.
+        alpha_betas: Adam's coefficients for the temperature.
+        alpha_eps: its ``eps``.
+        module: the extension module; by default, the best one for this processor.
+
+    Raises:
+        NotServedError: if the package was installed without a C compiler.
+
+    Examples:
+        >>> def network(*sizes, copies):
+        ...     shapes = [s for i, o in zip(sizes, sizes[1:]) for s in [(o, i), (o,)]]
+        ...     values = [torch.randn(*copies, *shape) for shape in shapes]
+        ...     return StackedNetwork(sizes, [AdamState.zeros(v, has_target=True) for v in values])
+        >>> agents = StackedUpdates(
+        ...     Settings(observation=3, action=2),
+        ...     actor=network(3, 8, 2, copies=[4]),  # four agents
+        ...     critics=network(5, 8, 1, copies=[4, 2]),  # with two critics each
+        ... )
+        >>> observation = np.zeros((4, 16, 3), np.float32)
+        >>> columns = Columns(observation, np.zeros((4, 16, 2), np.float32),
+        ...                   np.ones((4, 16), np.float32), np.zeros((4, 16), bool), observation)
+        >>> noise = np.zeros((4, 16, 2), np.float32)
+        >>> agents.update_critics(columns, noise, lr=1e-3, gamma=[0.9, 0.95, 0.98, 0.99]).loss.shape
+        (4,)
+        >>> agents.update_actor(columns, lr=1e-3).factor.shape
+        (4, 16)
+        >>> agents.update_targets(tau=0.005)
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        actor: StackedNetwork,
+        critics: StackedNetwork,
+        log_alpha: AdamState | None = None,
+        alpha_betas: tuple[float, float] = (0.9, 0.999),
+        alpha_eps: float = 1e-8,
+        module: Any = None,
+    ) -> None:
+        module = module or functions()
+        if module is None:
+            raise NotServedError(
+                "the extension modules of torchrl_vmfer were not built: install the package where "
+                "there is a C compiler"
+            )
+        self.settings = settings
+        first = critics.parameters[0].value
+        self.members, self.num_critics = first.shape[:2]
+        networks = {"actor": actor, "critic": critics}
+        numbers = settings.numbers | {"members": self.members}
+        for name, network in networks.items():
+            numbers[f"{name}_norm"] = network.norm_eps is not None
+            numbers[f"{name}_norm_eps"] = network.norm_eps or 0.0
+        self._updates = module.Updates(
+            numbers,
+            actor.sizes,
+            [_arrays(state) for state in actor.parameters],
+            critics.sizes,
+            [_arrays(state) for state in critics.parameters],
+            self.num_critics,
+            None if log_alpha is None else _arrays(log_alpha),
+            tuple(
+                (*betas, eps)
+                for betas, eps in (
+                    (critics.betas, critics.eps),
+                    (actor.betas, actor.eps),
+                    (alpha_betas, alpha_eps),
+                )
+            ),
+        )
+
+    def update_critics(
+        self,
+        columns: Columns,
+        noise: np.ndarray,
+        *,
+        lr: Any,
+        gamma: Any,
+        index: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        subset: np.ndarray | None = None,
+        clip: float = 0.0,
+        active: np.ndarray | None = None,
+    ) -> CriticReport:
+        """Takes one step of the critics.
+
+        Args:
+            columns: the transitions.
+            noise: standard normal numbers ``[M, B, A]`` for the next actions.
+            lr: the learning rate.
+            gamma: the discount.
+            index: the rows of the batch, int64 ``[M, B]``.
+            weights: the weight of each transition, ``[M, B]``.
+            subset: the target critics of the minimum, int64 ``[M, S]``, as in REDQ.
+            clip: the largest norm of the gradient; 0 for no limit.
+            active: the agents to update.
+        """
+        rows = noise.shape[1]
+        loss, error = np.zeros(self.members), np.zeros((self.members, rows), np.float32)
+        observation, action, reward, terminated, next_observation = columns
+        self._updates.update_critics(
+            *(rows, observation.shape[1], index),
+            *(observation, action, reward, terminated, next_observation),
+            *(weights, noise, subset, self._each(gamma), self._each(lr), clip, active, loss, error),
+        )
+        return CriticReport(loss, error)
+
+    def update_actor(
+        self,
+        columns: Columns,
+        noise: np.ndarray | None = None,
+        *,
+        lr: Any,
+        alpha_lr: Any = None,
+        index: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        clip: float = 0.0,
+        active: np.ndarray | None = None,
+    ) -> ActorReport:
+        """Takes one step of the actor, and of the temperature if ``alpha_lr`` is given.
+
+        Args:
+            columns: the transitions.
+            noise: standard normal numbers ``[M, B, A]``, for a Gaussian policy or ``actor_noise``.
+            lr: the learning rate of the actor.
+            alpha_lr: that of the temperature.
+            index: the rows of the batch, int64 ``[M, B]``.
+            weights: the weight of each transition, ``[M, B]``.
+            clip: the largest norm of the actor's gradient; 0 for no limit.
+            active: the agents to update.
+        """
+        size = columns.observation.shape[1]
+        rows = size if index is None else index.shape[1]
+        settings, shape = self.settings, (self.members, rows)
+        loss = np.zeros((self.members, 3))
+        wanted = (
+            *(settings.measures, settings.measures, settings.has_norms),
+            settings.policy == "gaussian",
+        )
+        found = [np.zeros(shape, np.float32) if is_wanted else None for is_wanted in wanted]
+        self._updates.update_actor(
+            *(rows, size, index, columns.observation, columns.action, weights, noise),
+            *(self._each(lr), None if alpha_lr is None else self._each(alpha_lr), clip, active),
+            *(loss, *found),
+        )
+        return ActorReport(loss, *found)
+
+    def update_targets(self, tau: Any, active: np.ndarray | None = None) -> None:
+        """Moves the target networks by the fraction ``tau`` towards the networks."""
+        self._updates.update_targets(self._each(tau), active)
+
+    def act(
+        self,
+        observation: np.ndarray,
+        noise: np.ndarray | None = None,
+        deviation: Any = 0.0,
+        active: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Returns an action ``[M, A]`` for one observation ``[M, O]`` of each agent.
+
+        Args:
+            observation: the observations.
+            noise: standard normal numbers ``[M, A]``. Without them, the actions of a Gaussian
+                policy are the centers of its distributions.
+            deviation: the standard deviation of the noise on actions of a deterministic policy,
+                which are clipped to their bounds.
+            active: the agents that act.
+        """
+        action = np.zeros((self.members, self.settings.action), np.float32)
+        self._updates.act(observation, noise, self._each(deviation), active, action)
+        return action
+
+    def _each(self, value: Any) -> np.ndarray:
+        """One number in double precision for each agent."""
+        if type(value) is np.ndarray and value.dtype == np.float64 and value.ndim == 1:
+            return value
+        return np.array(np.broadcast_to(np.asarray(value, np.float64), self.members))
+
+
+def _arrays(state: AdamState) -> tuple[np.ndarray | None, ...]:
+    """The arrays that share memory with the tensors of a parameter."""
+    found: list[np.ndarray | None] = []
+    for tensor in state:
+        if tensor is None:
+            found.append(None)
+            continue
+        if tensor.dtype is not torch.float32 or not tensor.is_cpu or not tensor.is_contiguous():
+            raise NotServedError(
+                f"a parameter is not contiguous float32 on the CPU, but {tensor.dtype} on "
+                f"{tensor.device} with strides {tensor.stride()}"
+            )
+        found.append(tensor.detach().numpy())
+    return tuple(found)

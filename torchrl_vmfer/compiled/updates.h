@@ -1,0 +1,613 @@
+/* Whole updates of actors and critics: targets, losses, gradients and Adam's steps. */
+#ifndef UPDATES_H
+#define UPDATES_H
+
+#include "networks.h"
+#include "policies.h"
+
+enum { FIRST, LOWEST, MEAN };       /* which critic */
+enum { L2, L1, SMOOTH_L1 };         /* distances of values to targets */
+enum { DETERMINISTIC, GAUSSIAN };   /* policies */
+
+typedef struct {
+    long members, observation, action, num_targets, dropped;
+    int policy, is_quantile, is_action_first, is_squashed, followed, used, measures, has_norms;
+    int is_pre_tanh, distance, is_mean, is_cloning, has_alpha_bounds, is_alpha_loss_exp;
+    double critic_scale, actor_scale, policy_noise, noise_clip, actor_noise, actor_noise_clip;
+    double cloning, log_low, log_high, alpha_low, alpha_high, target_entropy;
+    /* [action]: bounds of actions, the policy's a = middle + half · tanh(u), that of directions */
+    float *low, *high, *middle, *half, *seen_middle, *seen_half;
+    Network actor, critics;
+    Param log_alpha; /* value NULL if there is no temperature */
+    Adam adam_of_actor, adam_of_critics, adam_of_alpha;
+    Arena arena;
+} Agents;
+
+/* Rows of columns, [members][size][...]. Row i of a batch is index[i], or i without an index. */
+typedef struct {
+    long rows, size;
+    const int64_t *index; /* [members][rows], or NULL */
+    const float *observation, *action, *reward, *next_observation;
+    const uint8_t *terminated;
+    const float *weights; /* [members][rows], or NULL */
+    const float *noise;   /* [members][rows][action], standard normal */
+    const int64_t *subset; /* [members][num_subset], target critics of each member, or NULL */
+    long num_subset;
+} Batch;
+
+enum { AHEAD = 12 }; /* rows to request from memory before they are needed */
+
+INLINE long row_of(const Batch *batch, long member, long row) {
+    return batch->size * member +
+           (batch->index ? batch->index[batch->rows * member + row] : row);
+}
+
+/* Writes rows of a column to units [first, first + width) of inputs in panels. */
+static void fill(const Batch *batch, long member, const float *column, long width, long first,
+                 float *inputs) {
+    for (long r = 0; r < batch->rows; r++) {
+        if (r + AHEAD < batch->rows) {
+            const float *next = column + width * row_of(batch, member, r + AHEAD);
+            __builtin_prefetch(next), __builtin_prefetch(next + width - 1);
+        }
+        const float *from = column + width * row_of(batch, member, r);
+        for (long i = 0, u = first; i < width; ) {
+            long count = least(width - i, LANES - u % LANES);
+            float *to = inputs + u / LANES * LANES * batch->rows + LANES * r + u % LANES;
+            for (long j = 0; j < count; j++) to[j] = from[i + j];
+            i += count, u += count;
+        }
+    }
+}
+
+/* The same for dense rows of this batch. */
+static void fill_dense(long rows, const float *values, long width, long first, float *inputs) {
+    Batch dense = {.rows = rows, .size = rows};
+    fill(&dense, 0, values, width, first, inputs);
+}
+
+/* Copies units of panels to dense rows. */
+static void unpanel(long rows, long width, const float *panels, float *to) {
+    for (long u = 0; u < width; u += LANES, panels += LANES * rows)
+        for (long r = 0; r < rows; r++)
+            memcpy(to + width * r + u, panels + LANES * r,
+                   sizeof(float) * least(LANES, width - u));
+}
+
+static float *new_inputs(Arena *arena, long rows, long width) {
+    float *inputs = take(arena, rows * padded(width));
+    memset(inputs + rows * (padded(width) - LANES), 0, sizeof(float) * LANES * rows);
+    return inputs;
+}
+
+/* The weight of each row in the loss of a batch. */
+static float *row_weights(Agents *agents, const Batch *batch, long member, double scale) {
+    float *weights = take(&agents->arena, batch->rows);
+    const float *given = batch->weights ? batch->weights + batch->rows * member : 0;
+    double sum = 0;
+    for (long r = 0; r < batch->rows; r++) sum += given ? given[r] : 1;
+    for (long r = 0; r < batch->rows; r++)
+        weights[r] = (float)((given ? given[r] : 1) * scale / (agents->is_mean ? sum : 1));
+    return weights;
+}
+
+static float alpha_of(Agents *agents, long member) {
+    float *log_alpha = agents->log_alpha.value + member, value = *log_alpha;
+    if (agents->has_alpha_bounds) {
+        value = within(value, (float)agents->alpha_low, (float)agents->alpha_high);
+        if (!agents->is_alpha_loss_exp) *log_alpha = value; /* as TorchRL's SACLoss does */
+    }
+    return expf(value);
+}
+
+/* What a policy did in a batch. */
+typedef struct {
+    Pass pass;
+    float *outputs;  /* [rows][width] of the network */
+    float *squashed; /* [rows][action], tanh(u) */
+    float *action;   /* [rows][action] */
+    float *density;  /* [rows], log π */
+} Acts;
+
+/* The actions of the (target) policy. `noise` is used by a Gaussian policy only. */
+static Acts acts_of(Agents *agents, const Batch *batch, long member, int is_target,
+                    const float *column, const float *noise) {
+    Arena *arena = &agents->arena;
+    long rows = batch->rows, width = agents->action, size = rows * width;
+    long outputs = width * (agents->policy == GAUSSIAN ? 2 : 1);
+    float *inputs = new_inputs(arena, rows, agents->observation);
+    fill(batch, member, column, agents->observation, 0, inputs);
+    Acts acts = {new_pass(arena, &agents->actor, rows, inputs)};
+    float *panels = forward(arena, &agents->actor, member, is_target, rows, acts.pass);
+    acts.outputs = take(arena, rows * outputs);
+    unpanel(rows, outputs, panels, acts.outputs);
+    acts.squashed = take(arena, size), acts.action = take(arena, size);
+    acts.density = take(arena, rows);
+    if (agents->policy == GAUSSIAN) {
+        draw_actions(rows, width, acts.outputs, (float)agents->log_low, (float)agents->log_high,
+                     noise, acts.squashed, acts.density, acts.action);
+        double stretch = 0;
+        for (long i = 0; i < width; i++) stretch += log(agents->half[i]);
+        if (stretch != 0)
+            for (long r = 0; r < rows; r++) acts.density[r] -= (float)stretch;
+    } else if (agents->is_squashed)
+        for (long i = 0; i < size; i++) acts.squashed[i] = squash(acts.outputs[i]);
+    else memcpy(acts.squashed, acts.outputs, sizeof(float) * size);
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < width; i++)
+            acts.action[width * r + i] =
+                agents->middle[i] + agents->half[i] * acts.squashed[width * r + i];
+    return acts;
+}
+
+/* Adds clipped noise to actions and clips the results. */
+static void perturb(const Agents *agents, long rows, const float *noise, double deviation,
+                    double clip, float *action) {
+    for (long r = 0; r < rows; r++)
+        for (long i = 0; i < agents->action; i++) {
+            long at = agents->action * r + i;
+            float e = within(noise[at] * (float)deviation, (float)-clip, (float)clip);
+            action[at] = within(action[at] + e, agents->low[i], agents->high[i]);
+        }
+}
+
+static float *critic_inputs(Agents *agents, const Batch *batch, long member, const float *column) {
+    long width = agents->observation + agents->action;
+    float *inputs = new_inputs(&agents->arena, batch->rows, width);
+    fill(batch, member, column, agents->observation, agents->is_action_first ? agents->action : 0,
+         inputs);
+    return inputs;
+}
+
+INLINE long action_place(const Agents *agents) {
+    return agents->is_action_first ? 0 : agents->observation;
+}
+
+/* The distance between value and target, and its derivative. */
+INLINE float distance_of(int kind, float error, float *slope) {
+    float size = fabsf(error);
+    if (kind == L2) {
+        *slope = 2 * error;
+        return error * error;
+    }
+    float sign = error > 0 ? 1 : error < 0 ? -1 : error; /* 0 and NaN as they are */
+    if (kind == L1) {
+        *slope = sign;
+        return size;
+    }
+    *slope = size > 1 ? sign : error;
+    return size > 1 ? size - 0.5f : 0.5f * error * error;
+}
+
+INLINE int is_below(float a, float b) { return a < b || (b != b && a == a); } /* NaN is largest */
+
+/* Moves the `kept` smallest values to the front. */
+static void select_smallest(float *values, long size, long kept) {
+    long low = 0, high = size - 1;
+    while (low < high) {
+        float pivot = values[(low + high) / 2];
+        long i = low, j = high;
+        while (i <= j) {
+            while (is_below(values[i], pivot)) i++;
+            while (is_below(pivot, values[j])) j--;
+            if (i <= j) {
+                float swapped = values[i];
+                values[i++] = values[j], values[j--] = swapped;
+            }
+        }
+        if (kept - 1 <= j) high = j;
+        else if (kept >= i) low = i;
+        else return;
+    }
+}
+
+/* The quantile Huber loss of TQC for one critic and transition, averaged over all pairs.
+ *
+ * For a difference d and c = d clipped to [-1, 1], the Huber loss is c (d - c/2), and the weight of
+ * a quantile fraction τ is 1/2 + (τ - 1/2) sign(d), so that τ is needed only after the sums over the
+ * targets. The inner loop is over quantiles, whose sums are independent.
+ *
+ * slope: [count], receives the gradient; error: receives the mean absolute difference
+ * sums: room for [5][count]
+ */
+static double quantile_huber(long count, const float *quantiles, long num_targets,
+                             const float *targets, float *slope, float *error, float *sums) {
+    float *clipped = sums, *sizes = sums + count, *distances = sums + 2 * count;
+    float *even = sums + 3 * count, *odd = sums + 4 * count; /* Σ c (d - c/2), Σ |c| (d - c/2) */
+    memset(sums, 0, sizeof(float) * 5 * count);
+    for (long t = 0; t < num_targets; t++)
+        for (long k = 0; k < count; k++) {
+            float d = targets[t] - quantiles[k], c = within(d, -1, 1);
+            float rest = d - 0.5f * c, size = fabsf(c);
+            clipped[k] += c, sizes[k] += size, distances[k] += fabsf(d);
+            even[k] += c * rest, odd[k] += size * rest;
+        }
+    double total = 0, distance = 0, pairs = (double)count * num_targets;
+    for (long k = 0; k < count; k++) {
+        double tilt = (k + 0.5) / count - 0.5;
+        total += 0.5 * even[k] + tilt * odd[k];
+        distance += distances[k];
+        slope[k] = (float)((0.5 * clipped[k] + tilt * sizes[k]) / -pairs);
+    }
+    *error = (float)(distance / pairs);
+    return total / pairs;
+}
+
+/* Updates the critics of one member.
+ *
+ * error: [rows], receives the largest absolute TD error of all critics
+ * Returns the loss.
+ */
+static double update_critics(Agents *agents, const Batch *batch, long member, double gamma,
+                             const Adam *adam, float *error) {
+    Arena *arena = &agents->arena;
+    Network *net = &agents->critics;
+    long rows = batch->rows, outputs = net->layers[net->depth - 1].out, place = action_place(agents);
+    const float *noise = batch->noise + rows * agents->action * member;
+    reset(arena);
+    float *targets = take(arena, rows * outputs * (batch->subset ? batch->num_subset
+                                                                 : agents->num_targets));
+    float *gradient_room = take(arena, 5 * outputs);
+
+    /* Targets: the value of the next state is the minimum, or the lowest quantiles. */
+    Acts acts = acts_of(agents, batch, member, 1, batch->next_observation, noise);
+    float alpha = agents->policy == GAUSSIAN ? alpha_of(agents, member) : 0;
+    if (agents->policy == DETERMINISTIC)
+        perturb(agents, rows, noise, agents->policy_noise, agents->noise_clip, acts.action);
+    float *inputs = critic_inputs(agents, batch, member, batch->next_observation);
+    fill_dense(rows, acts.action, agents->action, place, inputs);
+    Pass pass = new_pass(arena, net, rows, inputs);
+    long num_nets = batch->subset ? batch->num_subset : agents->num_targets, kept = 1;
+    long width = num_nets * outputs; /* of the targets of a row */
+    for (long i = 0; i < num_nets; i++) {
+        long n = batch->subset ? batch->subset[num_nets * member + i] : i;
+        float *values = forward(arena, net, net->count * member + n, 1, rows, pass);
+        for (long u = 0; u < outputs; u++)
+            for (long r = 0; r < rows; r++)
+                targets[width * r + outputs * i + u] =
+                    values[u / LANES * LANES * rows + LANES * r + u % LANES];
+    }
+    if (agents->is_quantile) kept = num_nets * (outputs - agents->dropped);
+    for (long r = 0; r < rows; r++) {
+        float *found = targets + width * r;
+        long at = row_of(batch, member, r);
+        if (agents->is_quantile) select_smallest(found, width, kept);
+        else
+            for (long i = 1; i < width; i++)
+                if (found[i] < *found || found[i] != found[i]) *found = found[i];
+        for (long i = 0; i < kept; i++) {
+            float next = agents->policy == GAUSSIAN ? found[i] - alpha * acts.density[r] : found[i];
+            found[i] = batch->reward[at] + (batch->terminated[at] ? 0 : (float)gamma * next);
+        }
+    }
+
+    inputs = critic_inputs(agents, batch, member, batch->observation);
+    fill(batch, member, batch->action, agents->action, place, inputs);
+    pass.units[0] = inputs;
+    float *weights = row_weights(agents, batch, member, agents->critic_scale);
+    float *slopes = take(arena, rows * padded(outputs));
+    float *dense = take(arena, outputs), *changes = take(arena, outputs);
+    Gradient *gradients = adam->clip ? (Gradient *)take(arena, net->count * net->depth *
+                                                        (long)(sizeof(Gradient) / sizeof(float))) : 0;
+    memset(error, 0, sizeof(float) * rows);
+    double loss = 0;
+    for (long n = 0; n < net->count; n++) {
+        long which = net->count * member + n;
+        Chunk *chunk = arena->chunks;
+        long used = chunk->used;
+        float *values = forward(arena, net, which, 0, rows, pass);
+        for (long r = 0; r < rows; r++) {
+            float size, change;
+            if (agents->is_quantile) {
+                for (long u = 0; u < outputs; u++)
+                    dense[u] = values[u / LANES * LANES * rows + LANES * r + u % LANES];
+                loss += weights[r] * quantile_huber(outputs, dense, kept, targets + width * r,
+                                                    changes, &size, gradient_room);
+                for (long u = 0; u < outputs; u++)
+                    slopes[u / LANES * LANES * rows + LANES * r + u % LANES] =
+                        weights[r] * changes[u];
+            } else {
+                float difference = values[LANES * r] - targets[width * r];
+                loss += weights[r] * (double)distance_of(agents->distance, difference, &change);
+                slopes[LANES * r] = weights[r] * change;
+                size = fabsf(difference);
+            }
+            if (size > error[r] || size != size) error[r] = size;
+        }
+        backward(arena, net, member, which, rows, pass, slopes, adam,
+                 gradients ? gradients + net->depth * n : 0, 0, 0);
+        if (!gradients && arena->chunks == chunk) chunk->used = used;
+    }
+    if (gradients) clipped_step(net, member, adam, gradients);
+    count_step(net, member);
+    return loss;
+}
+
+/* The norm of a gradient; 0 if it has no direction because it is zero or not finite. */
+static double norm_of(const float *gradient, long width) {
+    double square = 0; /* squares of floats neither overflow nor vanish in double precision */
+    for (long i = 0; i < width; i++) square += (double)gradient[i] * gradient[i];
+    return square > 0 && square < INFINITY ? sqrt(square) : 0;
+}
+
+/* The mean of the gradients of `count` critics of one row. Non-finite ones count as zero. */
+static void mean_gradient(long count, long stride, long width, const float *gradients,
+                          float *mean) {
+    memset(mean, 0, sizeof(float) * width);
+    for (long n = 0; n < count; n++) {
+        const float *gradient = gradients + stride * n;
+        int is_finite = 1;
+        for (long i = 0; i < width; i++) is_finite &= isfinite(gradient[i]) != 0;
+        for (long i = 0; i < width && is_finite; i++) mean[i] += gradient[i] / count;
+    }
+}
+
+/* How well the gradients of the critics agree at one row: exp(x̄ᵀx_e) and ‖x̄‖. */
+static void agreement(long critics, long stride, long width, const float *gradients,
+                      const float *used, double *inverse, float *factor, float *length) {
+    double norm = norm_of(used, width), product = 0, square = 0;
+    for (long n = 0; n < critics; n++) {
+        double found = norm_of(gradients + stride * n, width);
+        inverse[n] = found > 0 ? 1 / (found * critics) : 0;
+    }
+    for (long i = 0; i < width; i++) {
+        double mean = 0;
+        for (long n = 0; n < critics; n++)
+            if (inverse[n] > 0) mean += gradients[stride * n + i] * inverse[n];
+        square += mean * mean;
+        if (norm > 0) product += mean * used[i] / norm;
+    }
+    *factor = (float)exp(product < 1 ? product : 1);
+    *length = (float)(square < 1 ? sqrt(square) : 1);
+}
+
+/* What an actor update reports; [rows] each, of one member. */
+typedef struct { float *factor, *length, *norm, *density; double loss, cloning, scale; } Report;
+
+/* Values [N][rows] and gradients [N][rows][action] of the critics at actions [rows][action]. */
+static void evaluate(Agents *agents, const Batch *batch, long member, long count,
+                     const float *action, float *values, float *gradients) {
+    Arena *arena = &agents->arena;
+    Network *net = &agents->critics;
+    long rows = batch->rows, width = agents->action, outputs = net->layers[net->depth - 1].out;
+    float *inputs = critic_inputs(agents, batch, member, batch->observation);
+    fill_dense(rows, action, width, action_place(agents), inputs);
+    Pass pass = new_pass(arena, net, rows, inputs);
+    float *slopes = take(arena, rows * padded(outputs));
+    for (long u = 0; u < padded(outputs) * rows; u++) slopes[u] = 1.0f / outputs;
+    for (long n = 0; n < count; n++, values += rows, gradients += rows * width) {
+        long which = net->count * member + n;
+        Chunk *chunk = arena->chunks;
+        long used = chunk->used;
+        const float *found = forward(arena, net, which, 0, rows, pass);
+        for (long r = 0; r < rows; r++) {
+            float sum = 0;
+            for (long u = 0; u < outputs; u++)
+                sum += found[u / LANES * LANES * rows + LANES * r + u % LANES];
+            values[r] = outputs == 1 ? sum : sum / outputs;
+        }
+        unpanel(rows, width, backward(arena, net, member, which, rows, pass, slopes, 0, 0,
+                                      action_place(agents), width), gradients);
+        if (arena->chunks == chunk) chunk->used = used;
+    }
+}
+
+/* The agreement of the critics and the norm of the gradient that moves the actor. */
+static void report_agreement(Agents *agents, long rows, long count, const float *action,
+                             const float *values, float *gradients, const long *lowest,
+                             Report *report) {
+    Arena *arena = &agents->arena;
+    long width = agents->action, stride = rows * width, targets = agents->num_targets;
+    float *mean = take(arena, width);
+    double *inverse = (double *)take(arena, 2 * count);
+    for (long r = 0; r < rows; r++) {
+        float *row = gradients + width * r;
+        if (agents->is_pre_tanh)
+            for (long i = 0; i < width; i++) {
+                float y = (action[width * r + i] - agents->seen_middle[i]) / agents->seen_half[i];
+                float slope = 1 - y * y;
+                /* Closer to a bound, the derivative is a rounding error. */
+                slope = slope > 32 * 1.1920929e-7f ? agents->seen_half[i] * slope
+                                                   : slope != slope ? slope : 0;
+                for (long n = 0; n < count; n++) row[stride * n + i] *= slope;
+            }
+        if (agents->measures) {
+            const float *used = row + (agents->used == LOWEST ? stride * lowest[r] : 0);
+            if (agents->used == MEAN) {
+                long some = agents->followed == MEAN ? targets : count;
+                mean_gradient(some, stride, width, row, mean);
+                used = mean;
+            }
+            agreement(count, stride, width, row, used, inverse, report->factor + r,
+                      report->length + r);
+        }
+        if (agents->has_norms) {
+            const float *moving = row + (agents->followed == LOWEST ? stride * lowest[r] : 0);
+            if (agents->followed == MEAN) {
+                mean_gradient(targets, stride, width, row, mean);
+                moving = mean;
+            }
+            double square = 0;
+            for (long i = 0; i < width; i++) square += (double)moving[i] * moving[i];
+            report->norm[r] = (float)sqrt(square);
+        }
+    }
+    (void)values;
+}
+
+static void update_alpha(Agents *agents, long member, long rows, const float *weights,
+                         const float *density, const Adam *adam) {
+    Param *param = &agents->log_alpha;
+    double total = 0, sum = 0;
+    for (long r = 0; r < rows; r++) {
+        sum += weights[r];
+        total += (double)weights[r] * (density[r] + agents->target_entropy);
+    }
+    float gradient = (float)(-total / sum), value = param->value[member];
+    if (agents->is_alpha_loss_exp) { /* REDQ: of -α (log π + entropy), within bounds */
+        int is_free = value >= (float)agents->alpha_low && value <= (float)agents->alpha_high;
+        gradient *= agents->has_alpha_bounds && !is_free ? 0 : expf(value);
+    }
+    adam_param(adam, 1, param->step[member] + 1, &gradient, param->value + member,
+               param->mean + member, param->square + member, 1);
+    param->step[member]++;
+}
+
+/* Updates the actor and the temperature of one member. */
+static void update_actor(Agents *agents, const Batch *batch, long member, const Adam *adam,
+                         const Adam *adam_of_alpha, Report *report) {
+    Arena *arena = &agents->arena;
+    Network *net = &agents->actor;
+    long rows = batch->rows, width = agents->action, size = rows * width;
+    const float *noise = batch->noise ? batch->noise + size * member : 0;
+    int is_gaussian = agents->policy == GAUSSIAN;
+    reset(arena);
+    Acts acts = acts_of(agents, batch, member, 0, batch->observation, noise);
+    float alpha = is_gaussian ? alpha_of(agents, member) : 0;
+    float *at = acts.action;
+    if (!is_gaussian && agents->actor_noise) {
+        at = take(arena, size);
+        memcpy(at, acts.action, sizeof(float) * size);
+        perturb(agents, rows, noise, agents->actor_noise, agents->actor_noise_clip, at);
+    }
+    /* Without measurements, only the critics that the actor follows are evaluated. */
+    long followed = agents->followed == FIRST ? 1 : agents->num_targets;
+    long count = agents->measures ? agents->critics.count : followed;
+    float *values = take(arena, rows * count), *gradients = take(arena, size * count);
+    evaluate(agents, batch, member, count, at, values, gradients);
+
+    /* What the actor maximizes, and its gradient with respect to tanh(u). */
+    float *value = take(arena, rows), *climb = take(arena, size);
+    long *lowest = (long *)take(arena, 2 * rows);
+    for (long r = 0; r < rows; r++) {
+        long best = 0;
+        for (long n = 1; n < least(agents->num_targets, count); n++) {
+            float other = values[rows * n + r];
+            if (values[rows * best + r] == values[rows * best + r] &&
+                (other < values[rows * best + r] || other != other))
+                best = n;
+        }
+        lowest[r] = best;
+        long first = agents->followed == LOWEST ? best : 0;
+        long end = agents->followed == MEAN ? followed : first + 1;
+        value[r] = 0;
+        for (long i = 0; i < width; i++) climb[width * r + i] = 0;
+        for (long n = first; n < end; n++) {
+            value[r] += values[rows * n + r];
+            for (long i = 0; i < width; i++)
+                climb[width * r + i] += gradients[size * n + width * r + i];
+        }
+        value[r] /= end - first;
+        for (long i = 0; i < width; i++)
+            climb[width * r + i] *= agents->half[i] / (end - first);
+    }
+    if (agents->measures || agents->has_norms)
+        report_agreement(agents, rows, count, acts.action, values, gradients, lowest, report);
+
+    float *weights = row_weights(agents, batch, member, agents->actor_scale);
+    float *slopes = take(arena, rows * 2 * width);
+    report->loss = report->cloning = report->scale = 0;
+    if (is_gaussian) {
+        for (long r = 0; r < rows; r++)
+            report->loss += weights[r] * ((double)alpha * acts.density[r] - value[r]);
+        draw_slopes(rows, width, acts.outputs, (float)agents->log_low, (float)agents->log_high,
+                    noise, acts.squashed, climb, alpha, weights, slopes);
+        memcpy(report->density, acts.density, sizeof(float) * rows);
+    } else {
+        double scale = 1, sum = 0, cloning = 0;
+        for (long r = 0; r < rows; r++) report->loss -= weights[r] * (double)value[r];
+        if (agents->is_cloning) {
+            double total = 0;
+            for (long r = 0; r < rows; r++) total += fabsf(value[r]), sum += weights[r];
+            scale = agents->cloning / (total / rows);
+        }
+        for (long r = 0; r < rows; r++)
+            for (long i = 0; i < width; i++) {
+                long place = width * r + i;
+                float slope = (float)(-scale * weights[r]) * climb[place];
+                if (agents->is_cloning) {
+                    float d = acts.action[place] - batch->action[width * row_of(batch, member, r) + i];
+                    cloning += (double)d * d;
+                    slope += (float)(2 * sum / size) * d * agents->half[i];
+                }
+                float y = acts.squashed[place];
+                slopes[place] = agents->is_squashed ? slope * (1 - y * y) : slope;
+            }
+        if (agents->is_cloning) {
+            report->cloning = cloning / size, report->scale = scale;
+            report->loss = scale * report->loss + sum * report->cloning;
+        }
+    }
+    long outputs = net->layers[net->depth - 1].out;
+    float *panels = new_inputs(arena, rows, outputs);
+    fill_dense(rows, slopes, outputs, 0, panels);
+    Gradient *gradients_of = adam->clip ? (Gradient *)take(arena, net->depth *
+                                           (long)(sizeof(Gradient) / sizeof(float))) : 0;
+    backward(arena, net, member, member, rows, acts.pass, panels, adam, gradients_of, 0, 0);
+    if (gradients_of) clipped_step(net, member, adam, gradients_of);
+    count_step(net, member);
+    if (adam_of_alpha) update_alpha(agents, member, rows, weights, acts.density, adam_of_alpha);
+}
+
+/* Some outputs of a linear layer for one row. `rows` is a constant, so that loops are unrolled. */
+INLINE void some_outputs(int rows, long in, const float *weight, const float *bias,
+                         const float *inputs, float *outputs) {
+    vec sums[4] = {0};
+    long k = 0;
+    for (; k + VECTOR <= in; k += VECTOR)
+        UNROLL for (int i = 0; i < rows; i++) sums[i] += load(weight + in * i + k) * load(inputs + k);
+    UNROLL for (int i = 0; i < rows; i++) {
+        float sum = bias[i] + total(sums[i]);
+        for (long j = k; j < in; j++) sum += weight[in * i + j] * inputs[j];
+        outputs[i] = sum;
+    }
+}
+
+/* The action of one member for one observation. Without noise, that of a deterministic policy or
+ * the center of a Gaussian one; else with noise of a deviation, clipped to the bounds, or drawn. */
+static void act(Agents *agents, long member, const float *observation, const float *noise,
+                double deviation, float *action) {
+    const Network *net = &agents->actor;
+    reset(&agents->arena);
+    const float *units = observation;
+    for (long l = 0; l < net->depth; l++) {
+        const Layer *layer = net->layers + l;
+        const float *weight = value_of(&layer->weight, member, 0);
+        const float *bias = value_of(&layer->bias, member, 0);
+        float *found = take(&agents->arena, layer->out);
+        long o = 0;
+        for (; o + 4 <= layer->out; o += 4)
+            some_outputs(4, layer->in, weight + layer->in * o, bias + o, units, found + o);
+        for (; o < layer->out; o++)
+            some_outputs(1, layer->in, weight + layer->in * o, bias + o, units, found + o);
+        if (l + 1 < net->depth) {
+            if (net->has_norm) {
+                double sum = 0, square = 0;
+                for (o = 0; o < layer->out; o++) sum += found[o];
+                for (o = 0; o < layer->out; o++)
+                    square += (found[o] - sum / layer->out) * (found[o] - sum / layer->out);
+                float inverse = (float)(1 / sqrt(square / layer->out + net->norm_eps));
+                const float *scale = value_of(&layer->scale, member, 0);
+                const float *shift = value_of(&layer->shift, member, 0);
+                for (o = 0; o < layer->out; o++)
+                    found[o] = (float)(found[o] - sum / layer->out) * inverse * scale[o] + shift[o];
+            }
+            for (o = 0; o < layer->out; o++) found[o] = found[o] <= 0 ? 0 : found[o];
+        }
+        units = found;
+    }
+    for (long i = 0; i < agents->action; i++) {
+        float u = units[i], e = noise ? noise[i] : 0, y;
+        if (agents->policy == GAUSSIAN) {
+            float s = within(units[agents->action + i], (float)agents->log_low,
+                             (float)agents->log_high);
+            y = within(squash(u + e * exponential(s)), -SAFE, SAFE);
+        } else y = agents->is_squashed ? squash(u) : u;
+        y = agents->middle[i] + agents->half[i] * y;
+        if (agents->policy == DETERMINISTIC && noise)
+            y = within(y + (float)deviation * e, agents->low[i], agents->high[i]);
+        action[i] = y;
+    }
+}
+
+#endif

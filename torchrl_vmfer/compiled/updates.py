@@ -1,0 +1,583 @@
+"""Whole updates of a loss with plain networks, one compiled call each."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
+from torchrl.objectives.value import TD0Estimator
+
+from torchrl_vmfer._torchrl import ModuleWatch, has_tensor_hooks, target_pairs
+from torchrl_vmfer.compiled.plain import PlainNetwork, Squashed, read_gaussian, read_network
+from torchrl_vmfer.compiled.stacked import (
+    AdamState,
+    Columns,
+    NotServedError,
+    Settings,
+    StackedNetwork,
+    StackedUpdates,
+)
+from torchrl_vmfer.gradients import followed_critic
+from torchrl_vmfer.losses import VMFREDQLoss, VMFSACLoss, VMFTD3BCLoss, VMFTD3Loss, VMFTQCLoss
+from torchrl_vmfer.networks import LocAndScale
+
+__all__ = ["ActorUpdate", "CompiledUpdates", "CriticUpdate"]
+
+_DETERMINISTIC = (VMFTD3Loss, VMFTD3BCLoss)
+_SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)
+# Entries that TorchRL's losses support: masks, and the number of steps of a transition.
+_NOT_SERVED = {
+    key if isinstance(key, str) else key[0] for key in (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
+}
+
+
+class CriticUpdate(NamedTuple):
+    """The result of a critic update.
+
+    Attributes:
+        loss: the loss.
+        td_error: the largest absolute TD error of the critics for each transition, ``[B]``; for
+            TQC, the largest mean absolute difference of quantiles.
+    """
+
+    loss: float
+    td_error: Tensor
+
+
+class ActorUpdate(NamedTuple):
+    """The result of an actor update.
+
+    Attributes:
+        loss: the loss.
+        metadata: those of ``vmf_factor``, ``vmf_resultant_length``, ``vmf_gradient_norm`` and
+            ``log_prob`` that the loss computes, ``[B]``, and for TD3+BC ``bc_loss`` and ``lmbd``.
+    """
+
+    loss: float
+    metadata: dict[str, Tensor]
+
+
+class CompiledUpdates:
+    """Whole updates of the critics and the actor of a loss, in one compiled call each.
+
+    An update computes the numbers of TorchRL's loss, its backward pass and ``torch.optim.Adam``, up
+    to rounding, on one thread. It draws the same random numbers from PyTorch's generator, and
+    changes the parameters and the states of the optimizers in place, so that checkpoints, policies
+    and other uses of the loss see the same tensors. Gradients are not stored.
+
+    It serves :class:`~torchrl_vmfer.VMFTD3Loss`, ``VMFTD3BCLoss``, ``VMFSACLoss``, ``VMFREDQLoss``
+    and ``VMFTQCLoss`` whose networks are linear layers with ReLU and, optionally, ``LayerNorm``, in
+    single precision on the CPU, with ``TanhNormal`` and
+    :class:`~torchrl_vmfer.networks.LocAndScale` for stochastic policies.
+
+    Parameters or optimizer states that were replaced or moved are noticed at the next update.
+
+    Args:
+        loss: the loss.
+        critic_optimizer: the optimizer of ``loss.qvalue_network_params``.
+        actor_optimizer: the optimizer of ``loss.actor_network_params``.
+        alpha_optimizer: the optimizer of ``loss.log_alpha``; ``None`` for a fixed temperature.
+        targets: the ``SoftUpdate`` of the loss; ``None`` if target networks are moved elsewhere.
+        clip_norm: the largest norm of the gradients of the critics and of the actor, as in
+            ``torch.nn.utils.clip_grad_norm_``; ``None`` for no limit.
+        module: the extension module; by default, the best one for this processor.
+
+    Raises:
+        NotServedError: if a network, an option or an optimizer is not served. The message is the
+            reason in one line.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from tensordict.nn import TensorDictModule
+        >>> from torchrl.modules import MLP, ValueOperator
+        >>> from torchrl_vmfer import VMFTD3Loss
+        >>> _ = torch.set_num_threads(1)
+        >>> relu = torch.nn.ReLU
+        >>> actor = TensorDictModule(
+        ...     nn.Sequential(MLP(4, 2, num_cells=[8], activation_class=relu), nn.Tanh()),
+        ...     ["observation"], ["action"],
+        ... )
+        >>> critic = ValueOperator(MLP(6, 1, num_cells=[8], activation_class=relu),
+        ...                        in_keys=["observation", "action"])
+        >>> loss = VMFTD3Loss(actor, critic, bounds=(-1.0, 1.0))
+        >>> updates = CompiledUpdates(
+        ...     loss,
+        ...     critic_optimizer=Adam(loss.qvalue_network_params.parameters()),
+        ...     actor_optimizer=Adam(loss.actor_network_params.parameters()),
+        ...     targets=SoftUpdate(loss, tau=0.005),
+        ... )
+        >>> next = {"observation": torch.randn(5, 4), "reward": torch.randn(5, 1),
+        ...         "terminated": torch.zeros(5, 1, dtype=torch.bool)}
+        >>> batch = TensorDict({"observation": torch.randn(5, 4), "action": torch.randn(5, 2),
+        ...                     "next": next}, [5])
+        >>> updates.update_critics(batch).td_error.shape
+        torch.Size([5])
+        >>> updates.update_actor(batch).metadata["vmf_factor"].shape
+        torch.Size([5])
+        >>> updates.update_targets()
+    """
+
+    def __init__(
+        self,
+        loss: Any,
+        *,
+        critic_optimizer: Optimizer,
+        actor_optimizer: Optimizer,
+        alpha_optimizer: Optimizer | None = None,
+        targets: SoftUpdate | None = None,
+        clip_norm: float | None = None,
+        module: Any = None,
+    ) -> None:
+        if torch.get_num_threads() > 1:
+            raise NotServedError(
+                f"it uses one thread, PyTorch {torch.get_num_threads()}: torch.set_num_threads(1)"
+            )
+        self._loss = loss
+        self._critic_optimizer = critic_optimizer
+        self._actor_optimizer = actor_optimizer
+        self._alpha_optimizer = alpha_optimizer
+        self._targets = targets
+        self._clip = 0.0 if clip_norm is None else float(clip_norm)
+        self._module = module
+        self._columns: tuple[Any, list[tuple[Tensor, int]], Columns] | None = None
+        self._is_gaussian = not isinstance(loss, _DETERMINISTIC)
+        self._bind()
+
+    # --- What is updated --------------------------------------------------------------------
+
+    def _bind(self) -> None:
+        """Reads the loss and its optimizers."""
+        loss = self._loss
+        _check_loss(loss)
+        self._watch = ModuleWatch(loss.actor_network, loss.qvalue_network)
+        if self._watch.has_hooks():
+            raise NotServedError("a network has hooks")
+        self._trees = [
+            (name, getattr(loss, name))
+            for prefix in ("", "target_")
+            for name in (f"{prefix}actor_network_params", f"{prefix}qvalue_network_params")
+        ]
+        critics = read_network(loss.qvalue_network, loss.qvalue_network_params)
+        target_critics = read_network(loss.qvalue_network, loss.target_qvalue_network_params)
+        if critics.last is not None:
+            raise NotServedError("a module follows the last linear layer of the critics")
+        read = read_gaussian if self._is_gaussian else _read_deterministic
+        actor, squashed = read(loss.actor_network, loss.actor_network_params)
+        target_actor, _ = read(loss.actor_network, loss.target_actor_network_params)
+        self._states = []
+        self._bound: list[tuple[dict[Any, Tensor], Any, Tensor, int]] = []
+        self._groups: list[dict[str, Any]] = []
+        is_delayed = {
+            pointer.data_ptr()
+            for pair in ([] if self._targets is None else target_pairs(self._targets))
+            for pointer in pair[:1]
+        }
+        parts = [
+            self._network(network, target, optimizer, is_delayed, name)
+            for network, target, optimizer, name in (
+                (actor, target_actor, self._actor_optimizer, "actor"),
+                (critics, target_critics, self._critic_optimizer, "critic"),
+            )
+        ]
+        options: dict[str, Any] = {}
+        if self._is_gaussian:
+            options = self._temperature()
+        self._stacked = StackedUpdates(
+            _settings(loss, actor, critics, squashed), *parts, module=self._module, **options
+        )
+        pointers = [pointer for *_, pointer in self._bound]
+        if len(set(pointers)) < len(pointers):
+            raise NotServedError("parameters are shared")
+        self._observation_key, self._action_key = loss.actor_network.in_keys[0], None
+        self._action_key = loss.tensor_keys.action
+        self._rates = [np.zeros(1) for _ in range(5)]
+
+    def _network(
+        self,
+        network: PlainNetwork,
+        target: PlainNetwork,
+        optimizer: Optimizer,
+        is_delayed: set[int],
+        name: str,
+    ) -> StackedNetwork:
+        group = _group(optimizer, network.tensors(), name)
+        self._groups.append(group)
+        states = []
+        for (entries, key), (of_target, target_key) in zip(
+            network.places, target.places, strict=True
+        ):
+            value, following = entries[key], of_target[target_key]
+            tensors = [value, *self._state(optimizer, value, group)]
+            self._note(entries, key)
+            has_target = following.data_ptr() != value.data_ptr()
+            if has_target:
+                self._note(of_target, target_key)
+                if self._targets is not None and following.data_ptr() not in is_delayed:
+                    raise NotServedError("the SoftUpdate does not update all target networks")
+            lead = (1,) * 1
+            stacked = [tensor.detach().reshape(*lead, *tensor.shape) for tensor in tensors]
+            moved = following.detach().reshape(*lead, *following.shape) if has_target else None
+            states.append(AdamState(stacked[0], moved, *stacked[1:]))
+            if not all(_is_plain(tensor) for tensor in (*tensors, following)):
+                raise NotServedError(f"a parameter of the {name} is not contiguous float32 on CPU")
+        return StackedNetwork(
+            network.sizes, states, network.norm_eps, tuple(group["betas"]), group["eps"]
+        )
+
+    def _temperature(self) -> dict[str, Any]:
+        value = self._loss.log_alpha
+        if not _is_plain(value) or value.numel() != 1:
+            raise NotServedError("log_alpha is not one float32 number on the CPU")
+        self._log_alpha = value
+        if self._alpha_optimizer is None:
+            return {"log_alpha": AdamState(value.detach().reshape(1))}
+        group = _group(self._alpha_optimizer, [value], "temperature")
+        self._groups.append(group)
+        state = [
+            tensor.detach().reshape(1)
+            for tensor in (value, *self._state(self._alpha_optimizer, value, group))
+        ]
+        return {
+            "log_alpha": AdamState(state[0], None, *state[1:]),
+            "alpha_betas": tuple(group["betas"]),
+            "alpha_eps": group["eps"],
+        }
+
+    def _state(self, optimizer: Any, value: Tensor, group: dict[str, Any]) -> list[Tensor]:
+        """The state of a parameter, as ``torch.optim.Adam`` makes it before its first step."""
+        state = optimizer.state[value]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(value, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(value, memory_format=torch.preserve_format)
+        names = ("exp_avg", "exp_avg_sq", "step")
+        for name in names:
+            self._note(state, name)
+        self._states.append((optimizer, value, state))
+        return [state[name] for name in names]
+
+    def _note(self, entries: dict[Any, Tensor], key: Any) -> None:
+        tensor = entries[key]
+        self._bound.append((entries, key, tensor, tensor.data_ptr()))
+
+    _states: list[tuple[Any, Tensor, Any]]
+
+    def _check(self) -> None:
+        """Binds again if parameters, states, networks or optimizers' options were replaced."""
+        loss = self._loss
+        if (
+            self._watch.is_unchanged()
+            and not self._watch.has_hooks()
+            and all(getattr(loss, name) is tree for name, tree in self._trees)
+            and all(
+                entries.get(key) is tensor and tensor.data_ptr() == pointer
+                for entries, key, tensor, pointer in self._bound
+            )
+            and all(optimizer.state.get(value) is state for optimizer, value, state in self._states)
+        ):
+            return
+        self._columns = None
+        self._bind()
+
+    # --- Updates ----------------------------------------------------------------------------
+
+    def update_critics(
+        self,
+        rows: TensorDictBase,
+        index: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> CriticUpdate:
+        """Takes one step of the critics.
+
+        Args:
+            rows: a batch ``[B]``; or, with ``index``, the rows of a storage.
+            index: the slots ``[B]`` that form the batch.
+            weight: the weight of each transition ``[B]``; by default, the ``"priority_weight"`` of
+                a batch, if the loss uses it.
+        """
+        self._check()
+        loss = self._loss
+        columns = self._read(rows, index)
+        batch = len(rows) if index is None else len(index)
+        subset = None
+        if isinstance(loss, VMFREDQLoss):
+            chosen = torch.randperm(loss.num_qvalue_nets)[: loss.sub_sample_len].sort().values
+            subset = chosen.numpy()
+        noise = torch.randn(1, batch, self._stacked.settings.action)
+        report = self._stacked.update_critics(
+            columns,
+            noise.numpy(),
+            lr=self._rate(0, self._groups[1]["lr"]),
+            gamma=self._rate(1, float(loss.value_estimator.gamma)),
+            index=None if index is None else index.numpy(),
+            weights=self._weights(rows, index, weight),
+            subset=subset,
+            clip=self._clip,
+        )
+        return CriticUpdate(float(report.loss[0]), torch.from_numpy(report.td_error[0]))
+
+    def update_actor(
+        self,
+        rows: TensorDictBase,
+        index: Tensor | None = None,
+        weight: Tensor | None = None,
+    ) -> ActorUpdate:
+        """Takes one step of the actor and, with an ``alpha_optimizer``, of the temperature.
+
+        Args:
+            rows: a batch ``[B]``; or, with ``index``, the rows of a storage.
+            index: the slots ``[B]`` that form the batch.
+            weight: as in :meth:`update_critics`.
+        """
+        self._check()
+        settings = self._stacked.settings
+        columns = self._read(rows, index, is_for_actor=True)
+        batch = len(rows) if index is None else len(index)
+        noise = None
+        if self._is_gaussian or settings.actor_noise:
+            noise = torch.randn(1, batch, settings.action).numpy()
+        alpha_lr = None
+        if self._is_gaussian and self._alpha_optimizer is not None:
+            alpha_lr = self._rate(2, self._groups[2]["lr"])
+        report = self._stacked.update_actor(
+            columns,
+            noise,
+            lr=self._rate(3, self._groups[0]["lr"]),
+            alpha_lr=alpha_lr,
+            index=None if index is None else index.numpy(),
+            weights=self._weights(rows, index, weight),
+            clip=self._clip,
+        )
+        names = ("vmf_factor", "vmf_resultant_length", "vmf_gradient_norm", "log_prob")
+        metadata = {
+            name: torch.from_numpy(values[0])
+            for name, values in zip(names, report[1:], strict=True)
+            if values is not None
+        }
+        found, cloning, scale = report.loss[0].tolist()
+        if settings.cloning is not None:
+            metadata |= {"bc_loss": torch.tensor(cloning), "lmbd": torch.tensor(scale)}
+        return ActorUpdate(found, metadata)
+
+    def update_targets(self) -> None:
+        """Moves the target networks, as ``targets.step()`` does."""
+        if self._targets is None:
+            raise ValueError("update_targets() requires a SoftUpdate: pass targets=.")
+        self._check()
+        self._stacked.update_targets(self._rate(4, 1 - self._targets.eps))
+
+    def act(
+        self, observation: np.ndarray, noise: np.ndarray | None = None, deviation: float = 0.0
+    ) -> np.ndarray:
+        """Returns the action ``[A]`` for one observation ``[O]``.
+
+        Args:
+            observation: the observation in single precision.
+            noise: standard normal numbers ``[A]``. Without them, the action of a Gaussian policy is
+                the center of its distribution.
+            deviation: the standard deviation of the noise of a deterministic policy, whose actions
+                are clipped to their bounds.
+        """
+        self._check()
+        return self._stacked.act(observation, noise, deviation)[0]
+
+    def _rate(self, place: int, value: Any) -> np.ndarray:
+        rate = self._rates[place]
+        rate[0] = value
+        return rate
+
+    def _weights(
+        self, rows: TensorDictBase, index: Tensor | None, weight: Tensor | None
+    ) -> np.ndarray | None:
+        loss = self._loss
+        key = getattr(loss.tensor_keys, "priority_weight", None)
+        if weight is None and index is None and key is not None:
+            is_weighted = loss.use_prioritized_weights in (True, "auto")
+            weight = rows.get(key, None) if is_weighted else None
+        if weight is None:
+            return None
+        count = len(rows) if index is None else len(index)
+        if weight.shape != (count,):
+            raise ValueError(
+                f"Got weights of shape {list(weight.shape)} for a batch of {count}: pass one weight "
+                "for each transition."
+            )
+        return weight.detach().float().contiguous().numpy()
+
+    def _read(
+        self, rows: TensorDictBase, index: Tensor | None, is_for_actor: bool = False
+    ) -> Columns:
+        """The entries of rows; those of a storage are kept."""
+        if index is None:
+            if rows.ndim != 1 or not len(rows):
+                raise NotServedError(f"the batch has the shape {list(rows.shape)}")
+            if not _NOT_SERVED.isdisjoint(rows.keys()):
+                raise NotServedError(f"the batch has one of the entries {sorted(_NOT_SERVED)}")
+            tensors = self._entries(rows, is_for_actor)
+            return Columns(*(None if t is None else _array(t) for t in tensors))
+        if index.dtype is not torch.int64 or index.ndim != 1 or not index.is_cpu:
+            raise NotServedError("the index is not a vector of int64 on the CPU")
+        kept = self._columns
+        if kept is None or kept[0] is not rows or any(t.data_ptr() != p for t, p in kept[1]):
+            tensors = [t for t in self._entries(rows, False) if t is not None]
+            if not all(t.is_cpu and t.is_contiguous() for t in tensors):
+                raise NotServedError("the columns of the storage are not contiguous on the CPU")
+            arrays = Columns(*(_array(t) for t in tensors))
+            kept = self._columns = (rows, [(t, t.data_ptr()) for t in tensors], arrays)
+        return kept[2]
+
+    def _entries(self, rows: TensorDictBase, is_for_actor: bool) -> list[Tensor | None]:
+        keys = self._loss.tensor_keys
+        observation = rows.get(self._observation_key)
+        if is_for_actor:
+            is_cloning = self._stacked.settings.cloning is not None
+            return [observation, self._loss.stored_action(rows) if is_cloning else None]
+        following = rows.get("next")
+        terminated = following.get(keys.terminated, None)
+        if terminated is None:
+            terminated = following.get(keys.done)
+        return [
+            observation,
+            rows.get(self._action_key),
+            following.get(keys.reward),
+            terminated,
+            following.get(self._observation_key),
+        ]
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    """The array of an entry, with a leading dimension for the single agent."""
+    if not tensor.is_cpu or tensor.dtype not in (torch.float32, torch.bool):
+        raise NotServedError(f"an entry is {tensor.dtype} on {tensor.device}")
+    return tensor.detach().contiguous().numpy()[None]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return (
+        tensor.dtype is torch.float32
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not has_tensor_hooks(tensor)
+    )
+
+
+def _group(optimizer: Any, tensors: list[Tensor], name: str) -> dict[str, Any]:
+    """The single group of an optimizer of exactly these parameters."""
+    if type(optimizer) is not Adam:
+        raise NotServedError(f"the optimizer of the {name} is a {type(optimizer).__name__}")
+    if len(optimizer.param_groups) != 1:
+        raise NotServedError(f"the optimizer of the {name} has several groups")
+    (group,) = optimizer.param_groups
+    if {id(tensor) for tensor in group["params"]} != {id(tensor) for tensor in tensors}:
+        raise NotServedError(f"the optimizer of the {name} has other parameters")
+    for option in ("weight_decay", "amsgrad", "maximize", "capturable", "differentiable"):
+        if group.get(option):
+            raise NotServedError(f"the optimizer of the {name} has {option}={group[option]}")
+    if not all(isinstance(number, float) for number in (group["lr"], *group["betas"])):
+        raise NotServedError(f"the learning rate of the {name} is not a float")
+    return group
+
+
+def _read_deterministic(module: nn.Module, params: Any) -> tuple[PlainNetwork, Squashed | None]:
+    network = read_network(module, params)
+    if network.last is not None and not isinstance(network.last, Squashed):
+        raise NotServedError(f"the actor ends with a {type(network.last).__name__}")
+    return network, network.last
+
+
+def _check_loss(loss: Any) -> None:
+    """Raises a :class:`NotServedError` if an option of the loss is not served."""
+    if type(loss) not in _SERVED:
+        raise NotServedError(f"{type(loss).__name__} is not one of the served losses")
+    estimator = loss.value_estimator
+    if type(estimator) is not TD0Estimator or estimator.average_rewards:
+        raise NotServedError(f"the value estimator {type(estimator).__name__} is not plain TD(0)")
+    for name in ("entropy_gradient", "skip_done_states", "gSDE"):
+        if getattr(loss, name, False):
+            raise NotServedError(f"{name}=True")
+    if getattr(loss, "value_network_params", None) is not None:
+        raise NotServedError("the loss has a value network")
+    if loss.loss_mask_key not in (None, "auto"):
+        raise NotServedError(f"the loss has a mask, {loss.loss_mask_key!r}")
+    if loss.reduction not in ("mean", "sum"):
+        raise NotServedError(f"reduction={loss.reduction!r}")
+    if not isinstance(loss, VMFTQCLoss) and loss.loss_function not in ("l2", "l1", "smooth_l1"):
+        raise NotServedError(f"loss_function={loss.loss_function!r}")
+    keys, action = list(loss.qvalue_network.in_keys), loss.tensor_keys.action
+    observed = [key for key in keys if key != action]
+    if len(keys) != 2 or action not in keys or len(observed) != 1:
+        raise NotServedError("the critics do not read one observation and the action")
+    if list(loss.actor_network.in_keys) != observed:
+        raise NotServedError("actor and critics read different entries")
+    if loss.actor_network.out_keys[-1] != action and isinstance(loss, _DETERMINISTIC):
+        raise NotServedError("the actor does not return the action last")
+
+
+def _settings(
+    loss: Any, actor: PlainNetwork, critics: PlainNetwork, squashed: Squashed | None
+) -> Settings:
+    """The settings of a loss."""
+    is_gaussian = not isinstance(loss, _DETERMINISTIC)
+    action = actor.sizes[-1] // (2 if is_gaussian else 1)
+    options: dict[str, Any] = {
+        "policy": "gaussian" if is_gaussian else "deterministic",
+        "num_targets": loss.target_count,
+        "followed": followed_critic(loss),
+        "used": loss.used,
+        "measures": bool(loss.measure),
+        "has_norms": bool(loss.gradient_norm),
+        "is_pre_tanh": loss.squashing is not None,
+        "is_mean": loss.reduction == "mean",
+        "is_action_first": loss.qvalue_network.in_keys[0] == loss.tensor_keys.action,
+        "is_squashed": squashed is not None,
+    }
+    if squashed is not None:
+        options["middle"] = ((squashed.low + squashed.high) / 2).numpy()
+        options["half"] = ((squashed.high - squashed.low) / 2).numpy()
+    if loss.squashing is not None:
+        options["seen_middle"] = loss.squashing.middle.numpy()
+        options["seen_half"] = loss.squashing.half_width.numpy()
+    if isinstance(loss, VMFTQCLoss):
+        options |= {"is_quantile": True, "dropped": loss.top_quantiles_to_drop_per_net}
+    else:
+        options["distance"] = loss.loss_function
+    if not is_gaussian:
+        options |= {
+            "policy_noise": float(loss.policy_noise),
+            "noise_clip": float(loss.noise_clip),
+            "low": loss.min_action.reshape(-1).numpy(),
+            "high": loss.max_action.reshape(-1).numpy(),
+        }
+    if isinstance(loss, VMFTD3Loss):
+        options["actor_noise"] = loss.actor_noise
+        options["actor_noise_clip"] = loss.actor_noise_clip
+    if isinstance(loss, VMFTD3BCLoss):
+        options["cloning"] = float(loss.alpha)
+    if isinstance(loss, VMFREDQLoss):
+        options["is_alpha_loss_exp"] = True
+        if loss.reduction == "mean":
+            options["critic_scale"] = 1 / loss.num_qvalue_nets
+        else:
+            options["actor_scale"] = loss.num_qvalue_nets
+    if is_gaussian:
+        options |= {
+            "log_bounds": LocAndScale.bounds,
+            "target_entropy": _number(loss.target_entropy),
+        }
+        low, high = loss.min_log_alpha, loss.max_log_alpha
+        if low is not None or high is not None:
+            options["alpha_bounds"] = (
+                -math.inf if low is None else float(low),
+                math.inf if high is None else float(high),
+            )
+    return Settings(observation=actor.sizes[0], action=action, **options)
+
+
+def _number(value: Any) -> float:
+    return float(value)
