@@ -23,7 +23,7 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, describe, key
 from vmfer_recipes.config.launch import Recipe, program
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.report.scores import area, final
+from vmfer_recipes.report.runs import area, final
 from vmfer_recipes.run.directory import MAY_CHANGE
 from vmfer_recipes.run.files import lock, replacing
 from vmfer_recipes.run.tables import read_columns

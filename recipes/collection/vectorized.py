@@ -141,8 +141,9 @@ class VectorCollector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes within the round, and within the episodes if their state could be saved."""
-        pairs = zip(self._envs, state["environments"], strict=True)
-        if all([load_environment_state(env, saved) for env, saved in pairs]):
+        if not any("unsaved" in saved for saved in state["environments"]):
+            for env, saved in zip(self._envs, state["environments"], strict=True):
+                load_environment_state(env, saved)
             self._seen = {key: value.numpy() for key, value in state["seen"].items()}
             self.episodes.load_state_dict(state["episodes"])
         self._frames, self._steps = state["frames"], state["steps"]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
@@ -24,24 +24,21 @@ __all__ = ["Heading", "Listing", "Paragraph", "Picture", "Table", "Value", "to_h
 Value = str | int | float | Estimate | None
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(NamedTuple):
     """A heading; those of level 2 make the table of contents."""
 
     level: int
     text: str
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """Some sentences."""
 
     text: str
     strong: bool = False
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """Sentences point by point."""
 
     items: Sequence[str]

@@ -87,12 +87,8 @@ def label_methods(cells: Collection[tuple[Task, Method]], named: set[str]) -> di
     """A name for each method: ``TD3 · vmf_rank``.
 
     Methods that share a sampler are distinguished by the hyperparameters in which they differ on
-    the same task.
-
-    Args:
-        cells: the tasks and methods.
-        named: further keys that are shown if they vary between methods of an algorithm, unless
-            the name of the sampler or of the replay already stands for them.
+    the same task. Other keys in ``named`` are shown if they vary between methods of an algorithm,
+    unless the name of the sampler or of the replay already stands for them.
     """
     told = distinguishing_keys(cells)
     values: dict[tuple[str, str], set[str | None]] = defaultdict(set)

@@ -22,23 +22,15 @@ Curve = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of one method on one task.
-
-    Attributes:
-        runs: the runs from which the numbers are computed.
-        complete: whether they are finished. If none is, there is a curve but no final number.
-        curves: by ``return`` and ``success_rate``, estimates at the steps of ``step``.
-        final: by the same names, one number per seed: the mean over the end of training.
-        area: the same for the mean over the whole run.
-    """
+    """The runs of one method on one task, as numbers by ``return`` and ``success_rate``."""
 
     task: Task
     method: Method
-    runs: list[Run]
-    complete: bool
-    curves: dict[str, Curve]
-    final: dict[str, np.ndarray]
-    area: dict[str, np.ndarray]
+    runs: list[Run]  # from which the numbers are computed
+    complete: bool  # whether they are finished; if none is, there is a curve but no score
+    curves: dict[str, Curve]  # estimates at the steps of ``step``
+    final: dict[str, np.ndarray]  # one number per seed: the mean over the end of training
+    area: dict[str, np.ndarray]  # the same for the mean over the whole run
 
     @property
     def score_name(self) -> str:
@@ -64,39 +56,23 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method compared with its baseline on one task.
-
-    Attributes:
-        note: how the baseline differs, apart from the keys that are compared.
-        probability: that a seed of the method beats a seed of the baseline.
-        improvement: the score in percent of the baseline's, if that is positive for every seed.
-        final_improvement: the same for the score at the end of training.
-        paired: the difference over the seeds that both have, if there are any.
-        pairs: the number of these seeds.
-        paired_p: of the sign-flip test of their differences.
-        is_ratio: whether all scores are positive, so that their logarithms are tested.
-        is_higher: whether the method has the higher mean score, or mean logarithm.
-        p_value: of the permutation test.
-        corrected_p: the same, corrected for all comparisons of the task.
-        best_p: the lowest corrected p-value that any scores of these seeds could have had.
-        detectable: the smallest ratio, or else difference, that the seeds could have detected.
-    """
+    """A method compared with its baseline on one task."""
 
     cell: Cell
     baseline: Cell
-    note: str
-    probability: Estimate
-    improvement: Estimate | None
-    final_improvement: Estimate | None
-    paired: Estimate | None
-    pairs: int
-    paired_p: float
-    is_ratio: bool
-    is_higher: bool
-    p_value: float
-    corrected_p: float
-    best_p: float
-    detectable: float
+    note: str  # how the baseline differs, apart from the keys that are compared
+    probability: Estimate  # that a seed of the method beats a seed of the baseline
+    improvement: Estimate | None  # the score in percent of the baseline's, if all are positive
+    final_improvement: Estimate | None  # the same for the score at the end of training
+    paired: Estimate | None  # the difference over the seeds that both have, if there are any
+    pairs: int  # the number of these seeds
+    paired_p: float  # of the sign-flip test of their differences
+    is_ratio: bool  # whether all scores are positive, so that their logarithms are tested
+    is_higher: bool  # whether the method has the higher mean score, or mean logarithm
+    p_value: float  # of the permutation test
+    corrected_p: float  # the same, corrected for all comparisons of the task
+    best_p: float  # the lowest corrected p-value that any scores of these seeds could have had
+    detectable: float  # the smallest ratio, or else difference, that the seeds could have detected
 
     paper = None  # there is no number of the paper for a single task
 

@@ -42,24 +42,16 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training run.
+    """One training run."""
 
-    Attributes:
-        path: its directory, relative to where reading began.
-        steps: when it was evaluated, increasing.
-        values: by ``return`` and, if the task has one, ``success_rate``: mean of each evaluation.
-        finished: whether it was evaluated at its last step.
-        speed: median of its training steps per second, or NaN.
-    """
-
-    path: str
+    path: str  # its directory, relative to where reading began
     task: Task
     method: Method
     seed: int
-    steps: np.ndarray
-    values: dict[str, np.ndarray]
-    finished: bool
-    speed: float
+    steps: np.ndarray  # when it was evaluated, increasing
+    values: dict[str, np.ndarray]  # by return and success_rate, the mean of each evaluation
+    finished: bool  # whether it was evaluated at its last step
+    speed: float  # median of its training steps per second, or NaN
 
 
 def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:

@@ -12,20 +12,9 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.names import CONFIGS
+from vmfer_recipes.report import inference
 from vmfer_recipes.report.baselines import Baseline
-from vmfer_recipes.report.inference import (
-    Estimate,
-    best_possible_p,
-    column_estimates,
-    estimate,
-    holm,
-    mean_improvement,
-    paired_difference,
-    permutation_p,
-    probability_of_improvement,
-    sign_flip_p,
-    smallest_detectable_difference,
-)
+from vmfer_recipes.report.inference import Estimate, estimate, holm
 from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
 from vmfer_recipes.report.results import LEVEL, Average, Cell, Comparison, Curve, Study
 from vmfer_recipes.report.runs import LeftOut, Run, area, described, final
@@ -88,7 +77,7 @@ def _curve(runs: list[Run], name: str) -> Curve:
     # The end itself may be missing if the coarsest run is not the slowest.
     steps = np.union1d(coarsest.steps[coarsest.steps <= end], [end])
     values = np.stack([np.interp(steps, run.steps, run.values[name]) for run in runs])
-    return {"step": steps, **column_estimates(values)}
+    return {"step": steps, **inference.column_estimates(values)}
 
 
 def _compare_on_task(study: Study, task: Task) -> None:
@@ -108,26 +97,31 @@ def _compare_on_task(study: Study, task: Task) -> None:
         where, label = study.label(cell)
         study.notes.append(f"{where}: {label} has no comparison: {note}.")
     tested = [_tested(cell.scores, other.scores) for cell, other, _ in pairs]
-    p_values = [permutation_p(x, y) for x, y, _ in tested]
+    p_values = [inference.permutation_p(x, y) for x, y, _ in tested]
     # A corrected p-value increases with every p-value, so the lowest ones give its lowest value.
-    best = holm([best_possible_p((len(c.runs), len(other.runs))) for c, other, _ in pairs])
+    best = holm(
+        [inference.best_possible_p((len(c.runs), len(other.runs))) for c, other, _ in pairs]
+    )
     level = LEVEL / max(1, len(pairs))  # the threshold of Holm's first step
     for i, (corrected, best_p) in enumerate(zip(holm(p_values), best, strict=True)):
         cell, other, note = pairs[i]
         x, y, is_ratio = tested[i]
-        detectable = smallest_detectable_difference(x, y, level)
+        scores = cell.scores, other.scores
+        detectable = inference.smallest_detectable_difference(x, y, level)
         mine, others = _paired_by_seed(cell, other)
         study.comparisons.append(
             Comparison(
                 cell,
                 other,
                 note,
-                probability=estimate(probability_of_improvement, cell.scores, other.scores),
-                improvement=_improvement(cell.scores, other.scores),
+                probability=estimate(
+                    inference.probability_of_improvement, cell.scores, other.scores
+                ),
+                improvement=_improvement(*scores),
                 final_improvement=_improvement(cell.final_scores, other.final_scores),
-                paired=paired_difference(mine, others) if len(mine) else None,
+                paired=inference.paired_difference(mine, others) if len(mine) else None,
                 pairs=len(mine),
-                paired_p=sign_flip_p(mine - others) if len(mine) else math.nan,
+                paired_p=inference.sign_flip_p(mine - others) if len(mine) else math.nan,
                 is_ratio=is_ratio,
                 is_higher=bool(x.mean() > y.mean()),
                 p_value=p_values[i],
@@ -146,7 +140,7 @@ def _tested(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]
 
 def _improvement(scores: np.ndarray, baseline: np.ndarray) -> Estimate | None:
     # A percentage of a baseline at or below zero has no meaning.
-    return estimate(mean_improvement, scores, baseline) if (baseline > 0).all() else None
+    return estimate(inference.mean_improvement, scores, baseline) if (baseline > 0).all() else None
 
 
 def _paired_by_seed(cell: Cell, other: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -195,9 +189,9 @@ def _average_over_tasks(study: Study) -> None:
                 method,
                 members,
                 f"{kind} ({names}; {version}, {frames:,} steps)",
-                estimate(mean_improvement, *scores),
-                estimate(mean_improvement, *final_scores) if has_final else None,
-                estimate(probability_of_improvement, *scores),
+                estimate(inference.mean_improvement, *scores),
+                estimate(inference.mean_improvement, *final_scores) if has_final else None,
+                estimate(inference.probability_of_improvement, *scores),
                 number,
             )
         )

@@ -45,6 +45,7 @@ class RunDirectory:
     Attributes:
         path: the directory.
         config_file: the name of the file with the configuration.
+        identity: the values that the run keeps, by dotted key, as they were at its start.
     """
 
     config_file = "config.yaml"
@@ -52,7 +53,7 @@ class RunDirectory:
     def __init__(self, cfg: TrainingConfig) -> None:
         self.path = Path(cfg.run_dir)
         self._config = cfg.as_dict()
-        self._identity = identity(cfg)
+        self.identity = identity(cfg)
 
     def check(self) -> None:
         """Raises an error if the directory holds a run that this one cannot continue.
@@ -83,7 +84,7 @@ class RunDirectory:
 
     def _differences(self, other: dict[str, Any]) -> str:
         """The values of another configuration, by dotted key, with which no run can resume."""
-        there, here = _kept(other), self._identity
+        there, here = _kept(other), self.identity
         return "; ".join(
             f"{key}={there.get(key)} there, {here.get(key)} here" for key in differing(there, here)
         )

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -90,20 +90,24 @@ def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
     """
     came = False
 
+    def send(sign: signal.Signals) -> None:
+        for process in multiprocessing.active_children():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, sign)  # type: ignore[arg-type]  # it was started
+
     def stop_runs(number: int, frame: FrameType | None) -> None:
         nonlocal came
         came = True
-        for process in multiprocessing.active_children():
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGINT)
+        send(signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, stop_runs)
     try:
         yield
+    except StoppedError:
+        raise
     except Exception:
         if came:  # the signal may also have killed an idle process, and joblib waits for it
-            for process in multiprocessing.active_children():
-                process.kill()
+            send(signal.SIGKILL)
             raise StoppedError from None
         raise
     finally:

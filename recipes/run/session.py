@@ -31,7 +31,7 @@ from vmfer_recipes.run.checkpoints import (
     load_parts,
 )
 from vmfer_recipes.run.curve import draw_learning_curve
-from vmfer_recipes.run.directory import RunDirectory, identity
+from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.logs import RunLog
@@ -272,7 +272,7 @@ class Session(TrainingSession):
         states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
         return {
             "step": step,
-            "run": identity(self.cfg),
+            "run": self._directory.identity,
             "evaluated": self._evaluated,
             "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
             "parts": states,

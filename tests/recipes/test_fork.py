@@ -393,6 +393,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(
     damaged.write_bytes(damaged.read_bytes()[:1000])
     line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/out")
     assert "cannot be read" in line
+    assert not (tmp_path / "out/settings.yaml").exists()
 
 
 def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, capsys):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,8 +48,7 @@ def start(monkeypatch, tmp_path):
 @pytest.fixture
 def learned(monkeypatch):
     """The actions of all updates of the critics, in order: ``[seed, batch, 2]`` each."""
-    batches = []
-    update = Critics.update
+    batches, update = [], Critics.update
 
     def watched(self, actions):
         batches.append(actions.clone())
@@ -134,15 +131,13 @@ def test_exploration_noise_is_the_spread_of_the_shots_and_the_same_for_all_metho
     shots = learned[-1] - record.actions[0][0][:, None]
     assert shots.mean().item() == pytest.approx(0, abs=0.01)
     assert shots.std().item() == pytest.approx(0.05, rel=0.1)
-    assert all(learned[-1].equal(other) for other in learned[-3:-1])
+    assert learned[-1].equal(learned[-2])
 
 
-@pytest.mark.parametrize("critics", ["shared", "own"])
 @pytest.mark.parametrize(("shots", "total"), [("4", 4), ("null", 20), ("60", 60)])
-def test_the_shots_are_spread_evenly_over_the_updates(learned, critics, shots, total):
-    settings = (f"critics={critics}", f"shots={shots}", "policy_delay=1", "batch_size=2048")
-    compare(configuration(*settings))
-    for step, actions in enumerate(learned[:: len(learned) // 20], start=1):
+def test_the_shots_are_spread_evenly_over_the_updates(learned, shots, total):
+    compare(configuration(f"shots={shots}", "policy_delay=1", "batch_size=2048"))
+    for step, actions in enumerate(learned, start=1):
         assert len(actions[0].unique(dim=0)) == math.ceil(step / 20 * total)
 
 
@@ -193,12 +188,11 @@ def test_a_command_writes_tables_and_pictures_and_is_reproducible(start, capsys,
     assert {table.name for table in tables} == {f.name for f in (tmp_path / "one").glob("*.csv")}
     for table in tables:
         assert (tmp_path / "one" / table.name).read_bytes() == table.read_bytes()
-        assert str(Path("one", table.name)) in output
+        assert f"one/{table.name}" in output
     for name in ("simple_example", "angles", "rewards", "trajectories"):
         assert (tmp_path / "one" / f"{name}.png").stat().st_size > 10_000
-    with (tmp_path / "one" / "rewards.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["update"]) for row in rows[::3]] == [0, 5, 10, 15, 20]
+    curves = np.loadtxt(tmp_path / "one" / "curves.csv", delimiter=",", skiprows=1)
+    assert curves[:, 0].tolist() == [0, 5, 10, 15, 20]
 
 
 def test_a_run_directory_that_cannot_be_written_is_reported_in_one_line(start, capsys, tmp_path):
