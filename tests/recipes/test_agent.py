@@ -87,7 +87,6 @@ def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path)
     maker = AgentMaker(WideConfig(**given), make_backend(fast=False))
     assert maker.networks.hidden == [16, 16]
     assert not maker.networks.batch_renorm
-    assert not maker.is_fast
     critics = make_critics(maker.env, maker.critic_networks, 2, outputs=25)
     layers = [layer for layer in critics[0].module if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in layers] == [40, 24, 25]

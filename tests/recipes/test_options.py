@@ -64,7 +64,8 @@ def watch(train, tmp_path, monkeypatch):
             patch.setattr(Diagnostics, "measure", lambda self, batch: {})  # calls the loss, too
             patch.setattr(agent_module, "make_replay_buffer", spy_buffer)
             run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-            seen.run_dir = train(algorithm, run, *SHORT, *overrides)
+            general = () if "fast=false" in overrides else ("fast=false",)  # calls the loss
+            seen.run_dir = train(algorithm, run, *SHORT, *general, *overrides)
         return seen
 
     return start

@@ -114,7 +114,7 @@ def test_the_critics_are_updated_every_step_and_the_actor_every_other(compose, m
         return lambda *args: (done.append(name), act(*args))[1]
 
     def watch_targets(agent):
-        agent.targets.step = noting("targets", agent.targets.step)
+        agent.update_targets = noting("targets", agent.update_targets)
 
     for name in ("update_critics", "update_actor"):
         monkeypatch.setattr(td3_bc, name, noting(name, getattr(td3_bc, name)))

@@ -92,7 +92,7 @@ class GradientTap(TappedLoss):
             warnings.warn(
                 f"{type(self).__name__} has one critic: all its factors equal e, and vMFER samples "
                 "uniformly: pass num_qvalue_nets=2 or more, or measure=False.",
-                stacklevel=2,
+                stacklevel=3,
             )
         self.squashing = None
         if directions == "pre_tanh":
