@@ -146,8 +146,9 @@ class Diagnostics:
         return found
 
     def _gradient(self, batch: TensorDictBase) -> Tensor:
-        # Not the compiled method, which would be compiled again for batches of another size.
-        loss, _ = type(self._loss).actor_loss(self._loss, batch)
+        # A copy, because the loss adds entries. Not the method compiled by torch.compile, which
+        # would be compiled again for batches of another size.
+        loss, _ = type(self._loss).actor_loss(self._loss, batch.copy())
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         known = [gradient.flatten() for gradient in gradients if gradient is not None]
         return torch.cat(known).double()

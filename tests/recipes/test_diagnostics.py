@@ -179,7 +179,7 @@ SAMPLERS = {
 def test_measuring_changes_nothing(make_agent, algorithm, assert_equal):
     agent = make_agent(algorithm, *SAMPLERS[algorithm])
     batch = agent.actor_batch(agent.critic_batch())
-    agent.loss.actor_loss(batch.copy())[0].backward()
+    agent.loss.actor_loss(batch.clone())[0].backward()
 
     def state():
         parts = {name: part.state_dict() for name, part in agent.components().items()}
