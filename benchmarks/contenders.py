@@ -242,6 +242,10 @@ def watch(agent: Any, stopwatch: Stopwatch) -> None:
     agent.actor_optimizer = Watched(agent.actor_optimizer, stopwatch, step="actor")
     if agent.alpha_optimizer is not None:
         agent.alpha_optimizer = Watched(agent.alpha_optimizer, stopwatch, step="actor")
+    if agent.compiled is not None:
+        agent.compiled = Watched(
+            agent.compiled, stopwatch, update_critics="critic", update_actor="actor"
+        )
 
 
 class BenchmarkSession(TrainingSession):

@@ -159,8 +159,6 @@ class ModuleWatch:
 
 # --- Optimizers -----------------------------------------------------------------------------
 
-lerp_all_ = torch._foreach_lerp_
-
 
 def target_pairs(updater: SoftUpdate) -> list[tuple[Tensor, Tensor]]:
     """The pairs of a target parameter and its source parameter that an updater handles."""
@@ -540,7 +538,6 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (nn.Module, "ModuleWatch"): ("_modules",),
     (module_globals, "ModuleWatch"): tuple(f"_global{name}" for name in _HOOKS),
     (Tensor, "has_tensor_hooks"): ("_backward_hooks", "_post_accumulate_grad_hooks"),
-    (torch, "lerp_all_"): ("_foreach_lerp_",),
     (SoftUpdate, "target_pairs"): ("_sources", "_targets"),
     (Collector, "OpenCollector"): (
         *("_carrier", "_wrapped_policy", "_should_use_random_frames"),

@@ -79,14 +79,6 @@ class NetworkSpec:
         """Whether the network is the built-in MLP."""
         return self.network == "mlp"
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the network has a fast path (see :mod:`torchrl_vmfer.fast`).
-
-        With batch renormalization, it has one in evaluation mode, as in CrossQ's actor update.
-        """
-        return self.is_mlp and not self.layer_norm
-
     def as_dict(self) -> dict[str, Any]:
         """Returns the specification as a dictionary."""
         return asdict(self)
