@@ -473,8 +473,15 @@ static PyObject *copy_rows(PyObject *args, int is_write) {
         given[c] = data_of(PyTuple_GET_ITEM(rows, c), "rows", '*', widths[c] * count, !is_write, 0);
         if (!given[c]) goto done;
     }
-    if (is_write) write_rows(number, stored, widths, count, slots, (const char *const *)given);
-    else read_rows(number, (const char *const *)stored, widths, count, slots, given);
+    for (Py_ssize_t c = 0; c < number; c++)
+        for (Py_ssize_t i = 0; i < count; i++) {
+            char *row = stored[c] + widths[c] * slots[i], *copy = given[c] + widths[c] * i;
+            if (!is_write && i + AHEAD < count) {
+                const char *next = stored[c] + widths[c] * slots[i + AHEAD];
+                __builtin_prefetch(next), __builtin_prefetch(next + widths[c] - 1);
+            }
+            memcpy(is_write ? row : copy, is_write ? copy : row, widths[c]);
+        }
     result = Py_NewRef(Py_None);
 done:
     free(stored);
