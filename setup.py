@@ -1,56 +1,29 @@
-"""Builds the C code of this package: one module per instruction set.
+"""Compiles the C files of :mod:`torchrl_vmfer.fast`: one library for each instruction set.
 
-They are optional. Without a C compiler, the package is installed without them and says so when it
-is used: training then takes TorchRL's path.
+They are optional. Without a C compiler, the package is installed without them, and the recipes say
+so when they start.
 """
 
-import os
 import platform
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
 
-FOLDER = "torchrl_vmfer/compiled"
-HEADERS = ["gemm.h", "networks.h", "policies.h", "updates.h", "samplers.h", "module.h"]
-OPTIONS = ["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-OPTIONS += ["-Wall", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-braces"]
-X86 = {"avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
-
-
-def extensions() -> list[Extension]:
-    """The extension modules for this kind of processor."""
-    if sys.platform == "win32":  # the sources are for GCC and Clang
-        return []
-    variants: dict[str, list[str]] = {"portable": []}  # of every processor: SSE2, or NEON on ARM
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        variants |= {name: [option] for name, option in X86.items()}
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]
-    extra = sanitize if os.environ.get("VMFER_SANITIZE") else []
-    return [
-        Extension(
-            f"torchrl_vmfer.compiled._{name}",
-            [f"{FOLDER}/{name}.c"],
-            depends=[f"{FOLDER}/{header}" for header in HEADERS],
-            extra_compile_args=[*OPTIONS, *options, *extra],
-            extra_link_args=extra,
-            libraries=["m"],
-            optional=True,
-        )
-        for name, options in variants.items()
-    ]
+SOURCES = sorted(str(file) for file in Path("torchrl_vmfer/fast").glob("*.c"))
+X86 = {"avx2": ["-march=x86-64-v3"], "avx512": ["-march=x86-64-v4"]}
 
 
 def libraries() -> list[Extension]:
-    """The libraries of :mod:`torchrl_vmfer.fast`, which has no version for every processor."""
-    if sys.platform == "win32":
+    """The libraries for this kind of processor."""
+    if sys.platform == "win32":  # the sources are for GCC and Clang
         return []
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    variants = {name: [option] for name, option in X86.items()} if is_x86 else {"neon": []}
+    variants: dict[str, list[str]] = X86 if is_x86 else {"neon": []}
     return [
         Extension(
             f"torchrl_vmfer.fast._{name}",
-            sorted(str(file) for file in Path("torchrl_vmfer/fast").glob("*.c")),
+            SOURCES,
             extra_compile_args=["-std=gnu11", "-O3", *options],
             libraries=["m"],
             optional=True,
@@ -59,4 +32,4 @@ def libraries() -> list[Extension]:
     ]
 
 
-setup(ext_modules=extensions() + libraries())
+setup(ext_modules=libraries())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchrl_vmfer import directional
-    from torchrl_vmfer.compiled import CompiledUpdates
     from torchrl_vmfer.losses import (
         VMFCQLLoss,
         VMFCrossQLoss,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ActorCriticReplayBuffer",
     "CandidatePool",
-    "CompiledUpdates",
     "GradientNormSampler",
     "HindsightReplayBuffer",
     "InverseTDSampler",
@@ -68,7 +66,6 @@ __all__ = [
 __version__ = "0.1.0"
 
 _MODULES = {
-    "compiled": ("CompiledUpdates",),
     "losses": (
         *("VMFCQLLoss", "VMFCrossQLoss", "VMFREDQLoss", "VMFSACLoss"),
         *("VMFTD3BCLoss", "VMFTD3Loss", "VMFTQCLoss"),

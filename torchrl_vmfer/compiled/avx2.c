@@ -1,2 +1,0 @@
-#define MODULE _avx2
-#include "module.h"

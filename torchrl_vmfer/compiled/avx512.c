@@ -1,2 +1,0 @@
-#define MODULE _avx512
-#include "module.h"

@@ -1,2 +1,0 @@
-#define MODULE _portable
-#include "module.h"
