@@ -178,6 +178,7 @@ def _assert_same_run(left: Path, right: Path) -> None:
         checkpoint = _checkpoint(run_dir)
         # The length of train.csv depends on the number of digits of the speed.
         checkpoint["parts"].pop("training")
+        checkpoint["run"].pop("dataset", None)  # a path
         collector = checkpoint["parts"].get("collector", {"environment": {}})  # none offline
         environments = collector.get("environments") or [collector["environment"]]
         environments = [*environments, checkpoint["parts"]["evaluation"]]

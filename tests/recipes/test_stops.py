@@ -319,7 +319,11 @@ def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys)
 @pytest.mark.parametrize("seconds", [0.3, 2])
 def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, seconds):
     with subprocess.Popen(
-        command("td3", tmp_path / "run", "total_frames=100000"), stderr=subprocess.PIPE, text=True
+        command("td3", tmp_path / "run", "total_frames=1000"),
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts processes in the background with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:
         time.sleep(seconds)
         process.send_signal(signal.SIGINT)
