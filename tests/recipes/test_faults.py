@@ -126,7 +126,11 @@ def test_environment_that_fails_in_an_evaluation_is_reported_with_the_step(
         (("log_interval=1",), "critic_loss is (inf|nan) at step 62", [31]),
         (("log_interval=100",), "critic_loss is (inf|nan) at step 62", [31]),
         (("log_interval=100", "checkpoint_interval=25"), "Pendulum-v1 got an action", [25, 50]),
-        (("log_interval=100", "replay=per_rank"), "a TD error is not finite", [31]),
+        (
+            ("log_interval=100", "replay=per_rank"),
+            "(a TD error is not finite|critic_loss is inf)",
+            [31],
+        ),
     ],
     ids=["log", "checkpoint", "action", "priority"],
 )
