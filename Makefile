@@ -9,7 +9,7 @@ EXTRAS_demo := recipes,report
 EXTRAS_docs := docs,recipes
 EXTRAS_test := dm-control,docs,export,loggers,minari,recipes,report,search,sweep,test,video
 
-.PHONY: demo test test-lib test-all lint docs bench clean
+.PHONY: demo test test-lib test-all sanitize lint docs bench clean
 
 demo: .venv/demo
 	rm -rf runs/demo
@@ -23,6 +23,14 @@ test-lib: .venv/test
 
 test-all: .venv/test lint
 	$(PYTEST)
+
+# Runs the tests of the compiled code in a copy, built with checks of memory and arithmetic.
+sanitize: .venv/test
+	rm -rf build/sanitize && mkdir -p build/sanitize
+	cp -r torchrl_vmfer tests setup.py pyproject.toml README.md LICENSE build/sanitize
+	cd build/sanitize && VMFER_SANITIZE=1 $(CURDIR)/$(BIN)/python setup.py --quiet build_ext --inplace --force
+	cd build/sanitize && ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libstdc++.so.6)" \
+		$(CURDIR)/$(BIN)/python -m pytest -q -p no:cacheprovider -p no:xdist tests/compiled
 
 lint: .venv/test
 	$(BIN)/ruff check .

@@ -7,7 +7,6 @@ is used: training then takes TorchRL's path.
 import os
 import platform
 import sys
-from pathlib import Path
 
 from setuptools import Extension, setup
 
@@ -16,27 +15,6 @@ HEADERS = ["gemm.h", "networks.h", "policies.h", "updates.h", "samplers.h", "mod
 OPTIONS = ["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 OPTIONS += ["-Wall", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-braces"]
 X86 = {"avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
-
-SOURCES = sorted(str(file) for file in Path("torchrl_vmfer/fast").glob("*.c"))
-FAST_X86: dict[str, list[str]] = {name: [option] for name, option in X86.items()}
-
-
-def libraries() -> list[Extension]:
-    """The libraries for this kind of processor."""
-    if sys.platform == "win32":  # the sources are for GCC and Clang
-        return []
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    variants = FAST_X86 if is_x86 else {"neon": []}
-    return [
-        Extension(
-            f"torchrl_vmfer.fast._{name}",
-            SOURCES,
-            extra_compile_args=["-std=gnu11", "-O3", *options],
-            libraries=["m"],
-            optional=True,
-        )
-        for name, options in variants.items()
-    ]
 
 
 def extensions() -> list[Extension]:
@@ -62,4 +40,4 @@ def extensions() -> list[Extension]:
     ]
 
 
-setup(ext_modules=[*libraries(), *extensions()])
+setup(ext_modules=extensions())

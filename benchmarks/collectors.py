@@ -64,13 +64,13 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     from torchrl.collectors import Collector
     from torchrl.envs import SerialEnv
 
-    from torchrl_vmfer.fast import make_backend
     from vmfer_recipes.agent.networks import deterministic_actor, exploring, network_spec
-    from vmfer_recipes.agent.observations import Perception
+    from vmfer_recipes.agent.observations import Observations
     from vmfer_recipes.agent.replay import make_replay_buffer
     from vmfer_recipes.collection.collectors import make_collector
     from vmfer_recipes.config.groups import EnvConfig
     from vmfer_recipes.environments.make import make_environment
+    from vmfer_recipes.run.backend import make_backend
 
     torch.set_num_threads(1)
     cfg = _config(f"env={env_name}", f"num_envs={count}", "init_random_frames=0")
@@ -78,7 +78,7 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     env = make_environment(EnvConfig(env_name), 0)
     policy = exploring(backend, deterministic_actor(env, network_spec(cfg)), 0.1)
     buffer = make_replay_buffer(env, cfg, backend)
-    ours = make_collector(env, policy, Perception("cpu"), buffer, cfg, backend)
+    ours = make_collector(env, policy, Observations("cpu"), buffer, cfg, backend)
     serial = SerialEnv(count, lambda: make_environment(EnvConfig(env_name), 0))
     collector = iter(
         Collector(

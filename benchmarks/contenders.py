@@ -23,10 +23,10 @@ from torchrl import torchrl_logger
 from workload import BATCH, CAPACITY, HIDDEN, LEARNING_RATE, TASK, peer_loop, real_transitions
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
-from torchrl_vmfer.fast import make_backend
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.agent import networks
 from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.session import Averages, TrainingSession
 
 LOG_INTERVAL = 1000  # as in a run
@@ -242,6 +242,10 @@ def watch(agent: Any, stopwatch: Stopwatch) -> None:
     agent.actor_optimizer = Watched(agent.actor_optimizer, stopwatch, step="actor")
     if agent.alpha_optimizer is not None:
         agent.alpha_optimizer = Watched(agent.alpha_optimizer, stopwatch, step="actor")
+    if agent.compiled is not None:
+        agent.compiled = Watched(
+            agent.compiled, stopwatch, update_critics="critic", update_actor="actor"
+        )
 
 
 class BenchmarkSession(TrainingSession):

@@ -30,7 +30,7 @@ from torchrl import objectives, torchrl_logger
 from torchrl.objectives import LossModule
 
 import torchrl_vmfer
-from torchrl_vmfer.fast import backward
+from torchrl_vmfer import CompiledUpdates
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.agent.networks import deterministic_actor, gaussian_actor, make_critics
 from vmfer_recipes.config.groups import EnvConfig
@@ -43,8 +43,8 @@ PEER = "TorchRL"
 LOSSES: dict[str, dict[str, bool] | None] = {
     PEER: None,
     "ours, TorchRL's path, with factors": {},
-    "ours, fast": {"fast": True, "measure": False},
-    "ours, fast, with factors": {"fast": True},
+    "ours, compiled": {"is_compiled": True, "measure": False},
+    "ours, compiled, with factors": {"is_compiled": True},
 }
 PARTS = ("critics", "actor", "both")
 Updates = dict[str, Callable[[], None]]
@@ -62,7 +62,7 @@ class Case:
         networks: the networks of the critics.
         outputs: the outputs of a critic.
         options: further arguments of both losses.
-        has_fast_path: whether our loss has a fast path.
+        is_served: whether compiled updates serve our loss.
     """
 
     algorithm: str
@@ -72,7 +72,7 @@ class Case:
     networks: NetworkSpec = NETWORKS
     outputs: int = 1
     options: dict[str, Any] = field(default_factory=lambda: {"loss_function": "l2"})
-    has_fast_path: bool = True
+    is_served: bool = True
 
     @property
     def title(self) -> str:
@@ -87,14 +87,14 @@ class Case:
         return {
             name: options
             for name, options in LOSSES.items()
-            if self.has_fast_path or "fast" not in (options or {})
+            if self.is_served or "is_compiled" not in (options or {})
         }
 
 
 def crossq(width: int) -> Case:
     """CrossQ with wide critics."""
     networks = NetworkSpec(hidden=[width, width], batch_renorm=True)
-    return Case("CrossQ", "CrossQLoss", networks=networks)
+    return Case("CrossQ", "CrossQLoss", networks=networks, is_served=False)
 
 
 CASES = [
@@ -113,7 +113,7 @@ CASES = [
     crossq(256),
     crossq(2048),
     Case("TD3+BC", "TD3BCLoss", options={"loss_function": "l2", "alpha": 2.5}),
-    Case("CQL", "CQLLoss", ("q_loss", "cql_loss"), has_fast_path=False),
+    Case("CQL", "CQLLoss", ("q_loss", "cql_loss"), is_served=False),
 ]
 
 
@@ -142,16 +142,25 @@ def descend(loss: Tensor, *optimizers: torch.optim.Optimizer) -> None:
     """Takes one step with each optimizer."""
     for optimizer in optimizers:
         optimizer.zero_grad()
-    backward(loss)
+    loss.backward()
     for optimizer in optimizers:
         optimizer.step()
 
 
 def make_updates(case: Case, critics: int, own: dict[str, bool] | None) -> Updates:
     """Makes the updates of one contender, by name."""
+    own = None if own is None else dict(own)
+    is_compiled = own is not None and own.pop("is_compiled", False)
     loss, batch = make_loss(case, critics, own)
     of_critics = Adam(list(loss.qvalue_network_params.parameters()), fused=True)
     of_actor = Adam(list(loss.actor_network_params.parameters()), fused=True)
+
+    if is_compiled:
+        compiled = CompiledUpdates(loss, critic_optimizer=of_critics, actor_optimizer=of_actor)
+        return {
+            "critics": lambda: _ignored(compiled.update_critics(batch)),
+            "actor": lambda: _ignored(compiled.update_actor(batch)),
+        }
 
     def update_both() -> None:
         found = loss(batch.copy())
@@ -168,6 +177,10 @@ def make_updates(case: Case, critics: int, own: dict[str, bool] | None) -> Updat
     if not hasattr(loss, "actor_loss"):
         return {"both": update_both}
     return {"critics": update_critics, "actor": update_actor}
+
+
+def _ignored(result: Any) -> None:
+    """Ignores the result of an update."""
 
 
 def measure(case: Case, critics: int, rounds: int) -> dict[str, dict[str, np.ndarray]]:

@@ -9,9 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
-from omegaconf import OmegaConf
+from typing import TYPE_CHECKING
 
 from vmfer_recipes.config.command_line import read_folder_and_options
 from vmfer_recipes.config.errors import UserError, counted, first_line
@@ -19,6 +17,7 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program, quiet_torchrl
 from vmfer_recipes.config.validation import validate
+from vmfer_recipes.run.files import read_config
 
 if TYPE_CHECKING:
     from tensordict.nn import TensorDictModule
@@ -57,7 +56,7 @@ def main() -> None:
             "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
         )
     cfg = _load_config(config)
-    # Imported here, so that --help and mistakes are answered at once.
+    # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.environments.make import make_environment
     from vmfer_recipes.offline.scores import reference_returns
@@ -88,8 +87,7 @@ def main() -> None:
 def _load_config(file: Path) -> SimpleNamespace:
     """The keys of a run that its evaluation needs: ``env``, ``goals`` and ``dataset``."""
     try:
-        # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        saved: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        saved = read_config(file)
         env = EnvConfig(**saved["env"])
         validate(env, "env.")
         goals = saved["replay"]["kind"] == "her"

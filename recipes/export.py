@@ -1,6 +1,6 @@
-"""Exports the policy of a run to ONNX or TorchScript.
+"""Exports the policy of a run to ONNX.
 
-python recipes/export.py runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0 format=onnx
+python recipes/export.py runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program, quiet_torchrl
 
-_ENDINGS = {"onnx": "onnx", "torchscript": "ts"}
-
 
 @dataclass
 class ExportConfig(Config):
-    """Writes the policy of a run as an ONNX or TorchScript file."""
+    """Writes the policy of a run as an ONNX file."""
 
-    format: str = key("onnx", "format of the file", choices=("onnx", "torchscript"))
     policy: str = key(
         "last",
         "policy.pt, or the newest checkpoint of an unfinished run (last); policy_best.pt (best)",
         choices=("last", "best"),
     )
-    output: str | None = key(
-        None, "the file to write; null: policy.onnx or policy.ts in the run directory"
-    )
+    output: str | None = key(None, "the file to write; null: policy.onnx in the run directory")
 
 
 @program
@@ -41,36 +36,33 @@ def main() -> None:
     )
     if not run_dir.exists():
         raise UserError(f"There is no {run_dir}: give the directory of a run, or a policy file.")
-    if options.output is not None and Path(options.output).is_dir():
-        raise UserError(f"output={options.output} is a folder: give the file to write.")
-    if options.format == "onnx":
-        _check_packages()
-    # Imported here, so that --help and mistakes are answered at once.
+    folder = run_dir if run_dir.is_dir() else run_dir.parent
+    file = Path(options.output or folder / "policy.onnx")
+    if file.is_dir():
+        raise UserError(f"output={file} is a folder: give the file to write.")
+    if not file.parent.is_dir():
+        raise UserError(f"There is no folder {file.parent}: create it, or choose another output=.")
+    _check_packages()
+    # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.run.exported import export, input_names, usage
 
     quiet_torchrl()
     policy = load_policy_of_run(run_dir, options.policy)
-    folder = run_dir if run_dir.is_dir() else run_dir.parent
-    file = Path(options.output or folder / f"policy.{_ENDINGS[options.format]}")
-    print(f"Exporting {policy.source}, step {policy.step}, to {options.format} ...", flush=True)
-    difference = export(policy, options.format, file)
+    print(f"Exporting {policy.source}, step {policy.step}, to ONNX ...", flush=True)
+    difference = export(policy, file)
     print(f"Checked against the original: the actions differ by at most {difference:.1e}.")
     print(f"Written: {file}")
     print(f"Inputs (float32, with a batch dimension): {', '.join(input_names(policy))}")
-    print(f"Load it with {usage(policy, options.format, file)}")
+    print(f"Load it with {usage(policy, file)}")
 
 
 def _check_packages() -> None:
-    missing = [
-        name
-        for name in ("onnx", "onnxscript", "onnxruntime")
-        if importlib.util.find_spec(name) is None
-    ]
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
-            f"format=onnx needs the packages {', '.join(missing)}: pip install '.[export]', or use "
-            "format=torchscript."
+            f"An export needs the packages {', '.join(missing)}: pip install '.[export]'."
         )
 
 

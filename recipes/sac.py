@@ -9,16 +9,16 @@ from vmfer_recipes.config.algorithms import SACConfig, TemperatureConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("sac", SACConfig)  # at once: the imports below take seconds
+    check_command_line("sac", SACConfig)  # before the slow imports below
 
 from collections.abc import Callable
 
 from tensordict import TensorDictBase
 
 from torchrl_vmfer import VMFSACLoss
-from torchrl_vmfer.fast import Backend
 from vmfer_recipes.agent.actor_batches import weighted_mean
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
+from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 
 
@@ -46,14 +46,17 @@ def train(cfg: TemperatureConfig, session: TrainingSession, agent: Agent) -> Non
             batch = update_critics(session, agent)
             if update == cfg.utd_ratio:
                 update_actor(session, agent, batch)
-            agent.targets.step()
+            agent.update_targets()
 
 
 def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
     """Updates the critics once. Returns their batch."""
     batch = agent.critic_batch()
-    critic_loss, info = agent.loss.critic_loss(batch)
-    session.descend(agent.critic_optimizer, critic_loss)
+    if agent.compiled is not None:
+        critic_loss, info = agent.compiled.update_critics(batch)
+    else:
+        critic_loss, info = agent.loss.critic_loss(batch)
+        session.descend(agent.critic_optimizer, critic_loss)
     session.metrics.add(critic_loss=critic_loss)
     agent.store_td_errors(batch, info["td_error"])
     return batch
@@ -62,13 +65,16 @@ def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
 def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDictBase) -> None:
     """Updates the actor and the temperature once and stores the factors of the actor's batch."""
     batch = agent.actor_batch(critic_batch)
-    actor_loss, info = agent.loss.actor_loss(batch)
-    session.descend(agent.actor_optimizer, actor_loss)
     # The temperature is learned on the actor's batch, as in the paper.
-    alpha_loss = weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
-    session.descend(agent.alpha_optimizer, alpha_loss)
+    if agent.compiled is not None:
+        actor_loss, info = agent.compiled.update_actor(batch)
+    else:
+        actor_loss, info = agent.loss.actor_loss(batch)
+        session.descend(agent.actor_optimizer, actor_loss)
+        alpha_loss = weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
+        session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
-    agent.log_agreement(session.metrics, batch, info)  # of the distribution it was drawn from
+    agent.log_agreement(session.metrics, batch, info)  # before the priorities change
     agent.store_signal(batch, info)
 
 

@@ -15,7 +15,7 @@ from vmfer_recipes.config.command_line import read_folder_and_options
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program
-from vmfer_recipes.reporting.progress import Progress, read_progress
+from vmfer_recipes.report.progress import Progress, read_progress
 
 _ORDER = ("running", "stopped", "left", "done")
 

@@ -9,7 +9,7 @@ from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("td3", TD3Config)  # at once: the imports below take seconds
+    check_command_line("td3", TD3Config)  # before the slow imports below
 
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from torchrl_vmfer import VMFTD3Loss
-from torchrl_vmfer.fast import Backend
 from vmfer_recipes.agent.agent import Agent, deterministic_agent
+from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 
 
@@ -49,17 +49,20 @@ def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
             if update == last_update and step % cfg.policy_delay == 0:
                 update_actor(session, agent, batch)
             if update % cfg.policy_delay == 0:
-                agent.targets.step()
+                agent.update_targets()
 
 
 def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
     """Updates the critics once. Returns their batch."""
     batch = agent.critic_batch()
-    critic_loss, info = agent.loss.critic_loss(batch)
-    session.descend(agent.critic_optimizer, critic_loss)
+    if agent.compiled is not None:
+        critic_loss, info = agent.compiled.update_critics(batch)
+    else:
+        critic_loss, info = agent.loss.critic_loss(batch)
+        session.descend(agent.critic_optimizer, critic_loss)
+        info["td_error"] = info["td_error"].detach().amax(0).sqrt()
     session.metrics.add(critic_loss=critic_loss)
-    if agent.stores_td_errors:
-        agent.store_td_errors(batch, info["td_error"].detach().amax(0).sqrt())
+    agent.store_td_errors(batch, info["td_error"])
     return batch
 
 
@@ -68,10 +71,13 @@ def update_actor(
 ) -> dict[str, Tensor]:
     """Updates the actor once and stores the factors of its batch. Returns the loss's metadata."""
     batch = agent.actor_batch(critic_batch)
-    actor_loss, info = agent.loss.actor_loss(batch)
-    session.descend(agent.actor_optimizer, actor_loss)
+    if agent.compiled is not None:
+        actor_loss, info = agent.compiled.update_actor(batch)
+    else:
+        actor_loss, info = agent.loss.actor_loss(batch)
+        session.descend(agent.actor_optimizer, actor_loss)
     session.metrics.add(actor_loss=actor_loss)
-    agent.log_agreement(session.metrics, batch, info)  # of the distribution it was drawn from
+    agent.log_agreement(session.metrics, batch, info)  # before the priorities change
     agent.store_signal(batch, info)
     return info
 

@@ -10,14 +10,14 @@ from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("td3_bc", TD3BCConfig)  # at once: the imports below take seconds
+    check_command_line("td3_bc", TD3BCConfig)  # before the slow imports below
 
 from collections.abc import Callable
 
 from torchrl_vmfer import VMFTD3BCLoss
-from torchrl_vmfer.fast import Backend
 from vmfer_recipes.agent.agent import Agent, deterministic_agent
 from vmfer_recipes.offline.datasets import fill_replay_buffer
+from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.td3 import update_actor, update_critics
 
@@ -41,7 +41,7 @@ def train(cfg: TD3BCConfig, session: TrainingSession, agent: Agent) -> None:
         if step % cfg.policy_delay == 0:
             info = update_actor(session, agent, batch)
             session.metrics.add(bc_loss=info["bc_loss"])
-            agent.targets.step()
+            agent.update_targets()
 
 
 def make_agent(

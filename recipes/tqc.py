@@ -10,13 +10,13 @@ from vmfer_recipes.config.algorithms import TQCConfig
 from vmfer_recipes.config.launch import check_command_line, recipe
 
 if __name__ == "__main__":
-    check_command_line("tqc", TQCConfig)  # at once: the imports below take seconds
+    check_command_line("tqc", TQCConfig)  # before the slow imports below
 
 from collections.abc import Callable
 
 from torchrl_vmfer import VMFTQCLoss
-from torchrl_vmfer.fast import Backend
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
+from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.session import Session
 from vmfer_recipes.sac import train, update_actor, update_critics
 

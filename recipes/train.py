@@ -10,8 +10,8 @@ import sys
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.imports import import_module
 from vmfer_recipes.config.launch import Recipe, check_command_line, program
+from vmfer_recipes.config.plugins import import_module
 
 _PROGRAM = "python recipes/train.py"
 
@@ -23,15 +23,10 @@ def main() -> None:
         print(_help_text())
         return
     name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if not name or "=" in name or name.startswith("-"):
-        raise UserError(
-            f"The algorithm comes first, such as `{f'{_PROGRAM} td3 {name}'.strip()}`: use "
-            f"{', '.join(algorithms())} or my_package.my_algorithm."
-        )
-    del sys.argv[1]
-    if name in algorithms():  # at once: importing a recipe takes seconds
+    del sys.argv[1:2]
+    if name in algorithms():  # before the recipe imports torch
         check_command_line(name, algorithms()[name], name, f"{_PROGRAM} {name}")
-    _load(name)(f"{_PROGRAM} {name}")
+    load_recipe(name)(f"{_PROGRAM} {name}")
 
 
 def _help_text() -> str:
@@ -43,8 +38,13 @@ def _help_text() -> str:
     return "\n".join([*lines, "", f"Its keys: {_PROGRAM} <algorithm> --help"])
 
 
-def _load(name: str) -> Recipe:
-    """The recipe of a module."""
+def load_recipe(name: str) -> Recipe:
+    """The recipe with the given name: that of an algorithm of this package, or of a module."""
+    if not name or "=" in name or name.startswith("-"):
+        raise UserError(
+            f"The algorithm comes first, such as `{f'{_PROGRAM} td3 {name}'.strip()}`: use "
+            f"{', '.join(algorithms())} or my_package.my_algorithm."
+        )
     if name.endswith(".py"):
         module = ".".join(part for part in name[:-3].split("/") if part not in ("", ".", ".."))
         raise UserError(

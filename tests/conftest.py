@@ -35,7 +35,7 @@ from torchrl_vmfer import (
     VMFTD3Loss,
     VMFTQCLoss,
 )
-from torchrl_vmfer.fast.kernels import load_kernels, reload
+from torchrl_vmfer.compiled import extension
 
 # Failed assertions in helpers show their values, as in tests.
 pytest.register_assert_rewrite("helpers")
@@ -325,15 +325,15 @@ def gradients_of_fixture():
     return gradients_of
 
 
+_MODULES = extension.modules
+
+
 @pytest.fixture
 def use_kernels(monkeypatch):
     """A function that turns the compiled functions on or off."""
 
     def use(wanted):
-        monkeypatch.setenv("VMFER_KERNELS", "1" if wanted else "0")
-        reload()
-        assert (load_kernels() is not None) == wanted
+        monkeypatch.setattr(extension, "modules", _MODULES if wanted else dict)
+        assert (extension.functions() is not None) == wanted
 
-    yield use
-    monkeypatch.undo()
-    reload()
+    return use

@@ -11,6 +11,10 @@ from helpers.losses import SEED, assert_same, perturb, seeded, used_critic
 
 
 class TestConstruction:
+    def test_with_one_critic_it_warns_that_vmfer_is_uniform(self, algorithm):
+        with pytest.warns(UserWarning, match="one critic"):
+            algorithm.build(num_qvalue_nets=1)
+
     def test_from_a_list_of_critics_keeps_their_parameters(
         self, algorithm, brute_force, make_batch
     ):
@@ -103,9 +107,3 @@ class TestConstruction:
 def test_actor_noise_requires_measuring(td3):
     with pytest.raises(ValueError, match=r"actor_noise=0\.2 requires measure"):
         td3.build(actor_noise=0.2, measure=False)
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_cql_has_no_argument_fast(cql, fast):
-    with pytest.raises(TypeError, match=r"^VMFCQLLoss has no fast path: leave out fast\.$"):
-        cql.build(fast=fast)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.fast_losses import assert_agree, pair
 from helpers.losses import SEED, perturb, seeded
 from torchrl_vmfer import VMFUncertainty
 
@@ -19,14 +18,13 @@ def mean_objective(brute_force, loss, batch, targets):
     return -brute_force.critic_values(loss, batch, action)[:targets].mean()
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("measure", [False, True])
 @pytest.mark.parametrize(("critics", "targets"), TARGETS)
 def test_the_actor_climbs_the_mean_of_the_critics_of_the_target(
-    td3, brute_force, make_batch, gradients_of, critics, targets, measure, fast
+    td3, brute_force, make_batch, gradients_of, critics, targets, measure
 ):
     options = {"num_qvalue_nets": critics, "num_target_critics": targets, "measure": measure}
-    loss = td3.build(objective="mean", fast=fast, activation=nn.ReLU, **options)
+    loss = td3.build(objective="mean", activation=nn.ReLU, **options)
     batch = make_batch(30)
     expected = mean_objective(brute_force, loss, batch, targets)
     expected.backward()
@@ -43,15 +41,13 @@ def test_the_actor_climbs_the_mean_of_the_critics_of_the_target(
     rows = metadata["state_action_value_actor"]
     torch.testing.assert_close(rows, values[: len(rows)].detach(), rtol=1e-5, atol=1e-5)
     assert ("vmf_factor" in metadata) == measure
-    assert loss.fast_path == ("fast" if fast else "fast=False")
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize(("critics", "targets"), TARGETS)
 def test_the_direction_of_the_mean_gradient_enters_the_factors(
-    td3, brute_force, make_batch, critics, targets, fast
+    td3, brute_force, make_batch, critics, targets
 ):
-    options = {"num_qvalue_nets": critics, "num_target_critics": targets, "fast": fast}
+    options = {"num_qvalue_nets": critics, "num_target_critics": targets}
     loss = td3.build(objective="mean", **options)
     assert loss.used == "mean"
     batch = make_batch(20)
@@ -66,14 +62,6 @@ def test_the_direction_of_the_mean_gradient_enters_the_factors(
     measured = VMFUncertainty(loss)(batch.clone())["vmf", "factor"].double()
     torch.testing.assert_close(measured, expected, rtol=0, atol=1e-5)
     assert (found - brute_force.sampling_factor(gradients, 0)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("measure", [False, True])
-def test_both_paths_agree_also_with_importance_weights_and_noise(td3, make_batch, measure):
-    noise = {"actor_noise": 0.3} if measure else {}
-    slow, fast = pair(td3, objective="mean", measure=measure, num_qvalue_nets=4, **noise)
-    batch = make_batch(64).set("priority_weight", torch.rand(64))
-    assert_agree(slow, fast, lambda loss: loss.actor_loss(batch.clone()))
 
 
 def test_the_critic_loss_does_not_depend_on_the_objective(td3, make_batch):
@@ -91,14 +79,6 @@ def test_the_first_critic_remains_torchrls_objective_bit_for_bit(td3, make_batch
     batch = make_batch(20)
     (expected, _), (value, _) = (seeded(each.actor_loss, batch.clone()) for each in (stock, loss))
     assert torch.equal(value, expected)
-
-
-def test_an_objective_that_changes_later_takes_effect(td3, make_batch):
-    slow, fast = pair(td3, measure=False)
-    for loss in (slow, fast):
-        loss.actor_loss(make_batch(8))
-        loss.objective = "mean"
-    assert_agree(slow, fast, lambda loss: loss.actor_loss(make_batch(16)))
 
 
 def test_the_factors_can_still_refer_to_the_first_critic(td3, brute_force, make_batch):

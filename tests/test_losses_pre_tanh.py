@@ -91,12 +91,9 @@ def reference(brute_force, loss, batch):
     return factors, lengths, gradients[used, rows].norm(dim=-1)
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("kind", [VMFTD3Loss, VMFSACLoss])
-def test_factors_equal_autograd_with_respect_to_the_pre_tanh_action(
-    kind, brute_force, make_batch, fast
-):
-    loss = build(kind, directions="pre_tanh", gradient_norm=True, fast=fast)
+def test_factors_equal_autograd_with_respect_to_the_pre_tanh_action(kind, brute_force, make_batch):
+    loss = build(kind, directions="pre_tanh", gradient_norm=True)
     batch = make_batch(30)
     factors, lengths, norms = reference(brute_force, loss, batch)
     _, found = seeded(loss.actor_loss, batch.clone())
@@ -106,17 +103,15 @@ def test_factors_equal_autograd_with_respect_to_the_pre_tanh_action(
     close(found["vmf_gradient_norm"].double(), norms)
     measured = seeded(VMFUncertainty(loss), batch.clone())["vmf"]
     close(measured["factor"].double(), factors)
-    _, others = seeded(build(kind, fast=fast).actor_loss, batch.clone())
+    _, others = seeded(build(kind).actor_loss, batch.clone())
     assert (others["vmf_factor"].double() - factors).abs().max() > 1e-2
-    assert not fast or loss.fast_path == "fast"
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("kind", [VMFTD3Loss, VMFSACLoss])
-def test_the_loss_and_its_gradients_do_not_change(kind, make_batch, fast, gradients_of):
+def test_the_loss_and_its_gradients_do_not_change(kind, make_batch, gradients_of):
     results = []
     for directions in ("action", "pre_tanh"):
-        loss = build(kind, directions=directions, fast=fast)
+        loss = build(kind, directions=directions)
         value, _ = seeded(loss.actor_loss, make_batch(12))
         value.backward()
         results.append([value, *gradients_of(loss.actor_network_params)])
@@ -124,10 +119,9 @@ def test_the_loss_and_its_gradients_do_not_change(kind, make_batch, fast, gradie
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("kind", [VMFTD3Loss, VMFSACLoss])
-def test_saturated_actions_have_no_pull(kind, make_batch, fast):
-    options = {"directions": "pre_tanh", "gradient_norm": True, "fast": fast}
+def test_saturated_actions_have_no_pull(kind, make_batch):
+    options = {"directions": "pre_tanh", "gradient_norm": True}
     loss = build(kind, scale=1e4, **options)
     batch = make_batch(40)
     _, metadata = seeded(loss.actor_loss, batch.clone())

@@ -24,7 +24,6 @@ from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
     PrioritizedSampler,
-    RayReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
@@ -159,8 +158,6 @@ class ModuleWatch:
 
 
 # --- Optimizers -----------------------------------------------------------------------------
-
-lerp_all_ = torch._foreach_lerp_
 
 
 def target_pairs(updater: SoftUpdate) -> list[tuple[Tensor, Tensor]]:
@@ -375,21 +372,6 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
         return state
 
 
-def forward_to_ray_actor(*names: str) -> None:
-    """Adds methods of the buffer to TorchRL's handle of a buffer in a Ray actor."""
-
-    def forwarded(name: str) -> Callable[..., Any]:
-        def call(buffer: RayReplayBuffer, *args: Any, **kwargs: Any) -> Any:
-            return getattr(buffer._client, name)(*args, **kwargs)
-
-        call.__name__ = name
-        call.__doc__ = f"Calls ``{name}`` of the buffer in the Ray actor."
-        return call
-
-    for name in names:
-        setattr(RayReplayBuffer, name, forwarded(name))
-
-
 def track_generations(writer: Writer) -> None:
     """Makes a round-robin writer count the writes to each slot from now on."""
     if isinstance(writer, RoundRobinWriter) and not writer.tracks_generations:
@@ -556,7 +538,6 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (nn.Module, "ModuleWatch"): ("_modules",),
     (module_globals, "ModuleWatch"): tuple(f"_global{name}" for name in _HOOKS),
     (Tensor, "has_tensor_hooks"): ("_backward_hooks", "_post_accumulate_grad_hooks"),
-    (torch, "lerp_all_"): ("_foreach_lerp_",),
     (SoftUpdate, "target_pairs"): ("_sources", "_targets"),
     (Collector, "OpenCollector"): (
         *("_carrier", "_wrapped_policy", "_should_use_random_frames"),
@@ -572,7 +553,6 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
         *("_prefetch", "_pin_memory", "_service_shutdown", "_sample_dependency", "_dim_extend"),
     ),
     (Sampler, "SeamSampler"): ("_empty", "_rng"),
-    (RayReplayBuffer, "forward_to_ray_actor"): ("_client",),
     (RoundRobinWriter, "track_generations"): ("_track_generations",),
     (RoundRobinWriter, "position"): ("_cursor", "_write_count"),
     (TensorDictRoundRobinWriter, "note_written"): ("_bump_generation", "_replicate_index"),

@@ -79,14 +79,6 @@ class NetworkSpec:
         """Whether the network is the built-in MLP."""
         return self.network == "mlp"
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the network has a fast path (see :mod:`torchrl_vmfer.fast`).
-
-        With batch renormalization, it has one in evaluation mode, as in CrossQ's actor update.
-        """
-        return self.is_mlp and not self.layer_norm
-
     def as_dict(self) -> dict[str, Any]:
         """Returns the specification as a dictionary."""
         return asdict(self)
@@ -185,7 +177,7 @@ def check_ensemble(network: nn.Module, inputs: int, setting: str) -> None:
 class LocAndScale(nn.Module):
     """Splits a network's output into a mean and a standard deviation within SAC's usual bounds."""
 
-    bounds = (-20.0, 2.0)  # of the logarithm of the standard deviation
+    bounds = (-20.0, 2.0)  # for the logarithm of the standard deviation
 
     def forward(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the mean and the standard deviation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import zipfile
 from collections import OrderedDict, deque
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase, is_non_tensor
 from torch import Tensor, nn
+
+from torchrl_vmfer.files import replacing
 
 __all__ = [
     "load_checked",
@@ -133,15 +134,8 @@ def _non_tensor(value: Any, ndim: int) -> Any:
 def save_file(state: Any, file: Path) -> None:
     """Saves a state to a file. A failed save leaves an existing file intact."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}.unfinished")
-    try:
-        with open(unfinished, "wb") as stream:
-            torch.save(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(file, "wb") as stream:
+        torch.save(state, stream)
 
 
 def load_file(file: Path) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, VERMILION
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, VERMILION
 from vmfer_recipes.run.tables import read_columns
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -12,49 +14,61 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CandidatePool, VMFUncertainty
-from vmfer_recipes.agent.observations import Perception
-from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.agent.observations import Observations
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    OnPolicySamplerConfig,
+    SharedSamplerConfig,
+    WeightedSamplerConfig,
+)
+from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = ["action_distances", "make_actor_sampling", "weighted_mean"]
+__all__ = [
+    "action_distances",
+    "make_actor_sampling",
+    "unchanged_random_numbers",
+    "weighted_mean",
+]
 
 _WEIGHT = "priority_weight"  # the entry by which TorchRL's losses weight transitions
 
 
 def make_actor_sampling(
     buffer: ActorCriticReplayBuffer,
-    perception: Perception,
+    observations: Observations,
     actor: TensorDictModuleBase,
     uncertainty: VMFUncertainty,
-    cfg: Config,
+    cfg: TrainingConfig,
     entries: Sequence[str] = ("observation",),
 ) -> Callable[[], TensorDictBase] | None:
     """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch.
 
     Args:
         buffer: the replay buffer.
-        perception: the preprocessing of the batch, which the caller applies.
+        observations: the preprocessing of the batch, which the caller applies.
         actor: the policy, with which ``sampler=on_policy`` compares stored actions.
         uncertainty: measures the factors of ``sampler=vmf_direct`` and ``sampler=vmf_weighted``.
         cfg: the configuration of the run.
         entries: the entries that the batch has after the preprocessing.
     """
     sampler = cfg.sampler
-    if sampler.kind == "shared":
+    if isinstance(sampler, SharedSamplerConfig):
         return None
-    keys = perception.stored_keys(entries)
+    keys = observations.stored_keys(entries)
 
     def measure(batch: TensorDictBase) -> TensorDictBase:
-        return uncertainty(perception(batch))
+        return uncertainty(observations(batch))
 
-    if sampler.kind == "direct":
-        pool = CandidatePool(buffer, sampler.num_candidates, sampler.mode, score=measure)
+    if isinstance(sampler, DirectSamplerConfig):
+        mode: Any = sampler.mode
+        pool = CandidatePool(buffer, sampler.num_candidates, mode, score=measure)
         return partial(pool.sample, keys=keys)
     draw = partial(buffer.sample_actor, keys=keys)
-    if sampler.kind == "weighted":
+    if isinstance(sampler, WeightedSamplerConfig):
         return lambda: _weighted(draw(), measure, cfg.device)
-    if sampler.kind == "on_policy":
-        return lambda: _closest_batch(buffer, perception, actor, cfg, keys)
+    if isinstance(sampler, OnPolicySamplerConfig):
+        sizes = sampler.num_batches, cfg.batch_size
+        return lambda: _closest_batch(buffer, observations, actor, sizes, keys)
     return draw
 
 
@@ -77,9 +91,9 @@ def weighted_mean(values: Tensor, batch: TensorDictBase) -> Tensor:
 
 def _closest_batch(
     buffer: ActorCriticReplayBuffer,
-    perception: Perception,
+    observations: Observations,
     actor: TensorDictModuleBase,
-    cfg: Config,
+    sizes: tuple[int, int],
     keys: Sequence[str],
 ) -> TensorDictBase:
     """Draws several uniform batches and returns the one whose actions are closest to the policy's.
@@ -88,11 +102,11 @@ def _closest_batch(
     follows KLPER (Cicek et al., 2021, arXiv 2111.01865). Both choose the batch by a KL divergence
     between stored and current actions; this function uses :func:`action_distances`.
     """
-    number, size = cfg.sampler.num_batches, cfg.batch_size
+    number, size = sizes
     read = list(dict.fromkeys([*keys, "action"]))
     candidates = buffer.sample_actor(number * size, keys=read)
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        policy = actor(perception(candidates.select(*perception.in_keys)))["action"]
+        policy = actor(observations(candidates.select(*observations.in_keys)))["action"]
     stored = candidates["action"].to(policy.device)
     chosen = int(action_distances(stored, policy, number).argmin())
     candidates = candidates.select(*keys, "index", "index_generation", strict=False)
@@ -120,3 +134,14 @@ def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
     """
     distances = (stored - policy).square().flatten(1).sum(-1)
     return distances.unflatten(0, (number, -1)).mean(-1)
+
+
+def unchanged_random_numbers(device: torch.device | str) -> AbstractContextManager[None]:
+    """A context after which PyTorch continues with the random numbers from before it.
+
+    Args:
+        device: the device of the networks. Other GPUs are left alone: saving their random state
+            would initialize them.
+    """
+    device = torch.device(device)
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])

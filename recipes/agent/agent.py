@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,13 @@ from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.optim import Optimizer
+from torchrl.objectives import SoftUpdate
 
-from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
-from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.samplers.any_sampler import SIGNAL_ENTRIES
+from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
+from torchrl_vmfer.compiled import NotServedError
+from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.actor_batches import make_actor_sampling
-from vmfer_recipes.agent.diagnostics import Diagnostics
+from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
 from vmfer_recipes.agent.networks import (
     compiled,
     critic_network_spec,
@@ -25,7 +27,7 @@ from vmfer_recipes.agent.networks import (
     make_critics,
     network_spec,
 )
-from vmfer_recipes.agent.observations import Perception, make_perception
+from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
     actor_signal,
     check_memory,
@@ -34,9 +36,10 @@ from vmfer_recipes.agent.replay import (
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
-from vmfer_recipes.run.logs import agreement
+from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.metrics import Averages
 
 __all__ = ["Agent", "AgentMaker", "deterministic_agent", "gaussian_agent"]
@@ -49,7 +52,7 @@ class Agent:
     Attributes:
         env: the environment.
         policy: the policy to evaluate, which acts on raw observations.
-        perception: the preprocessing of the networks' inputs.
+        observations: the preprocessing of the networks' inputs.
         loss: the loss module.
         uncertainty: measures how much the critics of the loss agree.
         diagnostics: measures the actor's batch and gradient.
@@ -57,6 +60,7 @@ class Agent:
         actor_optimizer: the optimizer of the actor.
         alpha_optimizer: the optimizer of the temperature; ``None`` if there is none.
         targets: a ``SoftUpdate`` of the target networks; ``None`` if there are none.
+        compiled: whole updates in one compiled call each; ``None`` where TorchRL's are used.
         buffer: the replay buffer.
         collector: an ``AnyCollector``; ``None`` if the buffer holds a dataset.
         sample_actor: draws the actor's batch; ``None`` if it is the critics' batch.
@@ -67,7 +71,7 @@ class Agent:
 
     env: Environment
     policy: TensorDictModuleBase
-    perception: Perception
+    observations: Observations
     loss: Any
     uncertainty: VMFUncertainty
     diagnostics: Diagnostics
@@ -75,6 +79,7 @@ class Agent:
     actor_optimizer: Optimizer
     alpha_optimizer: Any
     targets: Any
+    compiled: CompiledUpdates | None
     buffer: ActorCriticReplayBuffer
     collector: Any
     sample_actor: Callable[[], TensorDictBase] | None
@@ -86,7 +91,7 @@ class Agent:
         """The arguments of ``session.steps``: the policy, and what a checkpoint holds, by name."""
         components = {
             "policy": self.policy,
-            "perception": self.perception,
+            "observations": self.observations,
             "loss": self.loss,
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
@@ -98,14 +103,21 @@ class Agent:
 
     def critic_batch(self) -> TensorDictBase:
         """Draws a batch for the critics."""
-        return self.perception(self.buffer.sample())
+        return self.observations(self.buffer.sample())
 
     def actor_batch(self, critic_batch: TensorDictBase) -> TensorDictBase:
         """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
         if self.sample_actor is None:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index")
-        return self.perception(self.sample_actor())
+        return self.observations(self.sample_actor())
+
+    def update_targets(self) -> None:
+        """Moves the target networks."""
+        if self.compiled is not None:
+            self.compiled.update_targets()
+        else:
+            self.targets.step()
 
     @property
     def stores_td_errors(self) -> bool:
@@ -149,20 +161,17 @@ class AgentMaker:
         networks: the specification of the actor's network.
         critic_networks: the specification of the critics' networks.
         signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
-        is_fast: whether the loss uses the fast path.
     """
 
-    def __init__(self, cfg: Config, backend: Backend) -> None:
+    def __init__(self, cfg: TrainingConfig, backend: Backend) -> None:
         self._cfg = cfg
         self._backend = backend
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
         check_memory(self.env, cfg.replay.buffer_size)
-        self._perception = make_perception(self.env, cfg)
+        self._observations = make_observations(self.env, cfg)
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)
         self.signal = actor_signal(cfg.sampler)
-        is_plain = self.networks.is_plain and self.critic_networks.is_plain
-        self.is_fast = backend.is_fast and is_plain and not cfg.compile
 
     def loss(
         self,
@@ -186,7 +195,6 @@ class AgentMaker:
             "measure": self.signal == "factor",
             "gradient_norm": self.signal == "gradient_norm",
             "directions": cfg.directions,
-            "fast": self.is_fast,
             **options,
         }
         loss = make_loss(actor, critics, **options).to(cfg.device)
@@ -219,44 +227,61 @@ class AgentMaker:
             targets: a ``SoftUpdate`` of the target networks.
             actor_keys: the entries of a transition that the actor loss reads.
         """
-        cfg, backend, perception = self._cfg, self._backend, self._perception
+        cfg, backend, observations = self._cfg, self._backend, self._observations
         uncertainty = VMFUncertainty(loss)
         buffer = make_replay_buffer(self.env, cfg, backend)
         collector = None
         if explorer is not None:
-            acting = perception.before(explorer)
-            collector = make_collector(self.env, acting, perception, buffer, cfg, backend)
+            acting = observations.before(explorer)
+            collector = make_collector(self.env, acting, observations, buffer, cfg, backend)
         return Agent(
             env=self.env,
-            policy=perception.before(actor),
-            perception=perception,
+            policy=observations.before(actor),
+            observations=observations,
             loss=loss,
             uncertainty=uncertainty,
             diagnostics=Diagnostics(
                 loss,
                 [tensor for group in actor_optimizer.param_groups for tensor in group["params"]],
                 buffer,
-                perception,
-                perception.stored_keys(actor_keys),
+                observations,
+                observations.stored_keys(actor_keys),
                 cfg.sampler.kind,
             ),
             critic_optimizer=critic_optimizer,
             actor_optimizer=actor_optimizer,
             alpha_optimizer=alpha_optimizer,
             targets=targets,
+            compiled=self._compiled(
+                loss,
+                critic_optimizer=critic_optimizer,
+                actor_optimizer=actor_optimizer,
+                alpha_optimizer=alpha_optimizer,
+                targets=targets,
+            ),
             buffer=buffer,
             collector=collector,
             sample_actor=make_actor_sampling(
-                buffer, perception, actor, uncertainty, cfg, actor_keys
+                buffer, observations, actor, uncertainty, cfg, actor_keys
             ),
             actor_keys=actor_keys,
             signal=self.signal,
             uses_td_errors=stores_td_errors(cfg.replay),
         )
 
+    def _compiled(self, loss: Any, **components: Any) -> CompiledUpdates | None:
+        """Whole updates in one compiled call each, or ``None`` and one line that says why."""
+        if not self._backend.is_fast or self._backend.note or self._cfg.compile:
+            return None
+        try:
+            return CompiledUpdates(loss, **components)
+        except NotServedError as reason:
+            print(f"fast=true: updates by TorchRL, because {reason}.", file=sys.stderr)
+            return None
+
 
 def deterministic_agent(
-    cfg: Config,
+    cfg: TD3Config | TD3BCConfig,
     backend: Backend,
     make_loss: Callable[..., Any],
     *,
@@ -290,7 +315,7 @@ def deterministic_agent(
         actor,
         loss,
         explorer=None if is_offline else exploring(backend, actor, exploration_noise),
-        targets=backend.soft_update(loss, tau=cfg.tau),
+        targets=SoftUpdate(loss, tau=cfg.tau),
         critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr),
         actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr),
         actor_keys=actor_keys,
@@ -298,7 +323,7 @@ def deterministic_agent(
 
 
 def gaussian_agent(
-    cfg: Config,
+    cfg: TemperatureConfig,
     backend: Backend,
     make_loss: Callable[..., Any],
     *,
@@ -327,7 +352,7 @@ def gaussian_agent(
         actor,
         loss,
         explorer=exploring(backend, actor),
-        targets=backend.soft_update(loss, tau=cfg.tau) if has_targets else None,
+        targets=SoftUpdate(loss, tau=cfg.tau) if has_targets else None,
         critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr, betas),
         actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr, betas),
         alpha_optimizer=backend.adam([loss.log_alpha], cfg.alpha_lr),

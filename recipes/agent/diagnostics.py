@@ -11,15 +11,14 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from torchrl_vmfer import ActorCriticReplayBuffer, MixedSampler, effective_sample_size
-from torchrl_vmfer.samplers.any_sampler import probabilities_of
-from torchrl_vmfer.samplers.scored import ScoredSampler
-from vmfer_recipes.agent.observations import Perception
-from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
+from torchrl_vmfer.samplers.adapters import probabilities_of
+from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
+from vmfer_recipes.agent.observations import Observations
 
-__all__ = ["Diagnostics", "cosine", "signal_to_noise"]
+__all__ = ["Diagnostics", "agreement", "cosine", "signal_to_noise"]
 
-_SATURATED = 0.99  # of actions scaled to [-1, 1]
+_SATURATED = 0.99  # absolute value of actions scaled to [-1, 1]
 # The current networks choose among candidates: there are no stored probabilities.
 _WITHOUT_DISTRIBUTION = ("direct", "on_policy")
 
@@ -61,7 +60,7 @@ class Diagnostics:
         loss: the loss.
         parameters: the parameters of the actor.
         buffer: the replay buffer. What requires its contents is left out if it is in a Ray actor.
-        perception: the preprocessing of batches.
+        observations: the preprocessing of batches.
         keys: the stored entries of the actor's batch.
         kind: the ``kind`` of ``sampler=``.
     """
@@ -71,14 +70,14 @@ class Diagnostics:
         loss: Any,
         parameters: Sequence[Tensor],
         buffer: Any,
-        perception: Perception,
+        observations: Observations,
         keys: Sequence[str],
         kind: str,
     ) -> None:
         self._loss = loss
         self._parameters = list(parameters)
         self._buffer = buffer if isinstance(buffer, ActorCriticReplayBuffer) else None
-        self._perception = perception
+        self._observations = observations
         self._keys = list(keys)
         self._kind = kind
 
@@ -142,13 +141,14 @@ class Diagnostics:
             found["gradient_snr"] = signal_to_noise(*halves)
         if self._buffer is not None:
             uniform = self._buffer.sample_uniformly(len(batch), keys=self._keys)
-            other = self._gradient(self._perception(uniform))
+            other = self._gradient(self._observations(uniform))
             found["gradient_cosine"] = cosine(self._gradient(batch), other)
         return found
 
     def _gradient(self, batch: TensorDictBase) -> Tensor:
-        # Not the compiled method, which would be compiled again for batches of another size.
-        loss, _ = type(self._loss).actor_loss(self._loss, batch)
+        # A copy, because the loss adds entries. Not the method compiled by torch.compile, which
+        # would be compiled again for batches of another size.
+        loss, _ = type(self._loss).actor_loss(self._loss, batch.copy())
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         known = [gradient.flatten() for gradient in gradients if gradient is not None]
         return torch.cat(known).double()
@@ -172,7 +172,30 @@ class Diagnostics:
             found["effective_sample_size"] = effective_sample_size(probabilities)
         except NotImplementedError:
             pass  # a sampler with a pool, or a custom one
-        if isinstance(sampler, (ScoredSampler, MixedSampler)):
+        if getattr(sampler, "records_updates", False):
             found["factor_age"] = sampler.priority_age()
             found["unscored_fraction"] = sampler.unscored_fraction()
         return found
+
+
+def agreement(
+    info: dict[str, Tensor], uncertainty: VMFUncertainty, batch: TensorDictBase
+) -> dict[str, Tensor]:
+    """The mean and quantiles of the factor and the resultant length over an actor batch.
+
+    Args:
+        info: the metadata of the actor loss, which contain both if the loss measures them.
+        uncertainty: computes them otherwise.
+        batch: the batch.
+    """
+    if "vmf_factor" not in info:
+        with unchanged_random_numbers(batch["observation"].device):
+            measured = uncertainty(batch.select("observation"))["vmf"]
+        info = {f"vmf_{name}": value for name, value in measured.items()}
+    statistics = {}
+    for name in ("factor", "resultant_length"):
+        values = info[f"vmf_{name}"].sort().values
+        statistics[f"{name}_mean"] = values.mean()
+        for percent in (10, 50, 90):
+            statistics[f"{name}_q{percent}"] = values[(len(values) - 1) * percent // 100]
+    return statistics

@@ -18,15 +18,15 @@ from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import LossModule
 
 from torchrl_vmfer import Policy, load_policy
-from torchrl_vmfer.fast import Backend
 from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
-from vmfer_recipes.agent.observations import PerceivingPolicy
+from vmfer_recipes.agent.observations import ObservingPolicy
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.imports import importing
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.plugins import importing
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
+from vmfer_recipes.run.backend import Backend
 
 __all__ = [
     "compiled",
@@ -43,14 +43,14 @@ __all__ = [
 ]
 
 
-def network_spec(cfg: Config) -> NetworkSpec:
+def network_spec(cfg: TrainingConfig) -> NetworkSpec:
     """The networks that a configuration selects."""
     return NetworkSpec(
         cfg.network, dict(cfg.network_kwargs), list(cfg.hidden), cfg.activation, cfg.layer_norm
     )
 
 
-def critic_network_spec(cfg: Config) -> NetworkSpec:
+def critic_network_spec(cfg: TrainingConfig) -> NetworkSpec:
     """The networks of the critics, which differ from the actor's in recipes with keys for them."""
     keys = {
         "hidden": "critic_hidden",
@@ -150,18 +150,18 @@ def make_critics(
 
 
 def policy_data(
-    policy: TensorDictModuleBase, env: Environment, cfg: Config, step: int | None = None
+    policy: TensorDictModuleBase, env: Environment, cfg: TrainingConfig, step: int | None = None
 ) -> dict[str, Any]:
     """A policy as plain data, which ``torchrl_vmfer.load_policy`` reads.
 
     Args:
-        policy: an actor of this module, with or without the preprocessing of a perception.
+        policy: an actor of this module, with or without preprocessing.
         env: an environment of the run.
         cfg: the configuration of the run.
         step: the steps of the run so far.
     """
-    perception = policy.perception if isinstance(policy, PerceivingPolicy) else None
-    actor = policy.actor if isinstance(policy, PerceivingPolicy) else policy
+    observations = policy.observations if isinstance(policy, ObservingPolicy) else None
+    actor = policy.actor if isinstance(policy, ObservingPolicy) else policy
     is_gaussian = isinstance(actor, ProbabilisticActor)
     space = env.own_action_space
     try:
@@ -175,7 +175,7 @@ def policy_data(
                 space.low,
                 space.high,
                 space.dtype.name,
-                normalization=None if perception is None else perception.normalization(),
+                normalization=None if observations is None else observations.normalization(),
                 weights=network.state_dict(),
                 environment=cfg.env.name,
                 step=step,
@@ -191,7 +191,7 @@ def policy_data(
 def write_policy(
     policy: TensorDictModuleBase,
     env: Environment,
-    cfg: Config,
+    cfg: TrainingConfig,
     path: Path,
     step: int | None = None,
 ) -> None:

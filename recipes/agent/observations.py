@@ -12,20 +12,21 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from torchrl_vmfer.policies import Normalization
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.replay_groups import HindsightReplayConfig
+from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
-    "DatasetPerception",
-    "GoalPerception",
-    "NormalizedPerception",
-    "PerceivingPolicy",
-    "Perception",
+    "DatasetObservations",
+    "GoalObservations",
+    "NormalizedObservations",
+    "Observations",
+    "ObservingPolicy",
     "RunningStatistics",
-    "make_perception",
+    "make_observations",
 ]
 
 
-class Perception(TensorDictModuleBase):
+class Observations(TensorDictModuleBase):
     """Passes the stored observation to the networks unchanged.
 
     Args:
@@ -52,7 +53,7 @@ class Perception(TensorDictModuleBase):
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on raw observations of the environment."""
-        return actor if self._device.type == "cpu" else PerceivingPolicy(self, actor)
+        return actor if self._device.type == "cpu" else ObservingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
@@ -60,7 +61,7 @@ class Perception(TensorDictModuleBase):
         return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
 
 
-class NormalizedPerception(Perception):
+class NormalizedObservations(Observations):
     """Normalizes observations for the networks.
 
     Mean and variance are computed over all collected data. The buffer stores raw data, and samples
@@ -91,7 +92,7 @@ class NormalizedPerception(Perception):
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on raw observations of the environment."""
-        return PerceivingPolicy(self, actor)
+        return ObservingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
@@ -109,7 +110,7 @@ class NormalizedPerception(Perception):
         return []
 
 
-class DatasetPerception(NormalizedPerception):
+class DatasetObservations(NormalizedObservations):
     """Normalizes observations by the mean and the standard deviation of a dataset.
 
     As published for TD3+BC: 1e-3 is added to the standard deviation, and nothing is clipped.
@@ -125,7 +126,7 @@ class DatasetPerception(NormalizedPerception):
         self.observation = RunningStatistics(size, 0, added_deviation=1e-3).to(device)
 
 
-class GoalPerception(NormalizedPerception):
+class GoalObservations(NormalizedObservations):
     """Concatenates observation and desired goal for the networks, with normalization.
 
     The statistics of goals include desired and achieved goals, since hindsight relabeling turns
@@ -153,20 +154,20 @@ class GoalPerception(NormalizedPerception):
         return [self.goal.normalized(tensordict.get("desired_goal"))]
 
 
-class PerceivingPolicy(TensorDictModuleBase):
+class ObservingPolicy(TensorDictModuleBase):
     """Acts on the preprocessed observation and keeps the raw one in the TensorDict to store."""
 
     out_keys = ["action"]
 
-    def __init__(self, perception: Perception, actor: TensorDictModuleBase) -> None:
+    def __init__(self, observations: Observations, actor: TensorDictModuleBase) -> None:
         super().__init__()
-        self.in_keys = perception.in_keys
-        self.perception = perception
+        self.in_keys = observations.in_keys
+        self.observations = observations
         self.actor = actor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Writes the action."""
-        seen = self.perception(tensordict.select(*self.in_keys))
+        seen = self.observations(tensordict.select(*self.in_keys))
         return tensordict.set("action", self.actor(seen).get("action"))
 
 
@@ -212,15 +213,15 @@ class RunningStatistics(nn.Module):
         return variance.sqrt().clamp(min=self.least_deviation) + self.added_deviation
 
 
-def make_perception(env: EnvBase, cfg: Config) -> Perception:
-    """The perception that ``replay=`` and the normalization keys require."""
+def make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
+    """The observations that ``replay=`` and the normalization keys require."""
     spec = env.observation_spec
     size = spec["observation"].shape[-1]
-    if cfg.replay.kind == "her":
-        return GoalPerception((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
+    if isinstance(cfg.replay, HindsightReplayConfig):
+        return GoalObservations((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
     # Keys of offline recipes. `normalize` alone may be a key of the user's own recipe.
     if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):
-        return DatasetPerception(size, cfg.device)
+        return DatasetObservations(size, cfg.device)
     if cfg.env.normalize_observations:
-        return NormalizedPerception(size, cfg.env.clip, cfg.device)
-    return Perception(cfg.device)
+        return NormalizedObservations(size, cfg.env.clip, cfg.device)
+    return Observations(cfg.device)

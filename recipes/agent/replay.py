@@ -25,12 +25,25 @@ from torchrl_vmfer import (
     RecentSampler,
     VMFSampler,
 )
-from torchrl_vmfer.fast import Backend
-from torchrl_vmfer.samplers.any_sampler import signal_of
+from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.imports import import_class
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.plugins import import_class
+from vmfer_recipes.config.replay_groups import (
+    GradientNormSamplerConfig,
+    HindsightReplayConfig,
+    InverseTDSamplerConfig,
+    LAPReplayConfig,
+    OwnReplayConfig,
+    OwnSamplerConfig,
+    PrioritizedReplayConfig,
+    RecentSamplerConfig,
+    ReplayConfig,
+    SamplerConfig,
+    VMFSamplerConfig,
+)
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.backend import Backend
 
 __all__ = [
     "actor_signal",
@@ -47,7 +60,9 @@ _SIGNALS = {
 }
 
 
-def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorCriticReplayBuffer:
+def make_replay_buffer(
+    env: GymWrapper, cfg: TrainingConfig, backend: Backend
+) -> ActorCriticReplayBuffer:
     """Makes the buffer selected by ``replay=`` and ``sampler=``.
 
     It has a separate random generator, so that sampling does not affect the random numbers of the
@@ -71,11 +86,11 @@ def make_replay_buffer(env: GymWrapper, cfg: Config, backend: Backend) -> ActorC
         "generator": torch.Generator().manual_seed(cfg.seed),
     }
     buffer: ActorCriticReplayBuffer
-    if cfg.replay.kind == "her":
+    if isinstance(cfg.replay, HindsightReplayConfig):
         buffer = HindsightReplayBuffer(
             reward_fn=HindsightReplayBuffer.gymnasium_reward(env.simulator),
             her_ratio=cfg.replay.her_ratio,
-            strategy=cfg.replay.strategy,
+            strategy=cfg.replay.strategy,  # type: ignore[arg-type]  # one of its choices
             trajectory_key=ENVIRONMENT,
             **options,
         )
@@ -97,36 +112,36 @@ def check_memory(env: GymWrapper, buffer_size: int) -> None:
         )
 
 
-def _critic_sampler(cfg: Config) -> Sampler:
-    if cfg.kind == "own":
+def _critic_sampler(cfg: ReplayConfig) -> Sampler:
+    if isinstance(cfg, OwnReplayConfig):
         return _own_sampler(cfg, "replay")
-    if cfg.kind == "per":
+    if isinstance(cfg, PrioritizedReplayConfig):
+        if cfg.kind == "per_rank":
+            return RankPrioritizedSampler(alpha=cfg.alpha, beta=cfg.beta)
         return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
-    if cfg.kind == "per_rank":
-        return RankPrioritizedSampler(alpha=cfg.alpha, beta=cfg.beta)
-    if cfg.kind == "lap":
+    if isinstance(cfg, LAPReplayConfig):
         return LAPSampler(exponent=cfg.alpha)
     return RandomSampler()
 
 
-def _actor_sampler(cfg: Config) -> Sampler:
-    if cfg.kind == "own":
+def _actor_sampler(cfg: SamplerConfig) -> Sampler:
+    if isinstance(cfg, OwnSamplerConfig):
         return _own_sampler(cfg, "sampler")
-    if cfg.kind == "vmf":
+    if isinstance(cfg, VMFSamplerConfig):
         return _vmf_sampler(cfg)
-    if cfg.kind == "inverse_td":
+    if isinstance(cfg, InverseTDSamplerConfig):
         return InverseTDSampler(exponent=cfg.exponent, floor=cfg.floor)
-    if cfg.kind == "gradient_norm":
+    if isinstance(cfg, GradientNormSamplerConfig):
         return GradientNormSampler(power=cfg.power)
-    if cfg.kind == "recent":
+    if isinstance(cfg, RecentSamplerConfig):
         return RecentSampler(decay=cfg.decay, min_size=cfg.min_size, cycle=cfg.cycle)
     return RandomSampler()
 
 
-def _vmf_sampler(cfg: Config) -> Sampler:
+def _vmf_sampler(cfg: VMFSamplerConfig) -> Sampler:
     try:
         sampler = VMFSampler(
-            cfg.mode,
+            cfg.mode,  # type: ignore[arg-type]  # one of its choices
             power=cfg.power,
             initial_factor=cfg.initial_factor,
             smoothing=cfg.smoothing,
@@ -137,18 +152,18 @@ def _vmf_sampler(cfg: Config) -> Sampler:
     return sampler if cfg.share == 1 else MixedSampler(sampler, RandomSampler(), cfg.share)
 
 
-def _own_sampler(cfg: Config, group: str) -> Sampler:
+def _own_sampler(cfg: OwnSamplerConfig | OwnReplayConfig, group: str) -> Sampler:
     kind = import_class(cfg.path, Sampler, group)
     try:
         return kind(**cfg.kwargs)
     except Exception as error:
         raise UserError(
-            f"{group}={cfg.path} cannot be made with {group}.kwargs={cfg.kwargs} "
+            f"{group}={cfg.path} could not be created with {group}.kwargs={cfg.kwargs} "
             f"({type(error).__name__}: {first_line(error)})."
         ) from error
 
 
-def actor_signal(cfg: Config) -> str | None:
+def actor_signal(cfg: SamplerConfig) -> str | None:
     """What the sampler of a ``sampler=`` stores: "factor", "td_error", "gradient_norm" or ``None``.
 
     It is the attribute ``signal`` of the sampler. Without this attribute, a sampler that uses
@@ -157,19 +172,19 @@ def actor_signal(cfg: Config) -> str | None:
     signal = signal_of(_actor_sampler(cfg))
     if signal is not None and signal not in _SIGNALS:
         raise UserError(
-            f"sampler={cfg.path} has signal={signal!r}, but the recipes provide "
+            f"sampler={cfg.name} has signal={signal!r}, but the recipes provide "
             f"{', '.join(_SIGNALS)}: set one of these, or None."
         )
     return signal
 
 
-def stores_td_errors(cfg: Config) -> bool:
+def stores_td_errors(cfg: ReplayConfig) -> bool:
     """Whether a ``replay=`` uses TD errors; one of the user's own if it takes priorities."""
-    if cfg.kind == "own":
+    if isinstance(cfg, OwnReplayConfig):
         # The method of TorchRL's base class only warns.
         kind = import_class(cfg.path, Sampler, "replay")
         return kind.update_priority is not Sampler.update_priority
-    return cfg.kind in ("per", "per_rank", "lap")
+    return isinstance(cfg, (PrioritizedReplayConfig, LAPReplayConfig))
 
 
 def store_priorities(

@@ -8,20 +8,20 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import Backend
-from vmfer_recipes.agent.observations import Perception
+from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.collection.vectorized import VectorCollector
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.environments.state import (
     environment_state,
     load_environment_state,
     reseed_environment,
 )
+from vmfer_recipes.run.backend import Backend
 
 __all__ = ["AnyCollector", "StepCount", "TransitionCollector", "make_collector"]
 
@@ -48,16 +48,16 @@ class AnyCollector(Protocol):
 def make_collector(
     env: Environment,
     policy: TensorDictModuleBase,
-    perception: Perception,
+    observations: Observations,
     buffer: ActorCriticReplayBuffer,
-    cfg: Config,
+    cfg: TrainingConfig,
     backend: Backend,
 ) -> AnyCollector:
     """Makes the collector selected by ``collector=`` and ``num_envs=``."""
     if cfg.num_envs > 1:
-        return VectorCollector(env, policy, perception, buffer, cfg)
+        return VectorCollector(env, policy, observations, buffer, cfg)
     if cfg.collector.kind == "single":
-        return TransitionCollector(env, policy, perception, buffer, cfg, backend)
+        return TransitionCollector(env, policy, observations, buffer, cfg, backend)
     if cfg.collector.kind == "ray":
         from vmfer_recipes.collection.ray_workers import RayWorkers
 
@@ -92,7 +92,7 @@ class TransitionCollector:
     Args:
         env: the environment.
         policy: the exploring policy; it is used directly, not copied.
-        perception: its statistics are updated with every transition.
+        observations: its statistics are updated with every transition.
         buffer: receives every transition.
         cfg: defines the number of initial random steps.
         backend: provides the class of the collector, and the function that writes to the buffer.
@@ -105,13 +105,13 @@ class TransitionCollector:
         self,
         env: Environment,
         policy: TensorDictModuleBase,
-        perception: Perception,
+        observations: Observations,
         buffer: ActorCriticReplayBuffer,
-        cfg: Config,
+        cfg: TrainingConfig,
         backend: Backend,
     ) -> None:
         self._env = env
-        self._perception = perception
+        self._observations = observations
         self._buffer = buffer
         self._extend = backend.extend
         self._steps = 0
@@ -133,7 +133,7 @@ class TransitionCollector:
     def collect(self) -> None:
         """Takes one environment step and stores the transition."""
         transition = self.next()
-        self._perception.learn(transition)
+        self._observations.learn(transition)
         self._extend(self._buffer, transition)
         outcome = transition.get("next")
         self.episodes.add(outcome.get("reward").item(), outcome.get("done").item())
@@ -157,12 +157,15 @@ class TransitionCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes within the episode."""
+        """Resumes within the episode, or in a new one if its state could not be saved."""
         self._steps = state["frames"]
         self._collector.load_state_dict({"frames": self._steps, "iter": self._steps}, strict=False)
-        load_environment_state(self._env, state["environment"])
-        _upstream.carried(self._collector).update(TensorDict(state["carrier"]))
-        self.episodes.load_state_dict(state["episodes"])
+        carrier, self.episodes = _upstream.carried(self._collector), EpisodeReturns()
+        if load_environment_state(self._env, state["environment"]):
+            carrier.update(TensorDict(state["carrier"]))
+            self.episodes.load_state_dict(state["episodes"])
+        else:
+            carrier.update(self._env.reset())
 
     def reseed(self, seed: int) -> None:
         """Seeds the random generators of the environment. Its episode continues."""

@@ -20,7 +20,7 @@ from vmfer_recipes.collection._upstream import CommandedCollector, sync_no_weigh
 from vmfer_recipes.collection.collectors import StepCount
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
 
 __all__ = ["RayWorkers", "RemoteReplay"]
@@ -35,10 +35,10 @@ _FORWARDED = (
 )
 
 
-def _ray_options(cfg: Config) -> dict[str, Any]:
+def _ray_options(num_workers: int) -> dict[str, Any]:
     """Options for a cluster on this machine, unless RAY_ADDRESS names another one."""
     return {
-        "num_cpus": None if "RAY_ADDRESS" in os.environ else cfg.collector.num_workers + 1,
+        "num_cpus": None if "RAY_ADDRESS" in os.environ else num_workers + 1,
         "include_dashboard": False,
         "log_to_driver": False,
         "logging_level": "error",
@@ -63,7 +63,8 @@ class RemoteReplay:
         **parts: functions that make the storage, the writer and the samplers.
     """
 
-    def __init__(self, cfg: Config, **parts: Callable[[], Any]) -> None:
+    def __init__(self, cfg: TrainingConfig, **parts: Callable[[], Any]) -> None:
+        options: Any = cfg.collector
         try:
             self.actor = _ReplayActor(
                 seed=cfg.seed,
@@ -71,7 +72,7 @@ class RemoteReplay:
                 **parts,
                 service_backend="ray",
                 service_backend_options={
-                    "ray_init_config": _ray_options(cfg),
+                    "ray_init_config": _ray_options(options.num_workers),
                     "remote_config": {"num_cpus": 0},
                 },
             )
@@ -118,7 +119,9 @@ class RayWorkers(StepCount):
         cfg: the configuration of the run.
     """
 
-    def __init__(self, policy: TensorDictModuleBase, buffer: RemoteReplay, cfg: Config) -> None:
+    def __init__(
+        self, policy: TensorDictModuleBase, buffer: RemoteReplay, cfg: TrainingConfig
+    ) -> None:
         self._policy = policy
         self._buffer = buffer
         self._cfg = cfg
@@ -142,7 +145,7 @@ class RayWorkers(StepCount):
             ) from error
 
     def _start(self) -> None:
-        cfg = self._cfg.collector
+        cfg: Any = self._cfg.collector
         seeds = torch.randint(2**31, (cfg.num_workers,)).tolist()  # different ones after a resume
         self._workers = RayCollector(
             [partial(make_environment, self._cfg.env, seed) for seed in seeds],
@@ -152,7 +155,7 @@ class RayWorkers(StepCount):
             frames_per_batch=cfg.frames_per_batch,
             total_frames=2**62,  # unlimited
             replay_buffer=self._buffer.actor,
-            ray_init_config=_ray_options(self._cfg),
+            ray_init_config=_ray_options(cfg.num_workers),
             remote_configs={"num_cpus": 1},
             weight_sync_schemes={},  # they do not support this policy
         )

@@ -12,11 +12,11 @@ from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.agent.observations import Perception
+from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import ENVIRONMENT, kept
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import (
     Environment,
     entries,
@@ -49,7 +49,7 @@ class VectorCollector:
     Args:
         env: the first environment. The others are made from ``cfg``.
         policy: the exploring policy.
-        perception: its statistics are updated with every transition.
+        observations: its statistics are updated with every transition.
         buffer: receives every transition.
         cfg: defines the number of environments and of initial random frames.
 
@@ -61,23 +61,23 @@ class VectorCollector:
         self,
         env: Environment,
         policy: TensorDictModuleBase,
-        perception: Perception,
+        observations: Observations,
         buffer: ActorCriticReplayBuffer,
-        cfg: Config,
+        cfg: TrainingConfig,
     ) -> None:
         goals = cfg.replay.kind == "her"
         seeds = environment_seeds(cfg.seed, cfg.num_envs)[1:]
         self._envs = [env, *(make_environment(cfg.env, seed, goals) for seed in seeds)]
         self.episodes = EpisodeReturns(len(self._envs))
         self._policy = policy
-        self._perception = perception
+        self._observations = observations
         self._buffer = buffer
         self._init_random_frames = cfg.init_random_frames
         # Episodes of several environments alternate in the buffer: hindsight keeps them apart.
         number = torch.arange(len(self._envs)).unsqueeze(-1)
         self._labels = {ENVIRONMENT: number} if goals else {}
         self._frames = 0  # collected
-        self._steps = 0  # of the run, at most as many
+        self._steps = 0  # steps of the run, at most `_frames`
         starts = [entries(each.simulator.reset()[0]) for each in self._envs]
         self._seen = {key: np.stack([each[key] for each in starts]) for key in starts[0]}
 
@@ -112,7 +112,7 @@ class VectorCollector:
         following = tensors(after | outcome)
         data = {**self._labels, **tensors(self._seen), "action": actions, "next": following}
         transitions = kept(TensorDict(data, [count]))
-        self._perception.learn(transitions)
+        self._observations.learn(transitions)
         self._buffer.extend(transitions)
         self._seen = seen
         self._frames += count
@@ -140,12 +140,13 @@ class VectorCollector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes within the episodes and within the round."""
-        for env, saved in zip(self._envs, state["environments"], strict=True):
-            load_environment_state(env, saved)
-        self._seen = {key: value.numpy() for key, value in state["seen"].items()}
+        """Resumes within the round, and within the episodes if their state could be saved."""
+        if not any("unsaved" in saved for saved in state["environments"]):
+            for env, saved in zip(self._envs, state["environments"], strict=True):
+                load_environment_state(env, saved)
+            self._seen = {key: value.numpy() for key, value in state["seen"].items()}
+            self.episodes.load_state_dict(state["episodes"])
         self._frames, self._steps = state["frames"], state["steps"]
-        self.episodes.load_state_dict(state["episodes"])
 
     def reseed(self, seed: int) -> None:
         """Seeds the random generators of all environments. Their episodes continue."""

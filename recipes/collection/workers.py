@@ -19,13 +19,13 @@ from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.collectors import StepCount
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.interruption import Interruption
 
 __all__ = ["Workers"]
@@ -51,12 +51,13 @@ class Workers(StepCount):
         self,
         policy: TensorDictModuleBase,
         buffer: ActorCriticReplayBuffer,
-        cfg: Config,
+        cfg: TrainingConfig,
         backend: Backend,
     ) -> None:
         self._policy = policy
         self._buffer = buffer
         self._cfg = cfg
+        self._options: Any = cfg.collector
         self._backend = backend
         self._workers: Any = None  # TorchRL's collector, once it has started
 
@@ -81,10 +82,10 @@ class Workers(StepCount):
             self._close()
 
     def _await_frames(self) -> None:
-        buffer, is_sync = self._buffer, self._cfg.collector.kind == "multi_sync"
+        buffer, options = self._buffer, self._options
+        is_sync = options.kind == "multi_sync"
         if not is_sync:
-            lead = self._cfg.collector.max_lead
-            buffer.limit.value = min(self._steps + lead, self._cfg.total_frames)
+            buffer.limit.value = min(self._steps + options.max_lead, self._cfg.total_frames)
         self._check_alive()
         while buffer.write_count < self._steps:
             if is_sync:
@@ -117,7 +118,7 @@ class Workers(StepCount):
         is_sync = cfg.collector.kind == "multi_sync"
         # The number of frames currently allowed: workers wait once it is reached.
         buffer.limit = multiprocessing.Value("q", _FOREVER if is_sync else 0)
-        count = cfg.collector.num_workers
+        count = self._options.num_workers
         try:
             self._workers = (MultiSyncCollector if is_sync else MultiAsyncCollector)(
                 [partial(make, seed=number) for number in range(count)],

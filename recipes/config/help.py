@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.choices import CONFIGS, choices_of
 from vmfer_recipes.config.keys import MISSING, Config, Key, describe, groups
+from vmfer_recipes.config.names import CONFIGS, choices_of
 
 __all__ = ["folder_help_text", "help_text"]
 

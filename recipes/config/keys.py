@@ -7,7 +7,7 @@ import dataclasses
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
@@ -40,10 +40,6 @@ class Config:
 
     Recipes read a configuration as plain attributes, which is fast enough for a training loop.
     """
-
-    if TYPE_CHECKING:  # shared code reads keys that only some recipes define
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as nested dictionaries."""

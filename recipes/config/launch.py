@@ -25,22 +25,22 @@ from vmfer_recipes.config._hydra import (
     register_sweeper,
     without_hydra,
 )
-from vmfer_recipes.config.choices import CONFIGS
-from vmfer_recipes.config.command_line import CommandLine, read_command_line
+from vmfer_recipes.config.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.help import help_text
 from vmfer_recipes.config.keys import Config
-from vmfer_recipes.config.mistakes import explain
+from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_recipe, script_name
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.environments.names import registered_id
+from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import (
     Interruption,
     StoppedError,
     leaving_ctrl_c_to_the_runs,
+    raising_ctrl_c,
 )
-from vmfer_recipes.run.lock import LockedError
 
 __all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
 
@@ -53,7 +53,7 @@ def check_command_line(
     algorithm: str | None = None,
     program_name: str | None = None,
 ) -> None:
-    """Answers ``--help`` and reports mistakes of the command line, at once.
+    """Answers ``--help`` and reports mistakes of the command line, before the slow imports.
 
     A recipe calls this before it imports torch and TorchRL, which takes seconds.
 
@@ -110,7 +110,7 @@ class Recipe:
         self._name = register_recipe(name, config, algorithm, CONFIGS)
         is_own = self._name != name
         self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
-        self._config = config
+        self.config = self._config = config
         self._run = run
         self._has_started = False
 
@@ -123,12 +123,18 @@ class Recipe:
         self._program = program_name or self._program
         program(self._main)()
 
-    def check(self, program_name: str | None = None) -> None:
-        """Ends the program if the command line is wrong, or asks only for information."""
-        self._program = program_name or self._program
-        program(self._check)()
+    def check(self, program_name: str | None = None) -> list[Any]:
+        """Ends the program if the command line is wrong, or asks only for information.
 
-    def _check(self) -> None:
+        Returns:
+            the configuration of the only run, or of enough runs of a sweep to see every choice.
+        """
+        self._program = program_name or self._program
+        configs: list[Any] = []
+        program(lambda: configs.extend(self._check()))()
+        return configs
+
+    def _check(self) -> Iterator[Any]:
         line = read_command_line(sys.argv[1:], self._config)
         if line.is_question:
             self._main()
@@ -148,6 +154,7 @@ class Recipe:
                 is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
                 if is_named and config.env.backend == "gymnasium":
                     registered_id(config.env.name)
+                yield config
 
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self._config)
@@ -214,15 +221,13 @@ class Recipe:
 
 
 def _register_sweepers(line: CommandLine) -> None:
-    """Makes Hydra use this package's sweepers, ``basic`` and ``optuna``, and its launcher."""
+    """Makes Hydra use the sweeper and the launcher of this package."""
     if not line.is_sweep:  # a single run starts faster without them
         return
     from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
-    from vmfer_recipes.sweep.search import SearchConf, SearchSweeper
     from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
 
     register_sweeper("basic", GridConf, GridSweeper)
-    register_sweeper("optuna", SearchConf, SearchSweeper)
     register_launcher("population", PopulationConf, PopulationLauncher)
 
 
@@ -232,7 +237,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(main)
     def run() -> None:
         try:
-            main()
+            with raising_ctrl_c():
+                main()
             sys.stdout.flush()
         except _USER_ERRORS as error:
             _fail(str(error))

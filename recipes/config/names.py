@@ -1,13 +1,25 @@
-"""The names of runs and datasets: in titles, for loggers, in folders and in configurations."""
+"""The names of runs, datasets, choices and keys."""
 
 from __future__ import annotations
 
 import os
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MINARI_PREFIX", "dataset_name", "folder_name", "group_name", "run_name", "run_title"]
+__all__ = [
+    "CONFIGS",
+    "MINARI_PREFIX",
+    "choices_of",
+    "dataset_name",
+    "differing",
+    "flat",
+    "folder_name",
+    "group_name",
+    "run_name",
+    "run_title",
+]
 
 MINARI_PREFIX = "minari:"
 
@@ -49,3 +61,38 @@ def dataset_name(dataset: str) -> str:
     if not dataset or dataset.startswith(MINARI_PREFIX):
         return dataset
     return str(Path(os.path.expanduser(dataset)))  # leaves the home of an unknown user as it is
+
+
+CONFIGS = Path(str(files("vmfer_recipes.configs")))
+
+
+def choices_of(group: str) -> list[str]:
+    """The choices of a group that come with this package."""
+    return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """The keys in which two dictionaries differ, in alphabetical order.
+
+    Example:
+        >>> differing({"seed": 0, "tau": 0.1}, {"seed": 1, "tau": 0.1, "gamma": 0.9})
+        ['gamma', 'seed']
+    """
+    keys = sorted(first.keys() | second.keys())
+    return [key for key in keys if first.get(key) != second.get(key)]
+
+
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested configuration as one dictionary of dotted keys.
+
+    Example:
+        >>> flat({"seed": 0, "env": {"name": "Hopper-v4"}})
+        {'seed': 0, 'env.name': 'Hopper-v4'}
+    """
+    if not isinstance(config, dict):
+        return {prefix[:-1]: config}
+    return {
+        key: value
+        for name, item in config.items()
+        for key, value in flat(item, f"{prefix}{name}.").items()
+    }

@@ -1,24 +1,38 @@
 """Parts from the user's own modules: choices by import path, and recipes with keys of their own.
 
 Hydra composes configurations from files. Users' own parts have no files, so their configurations
-are registered here before Hydra starts. Nothing is imported yet.
+are registered here before Hydra starts. Their classes are imported when a run needs them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import OwnLoggerConfig
 from vmfer_recipes.config.keys import Config, describe, recipe_schemas
 from vmfer_recipes.config.replay_groups import OwnReplayConfig, OwnSamplerConfig
 
-__all__ = ["own_choice", "register_choice", "register_recipe", "script_name"]
+__all__ = [
+    "import_class",
+    "import_module",
+    "importing",
+    "own_choice",
+    "register_choice",
+    "register_recipe",
+    "script_name",
+]
 
 _GROUPS: dict[str, Callable[..., Config]] = {
     "sampler": OwnSamplerConfig,
@@ -86,3 +100,47 @@ def script_name(function: Callable[..., Any], default: str) -> str:
     if file.suffix != ".py" or not file.exists():
         return default
     return file.parent.name if file.stem == "__init__" else file.stem
+
+
+_Base = TypeVar("_Base")
+
+
+def import_class(path: str, base: type[_Base], key: str) -> type[_Base]:
+    """Imports a class such as ``my_package.MySampler``.
+
+    Args:
+        path: the module and the name of the class, separated by a dot.
+        base: the class that it must be derived from. Nothing else is ever called.
+        key: the configuration key that names it, for error messages.
+    """
+    from torchrl_vmfer import imports  # imported here, so that --help stays fast
+
+    with importing():
+        return imports.import_class(path, base, f"{key}={path}")
+
+
+def import_module(name: str, setting: str) -> ModuleType:
+    """Imports a module that is installed or lies in the current directory.
+
+    Args:
+        name: the name of the module.
+        setting: the setting that names it, for error messages.
+    """
+    from torchrl_vmfer import imports
+
+    with importing():
+        return imports.import_module(name, setting)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """A context in which modules of the current directory are found and errors take one line."""
+    here, scripts = os.getcwd(), os.path.realpath(str(files("vmfer_recipes")))
+    # A script is started with its own directory, whose folders would hide modules of the same name.
+    sys.path[:] = [path for path in sys.path if os.path.realpath(path or here) != scripts]
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(str(error)) from error

@@ -6,13 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import OmegaConf
-
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import MISSING, Config, describe, schemas_of
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
+from vmfer_recipes.run.files import read_config
 
 __all__ = ["load_config"]
 
@@ -35,8 +34,7 @@ def load_config(run_dir: Path) -> TrainingConfig:
             "runs/td3/HalfCheetah-v4/uniform-fresh/seed0."
         )
     try:
-        # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        saved: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        saved = read_config(file)
         algorithm = saved["algorithm"]
     except Exception as error:
         raise UserError(

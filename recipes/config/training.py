@@ -10,7 +10,7 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
 from vmfer_recipes.config.keys import MISSING, Config, group, key
-from vmfer_recipes.config.replay_groups import ReplayConfig, SamplerConfig
+from vmfer_recipes.config.replay_groups import ReplayConfig, SamplerConfig, VMFSamplerConfig
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.loggers import check_logger
 
@@ -165,7 +165,7 @@ class TrainingConfig(Config):
                 f"sampler={sampler.name} needs several critics to compare, got "
                 f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
             )
-        if sampler.kind == "vmf" and sampler.mode == "rank" and sampler.power != 1:
+        if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank" and sampler.power != 1:
             raise UserError(
                 f"sampler.power={sampler.power:g} requires sampler.mode=uncertainty, got "
                 "sampler.mode=rank: leave out one of them."
@@ -228,7 +228,7 @@ def _check_device(name: str) -> None:
             f"device must be cpu, cuda or cuda:<number>, got {name!r}: use device=cpu, which is "
             "fast enough for these networks."
         )
-    import torch  # imported here, so that --help and mistakes are answered at once
+    import torch  # imported here to keep --help and error messages fast
 
     try:
         torch.zeros(1, device=name).item()

@@ -15,7 +15,7 @@ from torchrl.envs import GymWrapper
 
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.imports import import_class
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.environments.names import registered_id
 
 __all__ = ["Environment", "entries", "make_environment", "tensors"]
@@ -96,8 +96,8 @@ def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
     except Exception as error:
         cure = "correct env.kwargs" if cfg.kwargs else "install its dependencies"
         raise UserError(
-            f"{cfg.name} cannot be made ({type(error).__name__}: {first_line(error)}): {cure}, "
-            "or choose another environment."
+            f"{cfg.name} could not be created ({type(error).__name__}: {first_line(error)}): "
+            f"{cure}, or choose another environment."
         ) from error
 
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 
 from vmfer_recipes.config.errors import UserError, near_names
-from vmfer_recipes.config.imports import import_module
+from vmfer_recipes.config.plugins import import_module
 
 __all__ = ["registered_id"]
 

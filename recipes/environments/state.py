@@ -1,33 +1,35 @@
-"""Saving and restoring an environment within an episode."""
+"""Saving and restoring an environment within an episode.
+
+Saved are the plain attributes of an environment and its wrappers: numbers, strings, arrays,
+tensors, random generators, and lists, tuples, dictionaries, sets and deques of these; and MuJoCo's
+simulations and models. Objects of the libraries in ``_CONSTANT``, functions and classes are
+constant. An environment, wrapper or object with ``state_dict`` and ``load_state_dict`` is saved by
+these methods instead. With any other object, nothing is saved: the episode restarts.
+"""
 
 from __future__ import annotations
 
-import enum
 import random
-from collections import Counter, deque
+import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import gymnasium as gym
 import mujoco
 import numpy as np
 import torch
+from gymnasium.wrappers.utils import RunningMeanStd
 
-from vmfer_recipes.environments.array_values import decode, encode
 from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import Environment
-from vmfer_recipes.environments.parts import (
-    arrange_parts,
-    arrangement_of,
-    class_in_memory,
-    parts_of,
-)
-from vmfer_recipes.run.checkpoints import UnsavableError
 
 __all__ = [
     "EnvironmentPart",
     "environment_state",
     "load_environment_state",
     "reseed_environment",
+    "unsaved_attribute",
 ]
 
 # MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
@@ -39,80 +41,44 @@ _SIMULATION = (
     *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
     *("qfrc_actuator", "actuator_force", "sensordata"),
 )
-_KINDS, _PARTS, _SAME = "kinds", "parts", "same"  # see environment_state
-_SHARED = "shared"
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, deque)}
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_MUTABLE = (*_GENERATORS, list, dict, deque, set, torch.Tensor)
+_CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+# Libraries whose spaces, specifications, models and renderers are constant.
+_CONSTANT = {"gymnasium", "gymnasium_robotics", "mujoco", "dm_control", "dm_env", "pygame"}
+
+
+class _UnsavedError(Exception):
+    """Raised with a description of what cannot be saved."""
 
 
 def environment_state(env: Environment) -> dict[str, Any]:
-    """The full state of an episode: simulator, counters and random generators.
-
-    It is read from the attributes of the environment, of its wrappers, and of objects in them whose
-    classes belong to the same package: numbers, strings, arrays, tensors, enumerations, random
-    generators, dictionaries, lists, tuples, sets and deques, and every array of a MuJoCo
-    simulation. Other objects are assumed to be constant. The result holds plain data only (see
-    :func:`~vmfer_recipes.run.checkpoints.plain_data`). Its entry ``"kinds"`` names the arrays
-    that share memory, and the classes of objects that an environment may create during an episode;
-    ``"parts"`` describes how its objects refer to each other, and ``"same"`` lists attributes whose
-    value is that of another one, such as a random generator.
-    """
-    parts = list(parts_of(env))
-    arrays = [
-        value for part in parts for value in vars(part).values() if isinstance(value, np.ndarray)
-    ]
-    users = Counter(id(_owner(array)) for array in arrays)
-    shared = [memory for memory, count in users.items() if count > 1]
-    state: dict[str, Any] = {}
-    kinds: dict[str, list[Any]] = {}
-    same: dict[str, str] = {}
-    first: dict[int, str] = {}  # the first attribute with a value
-    restorable = set()
-    for number, part in enumerate(parts):
-        for key, value in vars(part).items():
-            path = f"{number}.{key}"
-            if isinstance(value, _MUTABLE) and first.setdefault(id(value), path) != path:
-                same[path] = first[id(value)]
-                restorable.add(path)
-                continue
-            try:
-                state[path] = _attribute_state(value)
-            except UnsavableError:
-                continue  # an object, such as a model or a renderer
-            kind = _place(value, shared) or _kind(value)
-            if kind:
-                kinds[path] = kind
-            if _can_be_created(value):
-                restorable.add(path)
-    arrangement = arrangement_of(parts, restorable)
-    return state | {_KINDS: kinds, _PARTS: arrangement, _SAME: same}
+    """The full state of an episode as plain data, or only ``{"unsaved": attribute}``."""
+    layers, writer = list(_layers(env.simulator)), _Writer()
+    try:
+        return {"layers": [writer.layer(layer) for layer in layers]}
+    except _UnsavedError as error:
+        return {"unsaved": str(error)}
 
 
-def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
-    """Restores a saved state in an environment with the same name."""
-    parts = arrange_parts(env, state.get(_PARTS))
-    kinds = state.get(_KINDS, {})  # earlier versions have none
-    memory: dict[int, np.ndarray] = {}
-    for path, saved in state.items():
-        if path in (_KINDS, _PARTS, _SAME):
-            continue
-        part, key = _attribute(parts, path)
-        kind = kinds.get(path, [])
-        if kind and kind[0] == _SHARED:
-            vars(part)[key] = _placed(saved.numpy(), memory, *kind[1:])
-        else:
-            _load_attribute_state(part, key, saved, kind)
-    for path, other in state.get(_SAME, {}).items():
-        (part, key), (owner, name) = _attribute(parts, path), _attribute(parts, other)
-        vars(part)[key] = vars(owner)[name]
+def unsaved_attribute(env: Environment) -> str | None:
+    """The attribute because of which an episode cannot be saved; ``None`` without any."""
+    return environment_state(env).get("unsaved")
 
 
-def _attribute(parts: list[Any], path: str) -> tuple[Any, str]:
-    """The object and the name of a saved attribute."""
-    number, key = path.split(".", 1)
-    if int(number) >= len(parts):
-        raise ValueError(f"the environment has no object for the saved {key!r}")
-    return parts[int(number)], key
+def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
+    """Restores a saved state. Returns whether there was one: otherwise the episode restarts."""
+    if "unsaved" in state:
+        return False
+    # An environment may create others when it starts an episode, so that each layer comes in turn.
+    layers, reader = _layers(env.simulator), _Reader()
+    for saved in state["layers"]:
+        layer = next(layers, None)
+        if _class_name(layer) != saved["class"]:
+            raise ValueError(f"the environment has no {saved['class']} where the saved one has it")
+        reader.layer(layer, saved)
+    return True
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
@@ -125,8 +91,8 @@ def reseed_environment(env: Environment, seed: int) -> None:
         seed: the seed, from which each generator gets a seed of its own.
     """
     seeds = np.random.SeedSequence(seed)
-    for part in parts_of(env):
-        for value in vars(part).values():
+    for layer in _layers(env.simulator):
+        for value in vars(layer).values():
             if isinstance(value, _GENERATORS):
                 _seed_generator(value, int(seeds.spawn(1)[0].generate_state(1)[0]))
 
@@ -160,34 +126,35 @@ class EnvironmentPart:
         load_environment_state(self._env, state)
 
 
-def _attribute_state(value: Any) -> Any:
-    if isinstance(value, mujoco.MjData):
-        arrays = {name: torch.from_numpy(getattr(value, name).copy()) for name in _SIMULATION}
-        return arrays | {"time": value.time}
-    if isinstance(value, mujoco.MjModel):  # tasks may move bodies, or change masses
-        arrays = {name: torch.from_numpy(array.copy()) for name, array in _parameters(value)}
-        return arrays | {"timestep": value.opt.timestep}
-    if isinstance(value, np.random.Generator):
-        return encode(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return encode(value.get_state())
-    if isinstance(value, random.Random):
-        return encode(value.getstate())
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, enum.Enum):
-        return value.name
-    return encode(value)
+def _layers(simulator: Any) -> Iterator[Any]:
+    """The wrappers, the environment, and what these hold that has attributes to save."""
+    waiting, seen = [simulator], list[Any]()
+    while waiting:
+        layer = waiting.pop()
+        if any(layer is each for each in seen):
+            continue
+        seen.append(layer)
+        yield layer
+        if not _has_methods(layer):
+            waiting += [value for value in vars(layer).values() if _is_layer(value, layer)]
 
 
-def _parameters(model: mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
-    """The numbers of a MuJoCo model, without meshes, pictures and their search trees."""
-    for part, prefix in ((model, ""), (model.opt, "opt.")):
-        for name in dir(part):
-            if not name.startswith(("_", "bvh", "oct")):
-                value = getattr(part, name)
-                if isinstance(value, np.ndarray) and value.dtype == np.float64:
-                    yield f"{prefix}{name}", value
+def _is_layer(value: Any, owner: Any) -> bool:
+    if isinstance(value, (gym.Env, RunningMeanStd)):  # the latter: of NormalizeReward
+        return True
+    return isinstance(owner, ControlSuite) and _package(value) == "dm_control"
+
+
+def _has_methods(value: Any) -> bool:
+    return all(callable(getattr(type(value), f"{name}state_dict", 0)) for name in ("", "load_"))
+
+
+def _package(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _owner(value: Any) -> Any:
@@ -197,120 +164,189 @@ def _owner(value: Any) -> Any:
     return value
 
 
-def _place(value: Any, shared: list[int]) -> list[Any]:
-    """Where an array lies in memory that other attributes also use; empty if none does."""
-    owner = _owner(value)
-    is_shared = isinstance(value, np.ndarray) and id(owner) in shared
-    if not (is_shared and isinstance(owner, np.ndarray)):
-        return []
-    offset = value.ctypes.data - owner.ctypes.data
-    return [_SHARED, shared.index(id(owner)), owner.nbytes, offset, list(value.strides)]
+class _Writer:
+    """Converts attributes to plain data. What occurs twice is saved once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}  # numbers of mutable values
+        self._kept: list[Any] = []  # so that no id is used twice
+        self._memory: dict[int, str] = {}  # the arrays' owners, and where they were seen
+
+    def layer(self, layer: Any) -> dict[str, Any]:
+        name = type(layer).__name__
+        if _has_methods(layer):
+            state = self.value(layer.state_dict(), f"{name}.state_dict()")
+            return {"class": _class_name(layer), "state": state}
+        attributes = {
+            key: self.value(value, f"{name}.{key}")
+            for key, value in vars(layer).items()
+            if not _is_layer(value, layer) and not self._is_constant(value)
+        }
+        return {"class": _class_name(layer), "attributes": attributes}
+
+    def _is_constant(self, value: Any) -> bool:
+        if isinstance(value, (mujoco.MjData, mujoco.MjModel)):
+            return False
+        if isinstance(value, (*_CODE, np.dtype, gym.Space, gym.envs.registration.EnvSpec)):
+            return True
+        return _package(value) in _CONSTANT and not isinstance(value, gym.Env)
+
+    def value(self, value: Any, place: str) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, np.str_):
+            return str(value)
+        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+            return ["number", torch.from_numpy(np.array(value))]
+        if self._is_constant(value):
+            return ["constant"]
+        if id(value) in self._seen:
+            return ["same", self._seen[id(value)]]
+        number = self._seen[id(value)] = len(self._seen)
+        self._kept.append(value)
+        return [*self._content(value, place), number]
+
+    def _content(self, value: Any, place: str) -> list[Any]:
+        if isinstance(value, mujoco.MjData):
+            arrays = {name: torch.from_numpy(getattr(value, name).copy()) for name in _SIMULATION}
+            return ["simulation", arrays | {"time": value.time}]
+        if isinstance(value, mujoco.MjModel):  # tasks may move bodies, or change masses
+            arrays = {name: torch.from_numpy(array.copy()) for name, array in _parameters(value)}
+            return ["model", arrays | {"timestep": value.opt.timestep}]
+        if isinstance(value, _GENERATORS):
+            return ["generator", *self._generator(value, place)]
+        if type(value) is np.ndarray and value.dtype.kind in "biufc":
+            return self._array(value, place)
+        if type(value) is torch.Tensor:
+            return ["tensor", value.detach().clone()]
+        if type(value) is dict:
+            pairs = [[self.value(each, place) for each in item] for item in value.items()]
+            return ["dict", pairs]
+        if type(value) in _CONTAINERS.values():
+            items = sorted(value, key=repr) if isinstance(value, set) else value
+            content = [self.value(item, place) for item in items]
+            return [type(value).__name__, content, getattr(value, "maxlen", None)]
+        if _has_methods(value):
+            return ["object", self.value(value.state_dict(), place)]
+        raise _UnsavedError(f"{place} ({type(value).__name__})")
+
+    def _generator(self, value: Any, place: str) -> list[Any]:
+        if isinstance(value, np.random.Generator):
+            state = self.value(value.bit_generator.state, place)
+            return [type(value.bit_generator).__name__, state]
+        if isinstance(value, np.random.RandomState):
+            return ["RandomState", self.value(value.get_state(), place)]
+        if isinstance(value, random.Random):
+            return ["Random", self.value(value.getstate(), place)]
+        return ["torch", value.get_state()]
+
+    def _array(self, value: np.ndarray, place: str) -> list[Any]:
+        owner = _owner(value)
+        is_view = not isinstance(owner, np.ndarray)  # of a simulation
+        if id(owner) in self._memory and not is_view:
+            raise _UnsavedError(f"{place} (shares memory with {self._memory[id(owner)]})")
+        self._memory[id(owner)] = place
+        self._kept.append(owner)
+        return ["view" if is_view else "array", torch.from_numpy(np.array(value))]
 
 
-def _placed(
-    saved: np.ndarray,
-    memory: dict[int, np.ndarray],
-    number: int,
-    size: int,
-    offset: int,
-    strides: list[int],
-) -> np.ndarray:
-    """The array at a saved :func:`_place`, in memory that the arrays of the same number share."""
-    whole = memory.setdefault(number, np.zeros(size, np.uint8))
-    array = np.ndarray(saved.shape, saved.dtype, whole, offset, strides)
-    array[...] = saved
-    return array
+class _Reader:
+    """Restores attributes from the output of :class:`_Writer`."""
 
+    def __init__(self) -> None:
+        self._values: dict[int, Any] = {}
+        self._used: list[Any] = []  # generators that have their state
 
-def _can_be_created(value: Any) -> bool:
-    """Whether a saved attribute can be restored in an object that does not have it."""
-    if isinstance(value, (mujoco.MjData, mujoco.MjModel)):
-        return False
-    if isinstance(value, np.ndarray):
-        return isinstance(_owner(value), np.ndarray)  # not a view of a simulation
-    return not isinstance(value, (dict, list)) or type(value) in (dict, list)
+    def layer(self, layer: Any, saved: dict[str, Any]) -> None:
+        if "state" in saved:
+            return layer.load_state_dict(self.value(saved["state"], None))
+        attributes = vars(layer)  # not setattr, which a frozen dataclass forbids
+        for key, content in saved["attributes"].items():
+            value = self.value(content, attributes.get(key))
+            attributes[key] = value
+            if isinstance(value, mujoco.MjData) and isinstance(layer, ControlSuite):
+                # Its step ends with the first half of MuJoCo's step, whose results it uses next.
+                mujoco.mj_step1(layer.model, value)
+                _load_simulation(value, content[1])
 
+    def value(self, saved: Any, current: Any) -> Any:
+        if not isinstance(saved, list):
+            return saved
+        kind, *content = saved
+        if kind == "constant":
+            return current
+        if kind == "same":
+            return self._values[content[0]]
+        if kind == "number":
+            return content[0].numpy()[()]
+        *content, number = content
+        self._values[number] = value = self._restored(kind, content, current)
+        return value
 
-def _kind(value: Any) -> list[Any]:
-    """The class of an object that an environment may not have created yet; empty for others."""
-    if isinstance(value, np.random.Generator):
-        return [type(value.bit_generator).__name__]
-    if isinstance(value, deque):
-        return ["deque", value.maxlen]
-    if isinstance(value, enum.Enum):
-        return ["Enum", type(value).__module__, type(value).__qualname__]
-    if isinstance(value, torch.Tensor):
-        return ["Tensor"]
-    return [type(value).__name__] if isinstance(value, _GENERATORS) else []
+    def _restored(self, kind: str, content: list[Any], current: Any) -> Any:
+        if kind == "simulation":
+            _load_simulation(current, content[0])
+        elif kind == "model":
+            current.opt.timestep = content[0]["timestep"]
+            for name, array in _parameters(current):
+                array[...] = content[0][name].numpy()
+        elif kind == "generator":
+            return self._generator(content[0], content[1], current)
+        elif kind == "array":
+            return content[0].numpy().copy(order="K")
+        elif kind == "view" and isinstance(current, np.ndarray) and current.flags.writeable:
+            current[...] = content[0].numpy()
+        elif kind == "tensor":
+            return content[0].clone()
+        elif kind == "dict":
+            return self._dict(content[0], current)
+        elif kind in _CONTAINERS:
+            now = [*current] if isinstance(current, (list, tuple, deque)) else []
+            now += [None] * (len(content[0]) - len(now))
+            items = [self.value(*pair) for pair in zip(content[0], now, strict=False)]
+            return deque(items, content[1]) if kind == "deque" else _CONTAINERS[kind](items)
+        elif kind == "object":
+            current.load_state_dict(self.value(content[0], None))
+        return current
 
+    def _dict(self, pairs: list[Any], current: Any) -> dict[Any, Any]:
+        now = current if isinstance(current, dict) else {}
+        keys = [self.value(key, None) for key, _ in pairs]
+        return {
+            key: self.value(item, now.get(key)) for key, (_, item) in zip(keys, pairs, strict=True)
+        }
 
-def _created(kind: str, *details: Any) -> Any:
-    """Creates an object that a saved state belongs to."""
-    if kind == "deque":
-        return deque(maxlen=details[0])
-    if kind == "Enum":
-        module, name = details
-        found = class_in_memory(module, name)
-        if found is None or not issubclass(found, enum.Enum):
-            raise ValueError(f"the environment has no enumeration {module}.{name}")
-        return next(iter(found))
-    makers = {
-        "RandomState": np.random.RandomState,
-        "Random": random.Random,
-        "Generator": torch.Generator,
-        "Tensor": torch.Tensor,
-    }
-    if kind in makers:
-        return makers[kind]()
-    bits = getattr(np.random, kind, None)
-    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
-        raise ValueError(f"the random generator {kind} is not known")
-    return np.random.Generator(bits())
-
-
-def _load_attribute_state(part: Any, key: str, saved: Any, kind: list[Any]) -> None:
-    attributes = vars(part)  # not setattr, which a frozen dataclass forbids
-    value = attributes.get(key)
-    if value is None and kind:
-        value = _created(*kind)
-        attributes[key] = value
-    if isinstance(value, mujoco.MjData):
-        _load_simulation(value, saved)
-        if isinstance(part, ControlSuite):
-            # Its step ends with the first half of MuJoCo's step, whose results it uses next.
-            mujoco.mj_step1(part.model, value)
-            _load_simulation(value, saved)
-    elif isinstance(value, mujoco.MjModel):
-        value.opt.timestep = saved["timestep"]
-        for name, array in _parameters(value):
-            array[...] = saved[name].numpy()
-    elif isinstance(value, torch.Generator):
-        value.set_state(saved)
-    elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = decode(saved)
-    elif isinstance(value, np.random.RandomState):
-        value.set_state(decode(saved))
-    elif isinstance(value, random.Random):
-        value.setstate(decode(saved))
-    elif isinstance(value, enum.Enum):
-        attributes[key] = type(value)[saved]
-    elif isinstance(value, dict) and type(value) is not dict and isinstance(saved, dict):
-        value.clear()  # in place: a defaultdict keeps its default
-        value.update(decode(saved))
-    elif isinstance(value, deque) and isinstance(saved, list):
-        value.clear()
-        value.extend(decode(saved))
-    elif isinstance(value, torch.Tensor):
-        attributes[key] = saved
-    elif isinstance(value, np.ndarray) and isinstance(saved, torch.Tensor):
-        array = saved.numpy().copy(order="K")
-        is_foreign = not isinstance(_owner(value), np.ndarray)
-        if is_foreign and value.flags.writeable and value.shape == array.shape:
-            value[...] = array  # a view of a simulation
+    def _generator(self, kind: str, state: Any, current: Any) -> Any:
+        # In place, unless two generators were one when the environment was made.
+        makers: dict[str, Any] = {
+            "RandomState": np.random.RandomState,
+            "Random": random.Random,
+            "torch": torch.Generator,
+        }
+        if not isinstance(current, _GENERATORS) or any(current is each for each in self._used):
+            make = makers.get(kind)
+            current = make() if make else np.random.Generator(getattr(np.random, kind)())
+        self._used.append(current)
+        if kind == "torch":
+            current.set_state(state)
+        elif kind == "Random":
+            current.setstate(self.value(state, None))
+        elif kind == "RandomState":
+            current.set_state(self.value(state, None))
         else:
-            attributes[key] = array
-    else:
-        attributes[key] = decode(saved)
+            current.bit_generator.state = self.value(state, None)
+        return current
+
+
+def _parameters(model: mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
+    """The numbers of a MuJoCo model, without meshes, pictures and their search trees."""
+    for part, prefix in ((model, ""), (model.opt, "opt.")):
+        for name in dir(part):
+            if not name.startswith(("_", "bvh", "oct")):
+                value = getattr(part, name)
+                is_terrain = name == "hfield_data"  # of float32, as meshes and pictures
+                if isinstance(value, np.ndarray) and (value.dtype == np.float64 or is_terrain):
+                    yield f"{prefix}{name}", value
 
 
 def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:

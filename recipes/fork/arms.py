@@ -10,14 +10,16 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.choices import CONFIGS, choices_of
-from vmfer_recipes.config.command_line import read_command_line
+from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted, near_names
 from vmfer_recipes.config.keys import describe
-from vmfer_recipes.config.mistakes import explain
-from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
 from vmfer_recipes.config.plugins import own_choice
-from vmfer_recipes.config.replay_groups import SamplerConfig
+from vmfer_recipes.config.replay_groups import (
+    OwnSamplerConfig,
+    SamplerConfig,
+    VMFSamplerConfig,
+)
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
@@ -83,7 +85,9 @@ class Arm:
             return 0.0
         plain = {key.name: key.default for key in describe(type(sampler))}
         compared = [name for name in plain if name not in ("name", "kind", "power")]
-        if sampler.kind != "vmf" or any(getattr(sampler, name) != plain[name] for name in compared):
+        if not isinstance(sampler, VMFSamplerConfig):
+            return None
+        if any(getattr(sampler, name) != plain[name] for name in compared):
             return None
         return float(sampler.power)
 
@@ -123,7 +127,7 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
             f"The arm {name!r} has no sampler, and the run's sampler.name={sampler.name} is not a "
             "choice of sampler=: put a sampler before the overrides."
         )
-    start = choice or (sampler.path if sampler.kind == "own" else sampler.name)
+    start = choice or (sampler.path if isinstance(sampler, OwnSamplerConfig) else sampler.name)
     composed = _composed([f"sampler={start}", *words], name, cfg)
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     values = {key: OmegaConf.select(composed, key) for key in keys}

@@ -19,7 +19,7 @@ def main() -> None:
     """Runs the forks that are not finished, then writes their table, figures and report."""
     options = read_options("python recipes/fork.py", sys.argv[1:], ForkConfig)
     plan = make_plan(options)
-    # Imported here, so that --help and mistakes are answered at once.
+    # Imported here to keep --help and error messages fast.
     try:
         from vmfer_recipes.fork.report import write_report
         from vmfer_recipes.fork.results import read_results
@@ -31,7 +31,6 @@ def main() -> None:
         ) from error
 
     quiet_torchrl()
-    plan.write_settings()
     failures = run_forks(plan)
     results = read_results(plan)
     if results:

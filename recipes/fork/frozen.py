@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.agent.networks import write_policy
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
@@ -25,6 +24,7 @@ from vmfer_recipes.fork.start import (
     recipe_of,
     starting_state,
 )
+from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED
@@ -32,7 +32,7 @@ from vmfer_recipes.run.session import EVALUATION_SEED
 __all__ = ["evaluate_checkpoint", "train_actor"]
 
 # The parts of a checkpoint that an evaluation depends on.
-_EVALUATED = ("perception", "loss", "evaluation")
+_EVALUATED = ("observations", "loss", "evaluation")
 
 
 def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
@@ -54,7 +54,7 @@ def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
         parts = starting_state(checkpoint, agent, fork)["parts"]
         components = {name: part for name, part in agent.components().items() if name != "policy"}
         load_source_parts({**components, "random": GlobalRNGState()}, parts, fork.source)
-        frozen = dataclasses.replace(agent, buffer=_FrozenReplay(agent.buffer))  # type: ignore[arg-type]
+        frozen = dataclasses.replace(agent, buffer=_FrozenReplay(agent.buffer), compiled=None)  # type: ignore[arg-type]
         session = PartialSession(backend, agent.actor_optimizer, updates)
         for _ in session.steps(**agent.components()):
             recipe_of(cfg).update_actor(session, frozen, frozen.critic_batch())
@@ -78,7 +78,9 @@ def evaluate_checkpoint(moment: Moment, checkpoint: dict[str, Any]) -> Evaluatio
     cfg = moment.forks[0].cfg
     agent = make_agent(cfg, _backend(cfg))
     parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
-    load_source_parts({"perception": agent.perception, "loss": agent.loss}, parts, moment.source)
+    load_source_parts(
+        {"observations": agent.observations, "loss": agent.loss}, parts, moment.source
+    )
     return _evaluated(agent, cfg, parts)
 
 

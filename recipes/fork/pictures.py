@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vmfer_recipes.fork.results import Comparison
-from vmfer_recipes.run.palette import BLUE, GRAY, VERMILION
+from vmfer_recipes.run.curve import BLUE, GRAY, VERMILION
 
 __all__ = ["dose_figure", "forest_figure"]
 

@@ -12,8 +12,7 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
 from vmfer_recipes.config.groups import CSVLoggerConfig
-from vmfer_recipes.config.names import folder_name, group_name
-from vmfer_recipes.config.nested import differing
+from vmfer_recipes.config.names import differing, folder_name, group_name
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.arms import Arm, make_arms
 from vmfer_recipes.fork.options import ForkConfig

@@ -16,7 +16,7 @@ from vmfer_recipes.fork.results import (
     compare,
     write_results,
 )
-from vmfer_recipes.reporting.document import (
+from vmfer_recipes.report.document import (
     Block,
     Heading,
     Listing,
@@ -26,7 +26,7 @@ from vmfer_recipes.reporting.document import (
     Value,
     to_markdown,
 )
-from vmfer_recipes.reporting.estimate import Estimate
+from vmfer_recipes.report.inference import Estimate
 from vmfer_recipes.run.files import replacing
 
 __all__ = ["write_report"]

@@ -13,12 +13,14 @@ import numpy as np
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.fork.arms import Arm
 from vmfer_recipes.fork.plan import Fork, Plan
-from vmfer_recipes.reporting.estimate import Estimate
-from vmfer_recipes.reporting.inference import hierarchical_bootstrap, holm, sign_flip_p
+from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
 from vmfer_recipes.run.files import replacing
 from vmfer_recipes.run.tables import read_columns
 
-__all__ = ["Comparison", "Result", "compare", "read_results", "write_results"]
+__all__ = [
+    *("Comparison", "Result", "compare", "hierarchical_bootstrap", "read_results"),
+    "write_results",
+]
 
 # The smallest p-value of a sign-flip test with n units is 2^(1-n): below six, none is under 0.05.
 ENOUGH_UNITS = 6
@@ -146,7 +148,7 @@ def compare(results: Sequence[Result], arms: Sequence[Arm]) -> list[Comparison]:
                 wins=wins,
                 pairs=len(pairs),
                 p=p,
-                corrected_p=float(adjusted),
+                corrected_p=adjusted,
                 units=units,
                 unit_count=count,
             )
@@ -185,3 +187,48 @@ def _test(values: list[list[np.ndarray]]) -> tuple[float, str, int]:
     if len(seeds) >= ENOUGH_UNITS:
         units, name = seeds, "seed"
     return sign_flip_p(units), name, len(units)
+
+
+def hierarchical_bootstrap(values: Any, repetitions: int = 10_000) -> Estimate:
+    """The mean of nested values with a 95 % percentile interval.
+
+    The draws of a checkpoint are averaged, then the checkpoints of a seed, then the seeds, so that
+    every seed has the same weight. The bootstrap resamples seeds, then the checkpoints within each
+    of them, then the draws within each of these.
+
+    Args:
+        values: a list of seeds, each a list of checkpoints, each an array of draws. Any other
+            depth works as well; an array is the lowest level.
+        repetitions: the number of bootstrap samples.
+
+    Returns:
+        the estimate. It has no interval if there is a single seed, which says nothing about
+        other seeds.
+
+    Example:
+        >>> seeds = [[np.array([1.0, 3.0])], [np.array([4.0]), np.array([6.0, 6.0, 6.0])]]
+        >>> hierarchical_bootstrap(seeds).value  # the mean of 2 and of the mean of 4 and 6
+        3.5
+    """
+    if len(values) < 2:
+        return Estimate(_nested_mean(values))
+    resampled = _resampled_means(values, repetitions, np.random.default_rng(0))
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return Estimate(_nested_mean(values), float(low), float(high))
+
+
+def _nested_mean(values: Any) -> float:
+    parts = values if isinstance(values, np.ndarray) else [_nested_mean(part) for part in values]
+    return float(np.mean(parts))
+
+
+def _resampled_means(values: Any, count: int, generator: np.random.Generator) -> np.ndarray:
+    """The means of ``count`` independent bootstrap samples of a level and of those below."""
+    chosen = generator.integers(len(values), size=(count, len(values)))
+    if isinstance(values, np.ndarray):
+        return values[chosen].mean(1)
+    drawn = np.empty(chosen.shape)
+    for number, part in enumerate(values):
+        places = chosen == number  # a part that is chosen twice is resampled twice
+        drawn[places] = _resampled_means(part, int(places.sum()), generator)
+    return drawn.mean(1)

@@ -11,8 +11,7 @@ from vmfer_recipes.fork.frozen import evaluate_checkpoint, train_actor
 from vmfer_recipes.fork.live import continue_training
 from vmfer_recipes.fork.plan import Fork, Moment, Plan
 from vmfer_recipes.fork.start import load_source
-from vmfer_recipes.run.files import replacing
-from vmfer_recipes.run.lock import LockedError
+from vmfer_recipes.run.files import LockedError, replacing
 
 __all__ = ["run_forks"]
 
@@ -31,6 +30,7 @@ def run_forks(plan: Plan) -> list[UserError]:
         if not waiting and moment.record.exists():
             continue
         checkpoint = load_source(moment.source)
+        plan.write_settings()  # not before a checkpoint can be read
         if not moment.record.exists():
             _write_record(moment, checkpoint)
         for fork in waiting:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import Backend
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.fork.sessions import PartialSession
+from vmfer_recipes.run.backend import Backend
 
 __all__ = ["report_transitions", "score_buffer"]
 
@@ -54,7 +54,9 @@ def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> None:
     with _without_smoothing(agent.buffer.actor_sampler):
         for slots in torch.arange(len(agent.buffer)).split(_CHUNK):
             chunk: Any = _Chunk(agent.buffer, slots)
-            scored = dataclasses.replace(agent, buffer=chunk, sample_actor=chunk.sample)
+            scored = dataclasses.replace(
+                agent, buffer=chunk, sample_actor=chunk.sample, compiled=None
+            )
             if agent.signal == "td_error":
                 recipe.update_critics(session, scored)
             else:

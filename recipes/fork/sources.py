@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.nested import differing, flat
+from vmfer_recipes.config.names import differing, flat
 from vmfer_recipes.config.saved import load_config
 from vmfer_recipes.config.training import INCIDENTAL, TrainingConfig
 from vmfer_recipes.run.files import checkpoint_files, step_of

@@ -17,15 +17,15 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import Backend, make_backend
 from torchrl_vmfer.plain_state import load_checked
-from torchrl_vmfer.samplers.any_sampler import sampler_state
+from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
+from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.metrics import Averages
@@ -42,7 +42,7 @@ __all__ = [
 
 # The required parts of a checkpoint. Later versions may add others.
 _NEEDED = (
-    *("perception", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
+    *("observations", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
     *("replay", "collector"),
 )
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import network_inputs
+from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.training import Config
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.offline.minari import Episode, MinariFiles
 from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
+from vmfer_recipes.run.files import read_config
 
 __all__ = ["fill_replay_buffer", "load_transitions"]
 
@@ -41,7 +41,7 @@ _REMOVED = re.compile(
 )
 
 
-def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
+def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig) -> None:
     """Loads the dataset of a run into its replay buffer and computes the normalization statistics.
 
     Args:
@@ -49,14 +49,14 @@ def fill_replay_buffer(agent: Agent, env: Environment, cfg: Config) -> None:
         env: the environment to learn for.
         cfg: the configuration of the run.
     """
-    transitions = load_transitions(cfg.dataset, env, cfg.env)
+    transitions = load_transitions(cfg.dataset or "", env, cfg.env)
     if len(transitions) > cfg.replay.buffer_size:
         raise UserError(
             f"dataset={cfg.dataset} has {len(transitions)} transitions, more than "
             f"replay.buffer_size={cfg.replay.buffer_size}: use "
             f"replay.buffer_size={len(transitions)}."
         )
-    agent.perception.learn(transitions)
+    agent.observations.learn(transitions)
     agent.buffer.extend(transitions)
 
 
@@ -92,7 +92,7 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     """The replay buffer in the newest checkpoint of a run."""
     config = run_dir / "config.yaml"
     try:
-        recorded: Any = OmegaConf.to_container(OmegaConf.load(config))
+        recorded = read_config(config)
         recorded = {key: recorded["env"][key] for key in ("name", "backend", "kwargs", "wrappers")}
     except Exception as error:
         raise UserError(

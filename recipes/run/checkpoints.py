@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from torchrl_vmfer.plain_state import load_checked, plain
+from torchrl_vmfer.plain_state import load_checked, plain, save_file
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
 
 __all__ = [
+    "BestPolicy",
     "Checkpoints",
     "MismatchError",
     "UnreadableError",
@@ -195,3 +196,53 @@ class Checkpoints:
         if files:
             raise UnreadableError(f"No checkpoint in {self._folder} can be read")
         return None
+
+
+class BestPolicy:
+    """A file with the policy of the evaluation with the highest mean return.
+
+    Of several evaluations with the same return, the earliest counts. The state holds the policy
+    itself: loading a state restores the file, whatever was written since.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state: dict[str, Any] = {}
+
+    def exceeds(self, return_mean: float) -> bool:
+        """Whether an earlier policy was at least as good."""
+        return bool(self._state) and self._state["return_mean"] >= return_mean
+
+    def replace(self, step: int, return_mean: float, policy: dict[str, Any]) -> None:
+        """Writes a better policy.
+
+        Args:
+            step: the step of the evaluation.
+            return_mean: its mean return.
+            policy: the policy as plain data, which are copied.
+        """
+        policy = plain(policy, "the policy")
+        self._state = {"step": step, "return_mean": return_mean, "policy": policy}
+        self._write()
+
+    def _write(self) -> None:
+        save_file(self._state["policy"], self._path)
+
+    def clear(self) -> None:
+        """Deletes the file."""
+        self.load_state_dict({})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best policy, with the step and the return of its evaluation."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the file of that time."""
+        self._state = state
+        if state:
+            self._write()
+        else:
+            self._path.unlink(missing_ok=True)

@@ -11,13 +11,25 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.names import run_title
 from vmfer_recipes.run.evaluation import Solved, solved_at
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
+from vmfer_recipes.run.files import read_config
 from vmfer_recipes.run.tables import read_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_learning_curve"]
+__all__ = [
+    *("BLUE", "GRAY", "GREEN", "ORANGE", "PINK", "SKY", "VERMILION"),
+    "draw_learning_curve",
+]
+
+# Okabe and Ito's palette, which color-blind readers can tell apart, for all pictures.
+ORANGE = "#e69f00"
+SKY = "#56b4e9"
+GREEN = "#009e73"
+BLUE = "#0072b2"
+VERMILION = "#d55e00"
+PINK = "#cc79a7"
+GRAY = "#4d4d4d"  # in place of their black, which hides what lies below
 
 Columns = dict[str, np.ndarray]
 
@@ -108,7 +120,7 @@ def _config(file: Path) -> DictConfig:
         "sampler": {"name": ""},
         "replay": {"name": ""},
     }
-    loaded = OmegaConf.load(file) if file.exists() else OmegaConf.create()
+    loaded = read_config(file) if file.exists() else {}
     cfg = OmegaConf.merge(known, loaded)
     assert isinstance(cfg, DictConfig)
     return cfg

@@ -11,10 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
-from vmfer_recipes.config.nested import differing, flat
-from vmfer_recipes.config.training import Config
-from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.config.names import differing, flat
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.files import checkpoint_files, lock, read_config, replacing, step_of
 
 __all__ = ["MAY_CHANGE", "RunDirectory", "identity"]
 
@@ -25,7 +24,7 @@ MAY_CHANGE = (
 )
 
 
-def identity(cfg: Config) -> dict[str, Any]:
+def identity(cfg: TrainingConfig) -> dict[str, Any]:
     """The values that a run keeps from start to end, by dotted key."""
     return _kept(flat(cfg.as_dict()))
 
@@ -46,14 +45,15 @@ class RunDirectory:
     Attributes:
         path: the directory.
         config_file: the name of the file with the configuration.
+        identity: the values that the run keeps, by dotted key, as they were at its start.
     """
 
     config_file = "config.yaml"
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: TrainingConfig) -> None:
         self.path = Path(cfg.run_dir)
         self._config = cfg.as_dict()
-        self._identity = identity(cfg)
+        self.identity = identity(cfg)
 
     def check(self) -> None:
         """Raises an error if the directory holds a run that this one cannot continue.
@@ -84,7 +84,7 @@ class RunDirectory:
 
     def _differences(self, other: dict[str, Any]) -> str:
         """The values of another configuration, by dotted key, with which no run can resume."""
-        there, here = _kept(other), self._identity
+        there, here = _kept(other), self.identity
         return "; ".join(
             f"{key}={there.get(key)} there, {here.get(key)} here" for key in differing(there, here)
         )
@@ -95,7 +95,7 @@ class RunDirectory:
         if not file.exists():
             return None
         try:
-            return flat(OmegaConf.to_container(OmegaConf.load(file)))
+            return flat(read_config(file))
         except Exception as error:
             raise UserError(
                 f"{file} cannot be read ({first_line(error)}): restore a copy of it, or choose "

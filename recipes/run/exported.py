@@ -1,12 +1,11 @@
-"""Policies as ONNX and TorchScript files, checked against the original."""
+"""Policies as ONNX files, checked against the original."""
 
 from __future__ import annotations
 
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,37 +23,31 @@ _TOLERANCE = 1e-5  # relative to the range of actions
 _BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)
 
 
-def export(policy: Policy, form: str, file: Path) -> float:
+def export(policy: Policy, file: Path) -> float:
     """Exports a policy, and checks the file against it before anything is replaced.
 
     Args:
         policy: the policy.
-        form: ``"onnx"`` or ``"torchscript"``.
         file: the file to write.
 
     Returns:
         The largest difference of an action from the original.
     """
     unfinished = file.with_name(f"{file.name}.unfinished")
-    convert, load = {
-        "onnx": (_write_onnx, _load_onnx),
-        "torchscript": (_write_torchscript, _load_torchscript),
-    }[form]
     try:
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
             with set_exploration_type(ExplorationType.DETERMINISTIC):
-                convert(policy, unfinished)
+                _write(policy, unfinished)
         except OSError as error:
             raise UserError(
                 f"{file} cannot be written ({first_line(error)}): choose another output=."
             ) from error
         except Exception as error:
             raise UserError(
-                f"{policy.source} cannot be exported to {form} ({type(error).__name__}: "
-                f"{first_line(error)}): try the other format=."
+                f"{policy.source} cannot be exported ({type(error).__name__}: "
+                f"{first_line(error)}): its network uses an operation that ONNX lacks."
             ) from error
-        difference = _difference(policy, load(unfinished), form)
+        difference = _difference(policy, _load(unfinished))
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -89,7 +82,7 @@ def _examples(policy: Policy, batch: int, scale: float = 1.0) -> list[Tensor]:
     ]
 
 
-def _write_onnx(policy: Policy, file: Path) -> None:
+def _write(policy: Policy, file: Path) -> None:
     # It warns that torchvision, which no policy uses, is not installed.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     batch = torch.export.Dim("batch")
@@ -109,7 +102,7 @@ def _write_onnx(policy: Policy, file: Path) -> None:
         )
 
 
-def _load_onnx(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
+def _load(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
@@ -122,31 +115,9 @@ def _load_onnx(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
     return run
 
 
-def _write_torchscript(policy: Policy, file: Path) -> None:
-    with _without_deprecation():
-        traced = torch.jit.trace(_Exported(policy).eval(), tuple(_examples(policy, 2)))
-        torch.jit.save(traced, str(file))
-    print("PyTorch still loads TorchScript, but has deprecated it: prefer format=onnx.")
-
-
-def _load_torchscript(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
-    with _without_deprecation():
-        module = torch.jit.load(str(file))
-    return lambda observations: module(*observations)
-
-
-@contextmanager
-def _without_deprecation() -> Iterator[None]:
-    """A context without the warnings that TorchScript is deprecated, which the output says."""
-    with warnings.catch_warnings():
-        for category in (FutureWarning, DeprecationWarning):
-            warnings.filterwarnings("ignore", r".*torch\.jit.* is deprecated", category)
-        yield
-
-
 @torch.no_grad()
 @set_exploration_type(ExplorationType.DETERMINISTIC)
-def _difference(policy: Policy, exported: Callable[[Sequence[Tensor]], Tensor], form: str) -> float:
+def _difference(policy: Policy, exported: Callable[[Sequence[Tensor]], Tensor]) -> float:
     """The largest difference of an exported action; raises an error if it is too large."""
     largest = 0.0
     # A whole action may be rounded up instead of down.
@@ -163,24 +134,20 @@ def _difference(policy: Policy, exported: Callable[[Sequence[Tensor]], Tensor], 
             except Exception as error:
                 raise UserError(
                     f"The exported policy fails for a batch of {batch} ({first_line(error)}); no "
-                    f"file was written. The network may depend on the batch size: change it, or "
-                    "try the other format=."
+                    "file was written. The network may depend on the batch size: change it."
                 ) from error
             if actions.dtype != expected.dtype or not bool((difference <= allowed).all()):
                 raise UserError(
-                    f"The policy exported to {form} differs from the original by up to "
+                    "The exported policy differs from the original by up to "
                     f"{difference.max():.1e} for a batch of {batch}; no file was written. The "
-                    "network may depend on values or be random: change it, or try the other "
-                    "format=."
+                    "network may depend on values or be random: change it."
                 )
             largest = max(largest, float(difference.max()))
     return largest
 
 
-def usage(policy: Policy, form: str, file: Path) -> str:
+def usage(policy: Policy, file: Path) -> str:
     """The code that loads an exported policy and calls it."""
-    names = input_names(policy)
-    if form == "onnx":
-        given = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in names)
-        return f'onnxruntime.InferenceSession("{file}").run(None, {{{given}}})[0]'
-    return f'torch.jit.load("{file}")({", ".join(name.replace(".", "_") for name in names)})'
+    names = [(name, name.replace(".", "_")) for name in input_names(policy)]
+    given = ", ".join(f'"{name}": {variable}' for name, variable in names)
+    return f'onnxruntime.InferenceSession("{file}").run(None, {{{given}}})[0]'

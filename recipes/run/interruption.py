@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interruption", "SignalError", "StoppedError", "leaving_ctrl_c_to_the_runs"]
+__all__ = [
+    "Interruption",
+    "SignalError",
+    "StoppedError",
+    "leaving_ctrl_c_to_the_runs",
+    "raising_ctrl_c",
+]
 
 _PATIENCE = 10.0  # seconds
 
@@ -76,12 +83,48 @@ class StoppedError(Exception):
 
 @contextmanager
 def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
-    """A context in which new processes ignore Ctrl-C except during a run.
+    """A context in which new processes ignore Ctrl-C except during a run, and SIGTERM acts like it.
 
-    Otherwise Ctrl-C kills an idle process, and joblib then kills the processes that are saving.
+    Otherwise Ctrl-C kills an idle process, and joblib then kills the processes that are saving;
+    and SIGTERM ends this process only, which leaves the others behind.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    came = False
+
+    def send(sign: signal.Signals) -> None:
+        for process in multiprocessing.active_children():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, sign)  # type: ignore[arg-type]  # it was started
+
+    def stop_runs(number: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        send(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, stop_runs)
+    try:
+        yield
+    except StoppedError:
+        raise
+    except Exception:
+        if came:  # the signal may also have killed an idle process, and joblib waits for it
+            send(signal.SIGKILL)
+            raise StoppedError from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+
+
+@contextmanager
+def raising_ctrl_c() -> Iterator[None]:
+    """A context in which Ctrl-C raises ``KeyboardInterrupt``, which it does not during imports."""
+    before = signal.getsignal(signal.SIGINT)
+    if getattr(before, "__name__", "") != "_stop_while_starting":
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, before)

@@ -7,21 +7,28 @@ import importlib.util
 import os
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.imports import import_class
-from vmfer_recipes.config.keys import Config
-from vmfer_recipes.config.names import group_name, run_name
-from vmfer_recipes.config.nested import flat
+from vmfer_recipes.config.groups import (
+    LoggerConfig,
+    OwnLoggerConfig,
+    TensorBoardLoggerConfig,
+    WandbLoggerConfig,
+)
+from vmfer_recipes.config.names import flat, folder_name, group_name, run_name
+from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.run.files import replacing
+
+if TYPE_CHECKING:
+    from vmfer_recipes.config.training import TrainingConfig  # which checks loggers
 
 __all__ = ["check_logger", "make_logger"]
 
 _SECONDS = 60  # to reach Weights & Biases; afterwards an interrupted connection is no error
 
 
-def check_logger(cfg: Config) -> None:
+def check_logger(cfg: LoggerConfig) -> None:
     """Raises an error if a logger is not installed, or is not logged in.
 
     Args:
@@ -34,7 +41,7 @@ def check_logger(cfg: Config) -> None:
             f"logger={cfg.kind} needs a package that is not installed: "
             f"`pip install {cfg.kind}`, or use logger=csv."
         )
-    if cfg.kind == "wandb" and not cfg.offline and not os.environ.get("WANDB_MODE"):
+    if isinstance(cfg, WandbLoggerConfig) and not cfg.offline and not os.environ.get("WANDB_MODE"):
         wandb = importlib.import_module("wandb")
         if not wandb.login(prompt=False, verify=False):  # otherwise it would ask for a key and wait
             raise UserError(
@@ -50,7 +57,7 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def make_logger(cfg: Config, run_dir: Path) -> Any:
+def make_logger(cfg: TrainingConfig, run_dir: Path) -> Any:
     """The logger of a run, in addition to its CSV files; ``None`` for ``logger=csv``.
 
     Args:
@@ -60,20 +67,18 @@ def make_logger(cfg: Config, run_dir: Path) -> Any:
     Returns:
         A ``torchrl.record.loggers.Logger`` that has received all hyperparameters.
     """
-    make = {
-        "csv": lambda *_: None,
-        "tensorboard": _tensorboard,
-        "wandb": _wandb,
-        "own": _own,
-    }[cfg.logger.kind]
-    return make(cfg, run_dir)
+    if isinstance(cfg.logger, TensorBoardLoggerConfig):
+        return _tensorboard(cfg, run_dir)
+    if isinstance(cfg.logger, WandbLoggerConfig):
+        return _wandb(cfg, cfg.logger, run_dir)
+    return _own(cfg, cfg.logger, run_dir) if isinstance(cfg.logger, OwnLoggerConfig) else None
 
 
-def _tensorboard(cfg: Config, run_dir: Path) -> Any:
+def _tensorboard(cfg: TrainingConfig, run_dir: Path) -> Any:
     from torch.utils.tensorboard.summary import hparams
     from torchrl.record.loggers import TensorboardLogger
 
-    logger = TensorboardLogger(run_name(cfg), str(run_dir))
+    logger = TensorboardLogger(folder_name(run_name(cfg)), str(run_dir))
     settings = flat(cfg.as_dict())
     # As TorchRL's `log_hparams`, which writes them to a second run beside this one.
     numbers = {
@@ -88,17 +93,17 @@ def _tensorboard(cfg: Config, run_dir: Path) -> Any:
     return logger
 
 
-def _wandb(cfg: Config, run_dir: Path) -> Any:
+def _wandb(cfg: TrainingConfig, options: WandbLoggerConfig, run_dir: Path) -> Any:
     import wandb
     from torchrl.record.loggers import WandbLogger
 
     try:
         logger = WandbLogger(
             run_name(cfg),
-            offline=cfg.logger.offline,
+            offline=options.offline,
             save_dir=str(run_dir),
             id=_saved_id(run_dir / "wandb_id"),
-            project=cfg.logger.project,
+            project=options.project,
             group=group_name(cfg),
             tags=[cfg.algorithm, cfg.env.name, cfg.replay.name, cfg.sampler.name],
             config=flat(cfg.as_dict()),
@@ -121,15 +126,15 @@ def _saved_id(file: Path) -> str:
     return file.read_text().strip()
 
 
-def _own(cfg: Config, run_dir: Path) -> Any:
+def _own(cfg: TrainingConfig, options: OwnLoggerConfig, run_dir: Path) -> Any:
     from torchrl.record.loggers import Logger
 
-    kind = import_class(cfg.logger.path, Logger, "logger")
+    kind = import_class(options.path, Logger, "logger")
     try:
         logger = kind(run_name(cfg), str(run_dir))
     except Exception as error:
         raise UserError(
-            f"logger={cfg.logger.path} cannot be created ({type(error).__name__}: "
+            f"logger={options.path} cannot be created ({type(error).__name__}: "
             f"{first_line(error)})."
         ) from error
     logger.log_hparams(flat(cfg.as_dict()))

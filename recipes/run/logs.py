@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tensordict import TensorDictBase
-from torch import Tensor
 from torchrl.record.loggers import Logger
 
-from torchrl_vmfer import VMFUncertainty
-from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.run.loggers import make_logger
 from vmfer_recipes.run.tables import Table
 
-__all__ = ["RunLog", "agreement"]
+__all__ = ["RunLog"]
 
 _EVALUATION = ("step", *Evaluation._fields)
 
@@ -28,7 +24,7 @@ class RunLog:
         cfg: the configuration of the run.
     """
 
-    def __init__(self, run_dir: Path, cfg: Config) -> None:
+    def __init__(self, run_dir: Path, cfg: TrainingConfig) -> None:
         self.tables = {
             "evaluations": Table(run_dir / "eval.csv", _EVALUATION),
             "training": Table(run_dir / "train.csv"),
@@ -71,30 +67,7 @@ class RunLog:
         """Closes the logger."""
         if self._logger is not None:
             experiment = self._logger.experiment
-            for name in ("finish", "close"):  # of W&B and TensorBoard; an own one may have none
+            for name in ("finish", "close"):  # W&B, TensorBoard; a custom one may have neither
                 if hasattr(experiment, name):
                     getattr(experiment, name)()
                     break
-
-
-def agreement(
-    info: dict[str, Tensor], uncertainty: VMFUncertainty, batch: TensorDictBase
-) -> dict[str, Tensor]:
-    """The mean and quantiles of the factor and the resultant length over an actor batch.
-
-    Args:
-        info: the metadata of the actor loss, which contain both if the loss measures them.
-        uncertainty: computes them otherwise.
-        batch: the batch.
-    """
-    if "vmf_factor" not in info:
-        with unchanged_random_numbers(batch["observation"].device):
-            measured = uncertainty(batch.select("observation"))["vmf"]
-        info = {f"vmf_{name}": value for name, value in measured.items()}
-    statistics = {}
-    for name in ("factor", "resultant_length"):
-        values = info[f"vmf_{name}"].sort().values
-        statistics[f"{name}_mean"] = values.mean()
-        for percent in (10, 50, 90):
-            statistics[f"{name}_q{percent}"] = values[(len(values) - 1) * percent // 100]
-    return statistics

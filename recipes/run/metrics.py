@@ -21,7 +21,7 @@ class Averages:
     def __init__(self) -> None:
         # Values are kept and summed later, because operations on single numbers are slow.
         self._values: dict[str, list[torch.Tensor]] = {}
-        self._sums: dict[str, tuple[float, int]] = {}  # of earlier values, and their number
+        self._sums: dict[str, tuple[float, int]] = {}  # sums and numbers of earlier values
 
     def __contains__(self, name: str) -> bool:
         return name in self._values

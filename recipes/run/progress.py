@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import ClassVar, TextIO
+from typing import Any, ClassVar, TextIO
 
 from tqdm import tqdm
 
 from vmfer_recipes.config.names import run_title
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.sweep.jobs import sweep_position
 
-__all__ = ["Progress", "first_words"]
+__all__ = ["Progress", "start_message"]
 
-_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+_FACTS = "{remaining} left, {rate_noinv_fmt}{postfix}"
+_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, " + _FACTS + "]"
+_LINE = "step {n_fmt} of {total_fmt}, {elapsed} passed, " + _FACTS
 
 
-def first_words(cfg: Config, start: int) -> str:
+def start_message(cfg: TrainingConfig, start: int) -> str:
     """The first line of a run: what starts, and where its files are.
 
     Args:
@@ -38,20 +37,18 @@ def first_words(cfg: Config, start: int) -> str:
     )
 
 
-class Progress:
-    """Shows how far a run is.
-
-    A thread draws, so that the clock of the bar also runs during long steps, evaluations and
-    checkpoints. The time left is that of the steps that learn: random actions are much faster.
+class Progress(tqdm):
+    """Shows how far a run is: a bar on a terminal, or a line every 30 seconds in a log file.
 
     Args:
         start: the step at which the run starts or resumes.
         total: its last step.
         random_steps: the steps of random actions before learning starts.
         stream: where to write; by default stderr.
-        clock: the time in seconds.
+        seconds: the seconds between lines in a log file.
     """
 
+    monitor_interval = 0  # no thread: every step looks at the clock
     _newest: ClassVar[Progress | None] = None
 
     def __init__(
@@ -60,102 +57,44 @@ class Progress:
         total: int,
         random_steps: int,
         stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        seconds: float = 30,
     ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._step, self._total = start, total
-        self._first_learning = max(start, random_steps)
-        self._began = clock()
-        self._learning_since: float | None = self._began if start >= random_steps else None
-        self._results: list[str] = []
-        self._evaluating = ""
-        self._bar: tqdm | None = None
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._draw_regularly, daemon=True)
-
-    def __enter__(self) -> Progress:
         # A failed run of a sweep may leave its bar open: Hydra keeps the exception and its frames.
         if Progress._newest is not None:
             Progress._newest.close()
+        self._random_steps, self._result = random_steps, ""
+        stream = sys.stderr if stream is None else stream
+        self._is_bar = stream.isatty()
+        how: dict[str, Any] = {"bar_format": _LINE, "mininterval": seconds, "delay": seconds}
+        if self._is_bar:
+            # tqdm draws nothing on a terminal that does not know its size.
+            columns = shutil.get_terminal_size().columns - 1
+            how = {"bar_format": _BAR, "mininterval": 0.5, "ncols": columns, "nrows": 24}
+        how |= {"unit": " steps", "miniters": 1, "position": 0, "leave": self._is_bar}
+        super().__init__(total=total, initial=start, file=stream, **how)
         Progress._newest = self
-        if self._stream.isatty():
-            self._bar = tqdm(
-                total=self._total,
-                initial=self._step,
-                bar_format=_BAR,
-                file=self._stream,
-                # tqdm draws nothing on a terminal that does not know its size.
-                ncols=_width(),
-                nrows=24,
-            )
-        self._thread.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Draws the bar for the last time."""
-        if self._is_over.is_set():
-            return
-        self._is_over.set()
-        self._thread.join()
-        if self._bar is not None:
-            with suppress(OSError, ValueError):
-                self._draw()
-                self._bar.close()
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Draws the bar or writes a line; called by tqdm."""
+        with suppress(OSError, ValueError):  # a closed terminal does not end the run
+            if self._is_bar:
+                super().display(msg, pos)
+            elif msg is None:
+                print(self, file=self.fp, flush=True)
 
     def advance(self, step: int) -> None:
         """Reports that a step is done."""
-        self._step = step
-        if self._learning_since is None and step >= self._first_learning:
-            self._first_learning = step
-            self._learning_since = self._clock()
+        self.postfix = "random actions" if step <= self._random_steps else self._result
+        self.update(step - self.n)
 
     def evaluate(self, episode: int, episodes: int) -> None:
         """Reports which episode of an evaluation is played, from 1; 0 after the last."""
-        self._evaluating = f"evaluating {episode}/{episodes}" if episode else ""
+        text = f"evaluating {episode}/{episodes}" if episode else self._result
+        self.set_postfix_str(text, refresh=self._is_bar)
 
     def show(self, result: Evaluation) -> None:
         """Shows the result of an evaluation until the next one."""
-        self._results = [f"return {result.return_mean:.1f}"]
+        self._result = f"return {result.return_mean:.1f}"
         if result.success_rate is not None:
-            self._results.append(f"success {result.success_rate:.2f}")
-
-    def facts(self) -> list[str]:
-        """What is shown besides the step: the phase, the time left, the speed and results."""
-        facts = []
-        step = self._step
-        if self._learning_since is None:
-            facts.append("random actions")
-        else:
-            learned, seconds = step - self._first_learning, self._clock() - self._learning_since
-            if learned > 0 and seconds >= 1:  # earlier, the speed is that of a warm-up
-                speed = learned / seconds
-                if step < self._total:
-                    facts.append(f"{tqdm.format_interval((self._total - step) / speed)} left")
-                if not self._evaluating:
-                    facts.append(f"{speed:.{0 if speed >= 10 else 1}f} steps/s")
-        if self._evaluating:
-            facts.append(self._evaluating)
-        return facts + self._results
-
-    def _draw_regularly(self) -> None:
-        # A bar moves; a log file is not flooded.
-        while not self._is_over.wait(30 if self._bar is None else 0.5):
-            with suppress(OSError, ValueError):  # a closed terminal does not end the run
-                self._draw()
-
-    def _draw(self) -> None:
-        if self._bar is not None:
-            self._bar.n, self._bar.ncols = self._step, _width()
-            self._bar.set_postfix_str(", ".join(self.facts()))  # also draws
-            return
-        passed = tqdm.format_interval(self._clock() - self._began)
-        place = f"step {self._step} of {self._total}"
-        print(", ".join([place, f"{passed} passed", *self.facts()]), file=self._stream, flush=True)
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns - 1
+            self._result += f", success {result.success_rate:.2f}"
+        self.set_postfix_str(self._result, refresh=self._is_bar)

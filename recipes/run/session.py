@@ -16,27 +16,27 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 
-from torchrl_vmfer.fast import Backend, make_backend
 from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.training import Config
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart
+from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
 from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.best_policy import BestPolicy
+from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.checkpoints import (
+    BestPolicy,
     Checkpoints,
     MismatchError,
     check_readable,
     load_parts,
 )
 from vmfer_recipes.run.curve import draw_learning_curve
-from vmfer_recipes.run.directory import RunDirectory, identity
+from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.metrics import Averages, Clock
-from vmfer_recipes.run.progress import Progress, first_words
+from vmfer_recipes.run.progress import Progress, start_message
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
@@ -74,7 +74,7 @@ class TrainingSession(Protocol):
     def descend(self, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
         """Takes one gradient step."""
         optimizer.zero_grad()
-        self.backend.backward(loss)
+        loss.backward()
         optimizer.step()
 
 
@@ -97,7 +97,7 @@ class Session(TrainingSession):
 
     def __init__(
         self,
-        cfg: Config,
+        cfg: TrainingConfig,
         *,
         directory: RunDirectory | None = None,
         log: RunLog | None = None,
@@ -125,6 +125,7 @@ class Session(TrainingSession):
         self._best = BestPolicy(path / "policy_best.pt")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
+        self._is_reported = False  # that episodes cannot be saved
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
@@ -156,7 +157,7 @@ class Session(TrainingSession):
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
-            if self._directory.is_finished():  # by the process that previously held the lock
+            if self._directory.is_finished():  # by the previous owner of the lock
                 return
             ends.callback(self._log.close)
             start = self._begin(policy, parts)
@@ -168,6 +169,7 @@ class Session(TrainingSession):
                         self._evaluate(start, policy, progress)
                     if start:
                         self._save(state(start), self._checkpoints)
+                self._report_unsaved()  # again: the first episode may have added objects
                 self._keep_passed(start, state)
                 for step in range(start + 1, last + 1):
                     yield step
@@ -203,9 +205,10 @@ class Session(TrainingSession):
         Args:
             start: the step from which the run resumes; 0 for a new run.
         """
-        print(first_words(self.cfg, start), file=sys.stderr)
+        print(start_message(self.cfg, start), file=sys.stderr)
         if self.backend.note:
             print(self.backend.note, file=sys.stderr)
+        self._report_unsaved()
         return Progress(start, self.cfg.total_frames, self.cfg.init_random_frames)
 
     def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
@@ -234,6 +237,17 @@ class Session(TrainingSession):
             print(
                 f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
                 f"run resumes from step {start}.",
+                file=sys.stderr,
+            )
+
+    def _report_unsaved(self) -> None:
+        """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
+        attribute = unsaved_attribute(self._environment)
+        if attribute is not None and not self._is_reported:
+            self._is_reported = True
+            print(
+                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
+                "be saved: give its class the methods state_dict and load_state_dict.",
                 file=sys.stderr,
             )
 
@@ -270,7 +284,7 @@ class Session(TrainingSession):
         states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
         return {
             "step": step,
-            "run": identity(self.cfg),
+            "run": self._directory.identity,
             "evaluated": self._evaluated,
             "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
             "parts": states,

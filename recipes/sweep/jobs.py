@@ -74,7 +74,7 @@ def check_parts(jobs: list[Job]) -> None:
 
     Each one is tried once, because a misspelled name must not end a run hours later.
     """
-    from vmfer_recipes.config.imports import import_class
+    from vmfer_recipes.config.plugins import import_class
     from vmfer_recipes.environments.make import make_environment
 
     seen: set[Any] = set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,12 @@ class RecipeSweeper(Sweeper):
         return list({override.get_key_element(): override for override in overrides}.values())
 
     def compose(
-        self, overrides: Sequence[str], swept: list[str], number: int, *, told_apart: bool = False
+        self,
+        overrides: Sequence[str],
+        swept: list[str],
+        number: int,
+        *,
+        extend_run_dir: bool = False,
     ) -> Job:
         """Composes and validates one run.
 
@@ -74,14 +81,14 @@ class RecipeSweeper(Sweeper):
             overrides: one value for each key.
             swept: the keys whose values differ between runs.
             number: its number in the sweep, from 0.
-            told_apart: whether swept keys become part of the run directory if it does not depend on
-                them.
+            extend_run_dir: whether swept keys become part of the run directory if it does not
+                depend on them.
         """
         composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
         job = Job(list(overrides), swept, composed)
         with current_job(composed, number), nothing_started(job):
             job.validate()
-            if told_apart:
+            if extend_run_dir:
                 composed.run_dir = with_swept_keys(job)
                 job.config.run_dir = composed.run_dir
         return job
@@ -134,7 +141,8 @@ class GridSweeper(RecipeSweeper):
             returns.append(results)
             for result in results:
                 try:
-                    _ = result.return_value  # raises the error of the run
+                    with redirect_stderr(io.StringIO()):  # the run has reported its error
+                        _ = result.return_value  # raises it
                 except StoppedError:
                     raise
                 except Exception as error:  # the other runs continue
@@ -147,8 +155,8 @@ class GridSweeper(RecipeSweeper):
         for override in overrides:
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise UserError(
-                    f"{override.input_line} is a range to search, not a list of values: add "
-                    "hydra/sweeper=optuna, or list the values."
+                    f"{override.input_line} is a range to search, not a list of values: use "
+                    "recipes/tune.py, or list the values."
                 )
         swept = [each.get_key_element() for each in overrides if each.is_sweep_override()]
         grid = [[*values] for values in itertools.product(*map(_single_values, overrides))]
@@ -156,7 +164,7 @@ class GridSweeper(RecipeSweeper):
             raise UserError(f"This sweep has no runs: {' '.join(swept)} has no values.")
         is_explicit = any(each.get_key_element() == "run_dir" for each in overrides)
         jobs = [
-            self.compose(given, swept, number, told_apart=not is_explicit)
+            self.compose(given, swept, number, extend_run_dir=not is_explicit)
             for number, given in enumerate(grid)
         ]
         for job in jobs:

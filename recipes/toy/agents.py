@@ -1,138 +1,153 @@
-"""Critics that learn from shots, and actors that follow their gradients."""
+"""The Shooting environment, critics that learn from shots, and actors that follow their gradients.
+
+An episode is one shot from the same state, rewarded by how near it lands to the target's center.
+The networks of all seeds are trained together, each with the random numbers of its own seed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+import itertools
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from vmfer_recipes.toy.environment import ACTION_BOUND, INITIAL_STATE, reward
-from vmfer_recipes.toy.networks import Networks, from_each
+__all__ = ["Actors", "Critics", "FixedCritics", "action_grid", "anywhere", "from_each", "reward"]
 
-__all__ = ["Actors", "Critics", "Shots", "anywhere"]
+# The paper's action space is the whole plane. TD3's policy ends in a tanh, and shots that are
+# spread evenly need an edge, so this one is the square on which that policy is defined.
+ACTION_BOUND = 1.0
+OPTIMAL_ACTION = (-0.5, -0.5)
+_STATE = torch.tensor([[-0.5, -0.5]])  # a batch of one
 
-_STATE = torch.tensor([INITIAL_STATE])  # a batch of one
-
-
-def anywhere(generators: Sequence[torch.Generator]) -> Tensor:
-    """One action for each seed, spread evenly over the action space: ``[1, seed, 2]``."""
-    return ACTION_BOUND * (2 * from_each(generators, 2)[None] - 1)
+Generators = Sequence[torch.Generator]  # one per seed
 
 
-class Shots:
-    """The replay buffers: the actions of all shots, and their rewards.
+def reward(action: Tensor) -> Tensor:
+    """R = -‖a - a*‖ for actions ``[*, 2]``.
 
-    Args:
-        aim: the actions of the next shots, ``[buffer, seed, 2]``.
-        buffers: how many buffers each seed has.
-        capacity: how many shots each of them will hold.
-        generators: one per seed.
+    Examples:
+        >>> reward(torch.tensor([[-0.5, -0.5], [0.1, 0.3]]))
+        tensor([-0., -1.])
     """
+    return -torch.linalg.vector_norm(action - action.new_tensor(OPTIMAL_ACTION), dim=-1)
+
+
+def action_grid(bound: float = ACTION_BOUND) -> Tensor:
+    """Actions ``[61, 61, 2]`` of a square, in the order in which Matplotlib draws a surface."""
+    line = torch.linspace(-bound, bound, 61)
+    return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)
+
+
+def from_each(generators: Generators, *shape: int, normal: bool = False) -> Tensor:
+    """Random numbers ``[seed, *shape]``, those of a seed independent of the number of seeds."""
+    draw = torch.randn if normal else torch.rand
+    return torch.stack([draw(*shape, generator=generator) for generator in generators])
+
+
+class Networks:
+    """ReLU networks, ``count`` for each seed and copies of them, initialized like ``nn.Linear``."""
 
     def __init__(
-        self,
-        aim: Callable[[], Tensor],
-        buffers: int,
-        capacity: int,
-        generators: Sequence[torch.Generator],
+        self, count: int, sizes: Sequence[int], generators: Generators, copies: int = 1
     ) -> None:
-        self._aim = aim
-        self._generators = generators
-        self._actions = torch.empty(buffers, len(generators), capacity, 2)
-        self._size = 0
+        self.shape = (count * copies, len(generators))
+        self.parameters: list[Tensor] = []
+        for inputs, outputs in itertools.pairwise(sizes):
+            for rows in (inputs, 1):  # weights, then biases
+                values = from_each(generators, count, rows, outputs).transpose(0, 1)
+                values = ((values * 2 - 1) * (1 / math.sqrt(inputs))).flatten(0, 1)
+                self.parameters.append(values.repeat(copies, 1, 1).requires_grad_())
 
-    def fire(self, progress: Fraction) -> None:
-        """Adds the shots that are due after this part of the training."""
-        while self._size < progress * self._actions.shape[2]:
-            self._actions[:, :, self._size] = self._aim()
-            self._size += 1
-
-    def sample(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Actions ``[buffer, seed, batch, 2]`` and their rewards, drawn uniformly.
-
-        All buffers of a seed are read at the same places.
-        """
-        index = (from_each(self._generators, batch_size) * self._size).long()
-        # In single precision the largest number below one may round up.
-        index = index.clamp(max=self._size - 1)
-        actions = self._actions.take_along_dim(index[None, ..., None], 2)
-        return actions, reward(actions)
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Maps ``[network, seed, batch, in]``, or what expands to it, to ``[..., out]``."""
+        values = inputs.expand(*self.shape, *inputs.shape[-2:]).flatten(0, 1)
+        for weight, bias in zip(self.parameters[::2], self.parameters[1::2], strict=True):
+            if weight is not self.parameters[0]:
+                values = values.relu_()  # in place, which autograd allows here
+            if weight.shape[-1] == 1:  # as a matrix product, one column takes several times as long
+                values = (values * weight.mT).sum(-1, keepdim=True) + bias
+            else:
+                values = torch.baddbmm(bias, values, weight)
+        return values.unflatten(0, self.shape)
 
 
 class Critics:
-    """Two critics for each seed.
+    """Two critics for each seed, trained with Adam."""
 
-    Args:
-        hidden: the sizes of their hidden layers.
-        lr: their learning rate.
-        generators: one per seed.
-    """
-
-    def __init__(
-        self, hidden: Sequence[int], lr: float, generators: Sequence[torch.Generator]
-    ) -> None:
+    def __init__(self, hidden: Sequence[int], lr: float, generators: Generators) -> None:
         self.networks = Networks(2, [4, *hidden, 1], generators)
         self._optimizer = torch.optim.Adam(self.networks.parameters, lr, fused=True)
 
-    def values(self, actions: Tensor, *, frozen: bool = False) -> Tensor:
+    def values(self, actions: Tensor) -> Tensor:
         """Q_i(s₀, a) ``[critic, seed, batch]`` for actions ``[*, batch, 2]``."""
-        states = _STATE.expand_as(actions)
-        return self.networks(torch.cat([states, actions], -1), frozen=frozen).squeeze(-1)
+        return self.networks(torch.cat([_STATE.expand_as(actions), actions], -1)).squeeze(-1)
 
-    def update(self, batch: tuple[Tensor, Tensor]) -> None:
-        """One step towards the rewards: an episode has one step, so nothing is bootstrapped."""
-        actions, rewards = batch
-        errors = self.values(actions) - rewards
+    def update(self, actions: Tensor) -> None:
+        """Takes a step toward the rewards. Episodes have one step, so nothing is bootstrapped."""
+        errors = self.values(actions) - reward(actions)
         # The sum over networks keeps the gradient of each what it would be on its own.
         _descend(self._optimizer, errors.square().mean(-1).sum())
 
     def gradients(self, actions: Tensor) -> Tensor:
         """∂l_i/∂a ``[critic, seed, batch, 2]`` of l_i = -Q_i, for actions ``[seed, batch, 2]``."""
         actions = actions.detach().expand(*self.networks.shape, -1, -1).clone().requires_grad_()
-        (gradients,) = torch.autograd.grad(-self.values(actions, frozen=True).sum(), actions)
+        (gradients,) = torch.autograd.grad(-self.values(actions).sum(), actions)
         return gradients
 
 
-class Actors:
-    """Deterministic policies that start as the same network, one for each way and seed.
+class FixedCritics:
+    """The critics Q_i(a) = -‖a - peak_i + ε‖² of the simple example, which do not learn.
 
-    Args:
-        ways: how many there are.
-        hidden: the sizes of their hidden layers.
-        lr: their learning rate.
-        generators: one per seed.
+    The errors ε expand to ``[critic, *, *, 2]``. The peak of Q_2 is at (1, 1).
     """
 
-    def __init__(
-        self, ways: int, hidden: Sequence[int], lr: float, generators: Sequence[torch.Generator]
-    ) -> None:
-        self._networks = Networks(1, [2, *hidden, 2], generators).copied(ways)
+    def __init__(self, errors: Tensor, first_peak: float = -1.0) -> None:
+        self._errors = errors
+        self._peaks = torch.tensor([first_peak, 1.0])[:, None, None, None]
+
+    def values(self, actions: Tensor) -> Tensor:
+        """Q_i ``[critic, *, *]`` for actions ``[*, *, 2]``."""
+        return -(actions - self._peaks + self._errors).square().sum(-1)
+
+    def update(self, actions: Tensor) -> None:
+        """Ignores the shots."""
+
+    def gradients(self, actions: Tensor) -> Tensor:
+        """∂l_i/∂a ``[critic, *, *, 2]`` of l_i = -Q_i, for actions ``[*, *, 2]``."""
+        return 2 * (actions - self._peaks + self._errors)
+
+
+class Actors:
+    """Deterministic policies that start as the same network, one for each way and seed."""
+
+    def __init__(self, ways: int, hidden: Sequence[int], lr: float, generators: Generators) -> None:
+        self._networks = Networks(1, [2, *hidden, 2], generators, copies=ways)
         self._optimizer = torch.optim.Adam(self._networks.parameters, lr, fused=True)
 
     def actions(self) -> Tensor:
         """π(s₀) ``[way, seed, 2]``."""
         return ACTION_BOUND * self._networks(_STATE).squeeze(-2).tanh()
 
-    def explore(self, noise: float, generators: Sequence[torch.Generator]) -> Tensor:
+    def explore(self, noise: float, generators: Generators) -> Tensor:
         """:meth:`actions` with the same normally distributed noise for all ways of a seed."""
         actions = self.actions().detach() + noise * from_each(generators, 2, normal=True)
         return actions.clamp(-ACTION_BOUND, ACTION_BOUND)
 
     def update(self, actions: Tensor, gradients: Tensor, used: Tensor) -> None:
-        """One step along the mean gradient of the transitions used.
+        """Takes a step along the mean of the gradients ∂l_1/∂a ``[way, seed, batch, 2]`` used.
 
-        If none is used, the gradient is zero, and Adam continues with its momentum.
-
-        Args:
-            actions: the current :meth:`actions`.
-            gradients: ∂l_1/∂a ``[way, seed, batch, 2]``.
-            used: which of them count, ``[way, seed, batch]``.
+        If none is used, the mean is zero, and Adam continues with its momentum.
         """
         count = used.sum(-1, keepdim=True).clamp(min=1)
         mean = (gradients * used[..., None]).sum(-2) / count
         _descend(self._optimizer, (actions * mean).sum())
+
+
+def anywhere(generators: Generators) -> Tensor:
+    """One action for each seed, spread evenly over the action space: ``[1, seed, 2]``."""
+    return ACTION_BOUND * (2 * from_each(generators, 2)[None] - 1)
 
 
 def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:

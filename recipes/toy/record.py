@@ -1,218 +1,206 @@
-"""The results of the three ways of training, as tables and comparisons."""
+"""Trains the actors of the three ways, and compares them in tables."""
 
 from __future__ import annotations
 
+import copy
 import csv
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vmfer_recipes.toy.agents import Critics
-from vmfer_recipes.toy.environment import ACTION_BOUND, reward
-from vmfer_recipes.toy.resampling import WAYS, angle
-from vmfer_recipes.toy.simple_example import FixedCritics, square_grid
+from vmfer_recipes.toy.agents import (
+    ACTION_BOUND,
+    Actors,
+    Critics,
+    FixedCritics,
+    Generators,
+    action_grid,
+    anywhere,
+    from_each,
+    reward,
+)
+from vmfer_recipes.toy.selection import WAYS, angle, oracle, uncertainty, uniform
+from vmfer_recipes.toy.settings import ShootingConfig
 
-__all__ = ["Difference", "Interval", "Record", "Snapshot", "mean_interval"]
+__all__ = ["Record", "Snapshot", "compare", "mean_interval", "verdict"]
 
-_BINS = 36  # of angles, five degrees each
-# Critics change most at the beginning, so that is where most of their pictures are taken.
+ANGLE_EDGES = np.linspace(0, 180, 37)  # of the bins of angles, in degrees
+_BINS = len(ANGLE_EDGES) - 1
+# Critics change most at the beginning, so most of their pictures are taken there.
 _MOMENTS = (0.02, 0.06, 0.2, 0.4, 1.0)
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Two critics of one seed at one moment, over the grid ``[side, side]`` of all actions.
+def compare(cfg: ShootingConfig) -> Record:
+    """Trains one actor in each of the three ways, for every seed."""
+    seeds = range(cfg.first_seed, cfg.first_seed + cfg.seeds)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    critics = _make_critics(cfg, generators)
+    actors = Actors(len(WAYS), cfg.hidden, cfg.actor_lr, generators)
+    aim = partial(anywhere, generators)
+    if cfg.critics == "own":
+        aim = partial(actors.explore, cfg.exploration_noise, generators)
+    critic_updates = cfg.updates * cfg.policy_delay
+    num_shots = cfg.shots or critic_updates
+    shots: list[Tensor] = []  # [buffer, seed, 2] each
+    record = Record(seeds)
 
-    Attributes:
-        ways: the ways whose actors follow these critics.
-        update: how many updates the actors have made.
-        values: Q_i ``[critic, side, side]``.
-        angles: between the critics' gradients, in degrees, ``[side, side]``.
-    """
+    for update in range(1, cfg.updates + 1):
+        for step in range((update - 1) * cfg.policy_delay, update * cfg.policy_delay):
+            while len(shots) * critic_updates < (step + 1) * num_shots:
+                shots.append(aim())
+            index = (from_each(generators, cfg.batch_size) * len(shots)).long()
+            # In single precision, the largest number below one may round up.
+            index = index.clamp(max=len(shots) - 1)[None, ..., None]
+            batches = torch.stack(shots, 2).take_along_dim(index, 2)
+            for each, batch in zip(critics, batches, strict=True):
+                each.update(batch)
 
-    ways: tuple[str, ...]
+        actions = actors.actions()
+        current = actions.detach()
+        # The noise is the same for the three ways, so that seeds can be compared in pairs.
+        noise = cfg.actor_noise * from_each(generators, cfg.batch_size, 2, normal=True)
+        noise = noise.clamp(-cfg.actor_noise_clip, cfg.actor_noise_clip)
+        noisy = (current[:, :, None] + noise).clamp(-ACTION_BOUND, ACTION_BOUND)
+        followed = zip(cycle(critics), noisy, strict=False)
+        gradients = torch.stack([each.gradients(at) for each, at in followed], 1)
+        masks = [
+            uniform(gradients[:, 0]),
+            uncertainty(gradients[:, 1], cfg.low_uncertainty, cfg.largest_angle),
+            oracle(gradients[:, 2], current[2]),
+        ]
+        used = torch.stack(masks)  # [way, seed, batch]
+        actors.update(actions, gradients[0], used)
+        record.actions.append(current)
+        record.count_angles(gradients, used)
+        if update in {max(1, round(moment * cfg.updates)) for moment in _MOMENTS}:
+            record.snapshots += _snapshots(update, critics, cfg.seeds)
+
+    record.actions.append(actors.actions().detach())
+    return record
+
+
+def _make_critics(cfg: ShootingConfig, generators: Generators) -> list[Critics | FixedCritics]:
+    """The critics that all ways share, or equal ones for each way."""
+    if cfg.critics == "fixed":
+        errors = cfg.example_noise * from_each(generators, 2, 1, 2, normal=True)
+        return [FixedCritics(errors.transpose(0, 1), cfg.first_peak)]
+    critics = Critics(cfg.hidden, cfg.critic_lr, generators)
+    return [copy.deepcopy(critics) for _ in range(len(WAYS) if cfg.critics == "own" else 1)]
+
+
+class Snapshot(NamedTuple):
+    """Critics of the first seed over :func:`action_grid`, after a number of updates."""
+
+    ways: tuple[str, ...]  # whose actors follow these critics
     update: int
-    values: Tensor
-    angles: Tensor
+    values: Tensor  # [critic, side, side]
+    angles: Tensor  # between the critics' gradients, in degrees, [side, side]
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean over seeds and its 95 % bootstrap interval."""
+def _snapshots(
+    update: int, critics: list[Critics | FixedCritics], seeds: int
+) -> Iterator[Snapshot]:
+    grid = action_grid()
+    actions = grid.flatten(0, 1).expand(seeds, -1, -1)
+    for index, each in enumerate(critics):
+        ways = WAYS if len(critics) == 1 else (WAYS[index],)
+        values = each.values(actions).detach()[:, 0].unflatten(-1, grid.shape[:2])
+        angles = angle(each.gradients(actions)[:, 0]).unflatten(-1, grid.shape[:2])
+        yield Snapshot(ways, update, values, angles)
 
-    mean: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
-
-@dataclass(frozen=True)
-class Difference:
-    """A way's mean advantage over Uniform, seed by seed.
+@dataclass
+class Record:
+    """The course of a comparison.
 
     Attributes:
-        way: the way compared with Uniform.
-        measure: what is compared.
-        mean: the mean of the paired differences.
-        low: the lower end of its 95 % interval.
-        high: the upper end.
-    """
-
-    way: str
-    measure: str
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        verdict = "no significant difference"
-        if self.low > 0:
-            verdict = f"{self.way.capitalize()} is better"
-        elif self.high < 0:
-            verdict = f"{self.way.capitalize()} is worse"
-        interval = f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
-        return f"{self.way.capitalize()} - Uniform, {self.measure}: {interval}: {verdict}"
-
-
-def mean_interval(values: np.ndarray, resamples: int = 10_000) -> Interval:
-    """The mean over the last dimension, the seeds, with a percentile-bootstrap interval.
-
-    Args:
-        values: an array ``[*, seeds]``.
-        resamples: how many times the seeds are resampled.
-    """
-    seeds = values.shape[-1]
-    counts = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, size=resamples)
-    low, high = np.quantile(values @ counts.T / seeds, [0.025, 0.975], axis=-1)
-    return Interval(values.mean(-1), low, high)
-
-
-class Record:
-    """Collects the course of a run.
-
-    Args:
-        updates: how many updates the actors will make.
         seeds: the numbers of the seeds.
-        log_interval: updates between the rows of a table.
+        actions: π(s₀) ``[way, seed, 2]``, before each update and after the last.
+        angle_counts: the angles of the transitions used, ``[way, bin]``.
+        snapshots: the critics at some of the updates.
     """
 
-    def __init__(self, updates: int, seeds: Sequence[int], log_interval: int) -> None:
-        self.seeds = seeds
-        self.snapshots: list[Snapshot] = []
-        self._moments = {max(1, round(moment * updates)) for moment in _MOMENTS}
-        self._log_interval = log_interval
-        self._actions: list[Tensor] = []
-        self._angle_counts = torch.zeros(len(WAYS), _BINS)
+    seeds: range
+    actions: list[Tensor] = field(default_factory=list)
+    angle_counts: Tensor = field(default_factory=lambda: torch.zeros(len(WAYS), _BINS))
+    snapshots: list[Snapshot] = field(default_factory=list)
 
-    @property
-    def actions(self) -> np.ndarray:
-        """π(s₀) from before the first update to after the last: ``[update, way, seed, 2]``."""
-        return torch.stack(self._actions).numpy()
+    def count_angles(self, gradients: Tensor, used: Tensor) -> None:
+        """Counts the angles between ``[critic, way, seed, batch, 2]`` of the transitions used."""
+        bins = (angle(gradients) / 180 * _BINS).long().clamp(max=_BINS - 1)
+        self.angle_counts.scatter_add_(1, bins.flatten(1), used.flatten(1).float())
 
     @property
     def rewards(self) -> np.ndarray:
         """The rewards of :attr:`actions`, ``[update, way, seed]``."""
-        return reward(torch.stack(self._actions).double()).numpy()
+        return reward(torch.stack(self.actions).double()).numpy()
 
     @property
-    def angle_shares(self) -> np.ndarray:
-        """How the angles of the transitions used are spread, ``[way, bin]``."""
-        return (self._angle_counts / self._angle_counts.sum(-1, keepdim=True)).numpy()
+    def angle_fractions(self) -> np.ndarray:
+        """The distribution of the angles of the transitions used, ``[way, bin]``."""
+        return (self.angle_counts / self.angle_counts.sum(-1, keepdim=True)).numpy()
 
-    @property
-    def angle_edges(self) -> np.ndarray:
-        """The edges of the bins, in degrees."""
-        return np.linspace(0, 180, _BINS + 1)
-
-    def add_actions(self, actions: Tensor) -> None:
-        """Records the actions ``[way, seed, 2]`` of the current policies."""
-        self._actions.append(actions.detach().clone())
-
-    def add_angles(self, gradients: Tensor, used: Tensor) -> None:
-        """Counts the angles of the transitions used, given as in ``Actors.update``."""
-        bins = (angle(gradients) / 180 * _BINS).long().clamp(max=_BINS - 1)
-        counts = used.flatten(1).float()
-        self._angle_counts.scatter_add_(1, bins.flatten(1), counts)
-
-    def add_critics(self, update: int, critics: Sequence[Critics | FixedCritics]) -> None:
-        """Keeps how the first seed's critics see the action space, at some of the updates.
-
-        Args:
-            update: how many updates the actors have made.
-            critics: those of all ways together, or those of each way.
-        """
-        if update not in self._moments:
-            return
-        grid = square_grid(ACTION_BOUND, 61)
-        actions = grid.flatten(0, 1).expand(len(self.seeds), -1, -1)
-        for index, each in enumerate(critics):
-            ways = WAYS if len(critics) == 1 else (WAYS[index],)
-            values = each.values(actions, frozen=True)[:, 0].unflatten(-1, grid.shape[:2])
-            angles = angle(each.gradients(actions)[:, 0]).unflatten(-1, grid.shape[:2])
-            self.snapshots.append(Snapshot(ways, update, values, angles))
-
-    def differences(self) -> list[Difference]:
-        """Compares both other ways with Uniform, by the final and by the mean reward."""
+    def differences(self) -> dict[tuple[str, str], np.ndarray]:
+        """The paired differences from Uniform: mean, low and high, by way and measure."""
         rewards = self.rewards
         measures = {"final reward": rewards[-1], "mean reward over all updates": rewards.mean(0)}
-        differences = []
-        for index, way in enumerate(WAYS[1:], start=1):
-            for measure, value in measures.items():
-                interval = mean_interval(value[index] - value[0])
-                ends = map(float, (interval.mean, interval.low, interval.high))
-                differences.append(Difference(way, measure, *ends))
-        return differences
+        return {
+            (way, measure): mean_interval(values[index] - values[0])
+            for index, way in enumerate(WAYS[1:], start=1)
+            for measure, values in measures.items()
+        }
 
-    def write(self, run_dir: Path) -> list[Path]:
-        """Writes the tables and returns their paths."""
+    def write(self, run_dir: Path, log_interval: int) -> list[Path]:
+        """Writes the tables, with a row every ``log_interval`` updates, and returns their paths."""
         rewards = self.rewards
-        last, num_seeds = len(rewards) - 1, len(self.seeds)
-        logged = sorted({*range(0, last, self._log_interval), last})
-        curves = mean_interval(rewards[logged], resamples=2000)
-        names = [f"{way}_{part}" for way in WAYS for part in ("mean", "low", "high")]
-        ends = np.stack([curves.mean, curves.low, curves.high], -1).reshape(len(logged), -1)
-        bins = zip(self.angle_edges, self.angle_edges[1:], self.angle_shares.T, strict=False)
-        return [
-            _write_table(
-                run_dir / "rewards.csv",
-                ["update", "seed", *WAYS],
-                (
-                    (update, seed, *_rounded(rewards[update, :, index]))
-                    for update in logged
-                    for index, seed in enumerate(self.seeds)
-                ),
-            ),
-            _write_table(
-                run_dir / "curves.csv",
-                ["update", *names],
-                ((u, *_rounded(row)) for u, row in zip(logged, ends, strict=True)),
-            ),
-            _write_table(
-                run_dir / "angles.csv",
-                ["from_degrees", "to_degrees", *WAYS],
-                ((f"{low:g}", f"{high:g}", *_rounded(row)) for low, high, row in bins),
-            ),
-            _write_table(
-                run_dir / "differences.csv",
-                ["way", "minus", "measure", "mean", "low", "high", "seeds"],
-                (
-                    (d.way, "uniform", d.measure, *_rounded((d.mean, d.low, d.high)), num_seeds)
-                    for d in self.differences()
-                ),
-            ),
-        ]
+        logged = sorted({*range(0, len(rewards) - 1, log_interval), len(rewards) - 1})
+        curves = mean_interval(rewards[logged], resamples=2000)  # [end, update, way]
+        bins = zip(ANGLE_EDGES, ANGLE_EDGES[1:], self.angle_fractions.T, strict=False)
+        ends = ("mean", "low", "high")
+        tables: dict[str, list[list[object]]] = {
+            "rewards": [["update", "seed", *WAYS]],
+            "curves": [["update", *(f"{way}_{end}" for way in WAYS for end in ends)]],
+            "angles": [["from_degrees", "to_degrees", *WAYS]],
+            "differences": [["way", "minus", "measure", *ends, "seeds"]],
+        }
+        for index, update in enumerate(logged):
+            for seed, values in zip(self.seeds, rewards[update].T, strict=True):
+                tables["rewards"].append([update, seed, *_rounded(values)])
+            tables["curves"].append([update, *_rounded(curves[:, index].T.flat)])
+        for low, high, fractions in bins:
+            tables["angles"].append([f"{low:g}", f"{high:g}", *_rounded(fractions)])
+        for (way, measure), values in self.differences().items():
+            row = [way, "uniform", measure, *_rounded(values), len(self.seeds)]
+            tables["differences"].append(row)
+        for name, rows in tables.items():
+            with (run_dir / f"{name}.csv").open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(rows)
+        return [run_dir / f"{name}.csv" for name in tables]
+
+
+def mean_interval(values: np.ndarray, resamples: int = 10_000) -> np.ndarray:
+    """The mean of ``[*, seeds]`` over the seeds with its 95 % bootstrap interval, ``[3, *]``."""
+    seeds = values.shape[-1]
+    counts = np.random.default_rng(0).multinomial(seeds, [1 / seeds] * seeds, size=resamples)
+    low, high = np.quantile(values @ counts.T / seeds, [0.025, 0.975], axis=-1)
+    return np.stack([values.mean(-1), low, high])
+
+
+def verdict(way: str, measure: str, ends: np.ndarray) -> str:
+    """Says whether a way differs from Uniform by a measure, given mean, low and high."""
+    mean, low, high = ends
+    name, found = way.capitalize(), "no significant difference"
+    if low > 0 or high < 0:
+        found = f"{name} is {'better' if low > 0 else 'worse'}"
+    return f"{name} - Uniform, {measure}: {mean:+.4f} [{low:+.4f}, {high:+.4f}]: {found}"
 
 
 def _rounded(values: Iterable[float]) -> list[str]:
     return [f"{value:.6f}" for value in values]
-
-
-def _write_table(path: Path, header: list[str], rows: Iterable[Iterable[object]]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-    return path

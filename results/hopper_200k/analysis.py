@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vmfer_recipes.reporting.estimate import Estimate
-from vmfer_recipes.reporting.inference import holm, paired_bootstrap, permutation_p
-from vmfer_recipes.reporting.scores import area
-from vmfer_recipes.run.palette import BLUE, GRAY, GREEN, ORANGE, VERMILION
+from vmfer_recipes.report.inference import Estimate, holm, paired_difference, permutation_p
+from vmfer_recipes.report.runs import area
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, VERMILION
 from vmfer_recipes.run.tables import read_columns
 
 FOLDER = Path(__file__).parent
@@ -80,8 +79,8 @@ def compare(areas: dict[str, np.ndarray]) -> dict[str, Comparison]:
     p_values = [permutation_p(np.log(x), np.log(y)) for x, y in pairs.values()]
     found = {}
     for (name, (x, y)), p, corrected in zip(pairs.items(), p_values, holm(p_values), strict=True):
-        difference = paired_bootstrap(x, y, RESAMPLES).difference
-        found[name] = Comparison(*_bootstrap(x, y), difference, p, float(corrected))
+        difference = paired_difference(x, y, RESAMPLES)
+        found[name] = Comparison(*_bootstrap(x, y), difference, p, corrected)
     return found
 
 

@@ -36,30 +36,39 @@ class World:
     """Environments that are interleaved at random. Each transition has a number.
 
     The goal achieved by transition k is (k, -k), so that a goal identifies its transition.
+
+    With ``cut_off``, every other episode of an environment ends without ``done``, and the number of
+    the environment is that of all its trajectories.
     """
 
-    def __init__(self, environments=1, trajectories=True, seed=0):
+    def __init__(self, environments=1, trajectories=True, seed=0, cut_off=False):
+        self.cut_off = cut_off
         self.random = np.random.default_rng(seed)
         self.trajectories = trajectories
         self.left = [0] * environments
         self.episode = [0] * environments
+        self.last = [-1] * environments  # the last transition of each environment
         self.num_episodes = 0
         self.history = []  # the episode of each transition
 
     def steps(self, count):
-        numbers, episodes, done = [], [], []
+        numbers, trajectories, done, before = [], [], [], []
         for _ in range(count):
             turn = self.random.integers(len(self.left))
             if self.left[turn] == 0:
                 self.left[turn] = int(self.random.integers(1, 9))
                 self.episode[turn] = self.num_episodes
                 self.num_episodes += 1
+                self.last[turn] = -1 - self.num_episodes  # a state of its own
             self.left[turn] -= 1
             numbers.append(len(self.history))
-            episodes.append(self.episode[turn])
-            done.append(self.left[turn] == 0)
+            before.append(self.last[turn])
+            self.last[turn] = numbers[-1]
+            is_cut_off = self.cut_off and self.episode[turn] % 2 == 0
+            trajectories.append(turn if self.cut_off else self.episode[turn])
+            done.append(self.left[turn] == 0 and not is_cut_off)
             self.history.append(self.episode[turn])
-        return transitions(numbers, done, episodes if self.trajectories else None)
+        return transitions(numbers, done, trajectories if self.trajectories else None, before)
 
     def goals(self, strategy, capacity=CAPACITY):
         """Enumerates the goals that each live transition may get."""
@@ -75,12 +84,15 @@ class World:
         return allowed
 
 
-def transitions(numbers, done, trajectories=None):
+def transitions(numbers, done, trajectories=None, before=None):
+    """Transitions with these numbers; each starts where transition ``before`` ended."""
+    before = [number - 1 for number in numbers] if before is None else before
+    start = torch.tensor(before, dtype=torch.float32)[:, None]
     number = torch.tensor(numbers, dtype=torch.float32)[:, None]
     goal = torch.full((len(numbers), 2), ORIGINAL)
     data = {
         "observation": number.repeat(1, 3),
-        "achieved_goal": torch.cat([number, -number], -1) - 1,
+        "achieved_goal": torch.cat([start, -start], -1),
         "desired_goal": goal,
         "next": {
             "observation": number.repeat(1, 3) + 1,

@@ -22,21 +22,9 @@ def write_report_run(
     success=None,
     **settings,
 ) -> Path:
-    """Writes a run directory whose curve rises in a straight line to ``end``.
+    """Writes a run directory whose curve rises in a straight line to ``end`` at step ``total``.
 
-    Args:
-        root: where the run directories are.
-        sampler: the name of the actor's sampler.
-        seed: of the run.
-        end: the return at the last step.
-        algorithm: the name of the algorithm.
-        env: the name of the task.
-        replay: the name of the critics' replay.
-        total: the last step.
-        interval: steps between evaluations.
-        stop: the step at which an unfinished run stopped.
-        success: the success rate at the last step.
-        **settings: further keys, which may be dotted.
+    It may have stopped at step ``stop``. ``settings`` are further keys, which may be dotted.
     """
     extra = "".join(f"-{key}{value}" for key, value in settings.items())
     method = f"{replay}-{sampler}{extra}-{total}-{interval}"

@@ -105,8 +105,7 @@ def test_copied_recipe_does_not_resume_the_run_of_the_original(tmp_path, run):
     assert "run_dir: runs/my_td3/InvertedPendulum-v4/uniform-uniform/seed0\n" in config
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_loss_of_the_example_adds_the_cost_to_value_and_gradient(fast, monkeypatch):
+def test_loss_of_the_example_adds_the_cost_to_value_and_gradient(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES / "own_algorithm")
     from smooth_td3 import SmoothTD3Loss
 
@@ -119,7 +118,7 @@ def test_loss_of_the_example_adds_the_cost_to_value_and_gradient(fast, monkeypat
     observation = torch.randn(6, 3)
     results = []
     for cost in (0.0, 5.0):
-        loss = SmoothTD3Loss(actor, critics, bounds=(-1.0, 1.0), fast=fast, action_cost=cost)
+        loss = SmoothTD3Loss(actor, critics, bounds=(-1.0, 1.0), action_cost=cost)
         value, _ = loss.actor_loss(TensorDict({"observation": observation}, [6]))
         weights = list(loss.actor_network_params.flatten_keys().values())
         results.append((value, torch.autograd.grad(value, weights)))

@@ -159,6 +159,10 @@ def _assert_equal(left, right, path: str = "") -> None:
         assert left == right, path
 
 
+def _is_tagged(value) -> bool:
+    return isinstance(value, list) and len(value) > 1
+
+
 def _checkpoint(run_dir: Path, position: int = -1):
     files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
     return torch.load(files[position], weights_only=True)
@@ -174,14 +178,16 @@ def _assert_same_run(left: Path, right: Path) -> None:
         checkpoint = _checkpoint(run_dir)
         # The length of train.csv depends on the number of digits of the speed.
         checkpoint["parts"].pop("training")
+        checkpoint["run"].pop("dataset", None)  # a path
         collector = checkpoint["parts"].get("collector", {"environment": {}})  # none offline
         environments = collector.get("environments") or [collector["environment"]]
         environments = [*environments, checkpoint["parts"]["evaluation"]]
-        for simulation in itertools.chain(*(each.values() for each in environments)):
-            if isinstance(simulation, dict) and "qpos" in simulation:
-                # MuJoCo's scratch memory, such as that of contacts, is not part of a run's state.
-                for key in simulation.keys() - SIMULATION:
-                    del simulation[key]
+        for layer in itertools.chain(*(each["layers"] for each in environments if each)):
+            for kind, simulation, *_ in filter(_is_tagged, layer["attributes"].values()):
+                if kind == "simulation":
+                    # MuJoCo's scratch memory, such as that of contacts, is not part of the state.
+                    for key in simulation.keys() - SIMULATION:
+                        del simulation[key]
         ends.append(checkpoint)
     _assert_equal(*ends)
     _assert_equal(*(dict(torch.load(d / "policy.pt", weights_only=True)) for d in (left, right)))

@@ -10,15 +10,15 @@ from tensordict import TensorDict
 
 from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.batch_renorm import BatchRenorm
-from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.agent import AgentMaker
 from vmfer_recipes.agent.networks import deterministic_actor, exploring, make_critics
 from vmfer_recipes.config.algorithms import WideCriticsConfig
 from vmfer_recipes.config.keys import key, other_default
 from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.backend import make_backend
 
-NAMES = ["policy", "perception", "loss", "critic_optimizer", "actor_optimizer"]
+NAMES = ["policy", "observations", "loss", "critic_optimizer", "actor_optimizer"]
 
 
 def imitating_agent(cfg, *, offline=False):
@@ -87,7 +87,6 @@ def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path)
     maker = AgentMaker(WideConfig(**given), make_backend(fast=False))
     assert maker.networks.hidden == [16, 16]
     assert not maker.networks.batch_renorm
-    assert not maker.is_fast
     critics = make_critics(maker.env, maker.critic_networks, 2, outputs=25)
     layers = [layer for layer in critics[0].module if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in layers] == [40, 24, 25]

@@ -124,23 +124,6 @@ def test_the_random_phase_is_shaded_from_0_to_its_end(draw, write_run):
         assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0, 40)
 
 
-def test_a_run_without_a_random_phase_has_no_shading(draw, write_run):
-    assert "random actions" not in _legend(draw(write_run(init_random_frames=0)))
-
-
-def test_each_part_is_named_once_below_the_axes(draw, write_run):
-    names = _legend(draw(write_run()))
-    assert len(names) == len(set(names)) == 7
-
-
-@pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.3, 0.5, 0.71)], ids=["1-D", "n-D"])
-def test_the_legend_is_not_wider_than_the_picture(draw, write_run, lengths):
-    figure = draw(write_run(lengths=lengths, success=True), render=True)
-    extent = figure.legends[0].get_window_extent()
-    assert extent.x0 >= 0
-    assert extent.x1 <= figure.bbox.x1
-
-
 @pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.0, 0.0, 1.0)])
 def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, write_run, lengths):
     figure = draw(write_run(lengths=lengths))
@@ -200,21 +183,6 @@ def test_diagnostics_have_two_panels(draw, write_diagnostics):
     assert 0 <= extent.x0 < extent.x1 <= figure.bbox.x1
 
 
-def test_a_small_effective_sample_size_has_a_logarithmic_axis(draw, write_diagnostics):
-    sizes = {"stored_transitions": (10**6,) * 3, "effective_sample_size": (126, 130, 140)}
-    sampling = draw(write_diagnostics(**sizes), render=True).axes[-1]
-    assert sampling.get_yscale() == "log"
-    low, high = sampling.get_ylim()
-    assert low < 126e-6
-    assert high > 1
-
-
-def test_a_run_without_a_distribution_has_only_the_panel_of_the_gradient(draw, write_diagnostics):
-    columns = {name: DIAGNOSTICS[name] for name in ("stored_transitions", "gradient_snr")}
-    labels = [axes.get_ylabel() for axes in draw(write_diagnostics(**columns)).axes]
-    assert labels == ["evaluation return", "agreement R", "factor p", "actor's gradient"]
-
-
 @pytest.mark.usefixtures("pixels")
 def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
     run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
@@ -225,14 +193,6 @@ def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
     with (run_dir / "random.csv").open() as file:
         (row,) = csv.DictReader(file)
     assert _levels(figure.axes[0])["random policy"] == float(row["return_mean"])
-
-
-def test_a_run_of_higher_dimensional_actions_has_bands(draw, train, tmp_path):
-    run_dir = train(
-        "sac", tmp_path / "run", "env.name=ShortCheetah-v0", "total_frames=130", "log_interval=20"
-    )
-    labels = ["agreement R", "factor p", "fraction of buffer", "actor's gradient"]
-    assert [axes.get_ylabel() for axes in draw(run_dir).axes[1:]] == labels
 
 
 def test_problem_with_matplotlib_is_reported_and_leaves_the_run_complete(

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from helpers.datasets import PENDULUM, Bomb, environment, load
-from vmfer_recipes.agent.observations import DatasetPerception, make_perception
+from vmfer_recipes.agent.observations import DatasetObservations, make_observations
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
@@ -130,13 +130,13 @@ def test_a_path_that_is_not_a_dataset_is_refused(tmp_path):
 
 
 def test_observations_are_normalized_as_published():
-    observations = np.random.default_rng(0).normal(3, [1, 10, 0], (500, 3)).astype(np.float32)
-    perception = DatasetPerception(3, "cpu")
-    data = {"observation": torch.from_numpy(observations)}
+    raw = np.random.default_rng(0).normal(3, [1, 10, 0], (500, 3)).astype(np.float32)
+    observations = DatasetObservations(3, "cpu")
+    data = {"observation": torch.from_numpy(raw)}
     transitions = TensorDict(data, [500])
-    perception.learn(transitions)
-    published = (observations - observations.mean(0)) / (observations.std(0) + 1e-3)
-    seen = perception(transitions)["observation"]
+    observations.learn(transitions)
+    published = (raw - raw.mean(0)) / (raw.std(0) + 1e-3)
+    seen = observations(transitions)["observation"]
     np.testing.assert_allclose(seen, published, rtol=1e-3, atol=1e-3)
     assert seen.abs().max() > 3
 
@@ -144,7 +144,7 @@ def test_observations_are_normalized_as_published():
 def test_a_key_normalize_without_a_dataset_changes_nothing(configuration, tmp_path):
     cfg = to_config(configuration("td3", tmp_path))
     cfg.normalize = True  # as a user's own recipe may define it
-    assert make_perception(environment(PENDULUM), cfg).normalization() is None
+    assert make_observations(environment(PENDULUM), cfg).normalization() is None
 
 
 def test_one_path_in_several_spellings_is_one_dataset(configuration, tmp_path):

@@ -115,7 +115,7 @@ def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, chec
 
 
 def test_an_environment_that_cannot_be_made_is_reported_in_one_line():
-    with pytest.raises(UserError, match="HalfCheetah-v3 cannot be made"):
+    with pytest.raises(UserError, match="HalfCheetah-v3 could not be created"):
         make_environment(EnvConfig("HalfCheetah-v3"), 0)
 
 

@@ -68,10 +68,6 @@ def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play):
     assert second == expected
 
 
-def test_ten_episodes_are_played_by_default(td3_run, play):
-    assert "over 10 episodes" in play(td3_run)
-
-
 def test_a_missing_run_dir_shows_the_usage(error_line):
     assert "recipes/evaluate.py <run_dir>" in error_line()
 
@@ -117,12 +113,6 @@ def test_the_best_policy_is_evaluated_on_request(copy, play, error_line):
     assert "policy.pt, step 70," in play(copy, "episodes=1")
 
 
-def test_a_run_of_another_algorithm_is_evaluated(copy, play):
-    text = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(text.replace("algorithm: td3", "algorithm: mine"))
-    assert "Return " in play(copy, "episodes=1")
-
-
 def test_a_policy_of_another_environment_is_rejected(error_line, copy):
     text = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(text.replace("InvertedPendulum-v4", "Hopper-v4"))
@@ -134,11 +124,6 @@ def test_a_corrupt_policy_is_rejected(error_line, copy, keep):
     content = (copy / "policy.pt").read_bytes()
     assert len(content) > keep
     (copy / "policy.pt").write_bytes(content[:keep])
-    assert str(copy / "policy.pt") in error_line(copy)
-
-
-def test_a_policy_of_other_networks_is_rejected(error_line, copy):
-    torch.save({"weight": torch.zeros(3)}, copy / "policy.pt")
     assert str(copy / "policy.pt") in error_line(copy)
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import sac, td3
 from vmfer_recipes.collection.collectors import TransitionCollector
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.options import ForkConfig
 from vmfer_recipes.fork.plan import make_plan
 from vmfer_recipes.fork.start import load_source, make_agent, starting_state
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.backend import make_backend
+from vmfer_recipes.run.files import lock
 
 # Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it. The
 # buffer is full: steps 51 to 80 overwrote its first 30 slots.
@@ -391,8 +391,9 @@ def test_a_checkpoint_of_another_algorithm_is_refused(
     assert "does not match td3 with the configuration" in line
     damaged = run / "checkpoint/kept/step_000000000100.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
-    line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/out")
+    line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/other")
     assert "cannot be read" in line
+    assert not (tmp_path / "other/settings.yaml").exists()
 
 
 def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, capsys):

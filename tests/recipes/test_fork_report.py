@@ -8,7 +8,7 @@ import pytest
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.fork.arms import Arm, make_arms
 from vmfer_recipes.fork.pictures import dose_figure, forest_figure
-from vmfer_recipes.fork.results import Result, compare
+from vmfer_recipes.fork.results import Result, compare, hierarchical_bootstrap
 
 FRESH, RANK, POWER = (Arm(name, None, {}) for name in ("fresh", "rank", "power"))
 
@@ -32,6 +32,29 @@ def test_every_seed_has_the_same_weight_in_the_difference():
     assert (found.pairs, found.wins) == (4, 1.0)
     assert found.covers == ("seed", "checkpoint", "draw")
     assert found.difference.low <= 6 <= found.difference.high
+
+
+def test_the_interval_is_that_of_a_plain_loop_over_seeds_checkpoints_and_draws():
+    generator = np.random.default_rng(0)
+    sizes = ((2, 5, 3), (4,), (3, 1), (2, 2, 2, 6))
+    values = [
+        [generator.normal(3 * i, 1 + j, n) for j, n in enumerate(draws)]
+        for i, draws in enumerate(sizes)
+    ]
+
+    def resample():
+        of_seeds = []
+        for _ in values:
+            seed = values[generator.integers(len(values))]
+            of_checkpoints = []
+            for _ in seed:
+                draws = seed[generator.integers(len(seed))]
+                of_checkpoints.append(generator.choice(draws, len(draws)).mean())
+            of_seeds.append(np.mean(of_checkpoints))
+        return np.mean(of_seeds)
+
+    expected = np.percentile([resample() for _ in range(1000)], [2.5, 97.5])
+    assert hierarchical_bootstrap(values)[1:] == pytest.approx(expected, abs=0.35)
 
 
 def test_with_one_seed_the_interval_covers_what_is_below():

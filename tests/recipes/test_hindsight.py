@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.agent.observations import GoalPerception, RunningStatistics
+from vmfer_recipes.agent.observations import GoalObservations, RunningStatistics
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
@@ -100,7 +100,7 @@ def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
 
 def test_statistics_cover_all_collected_data(runs, checkpoint):
     parts = checkpoint(runs[True])["parts"]
-    rows, seen = rows_in(parts["replay"]), parts["perception"]
+    rows, seen = rows_in(parts["replay"]), parts["observations"]
     observation = rows["observation"].double()
     torch.testing.assert_close(seen["observation.mean"], observation.mean(0))
     torch.testing.assert_close(
@@ -175,16 +175,16 @@ class TestRunningStatistics:
         assert RunningStatistics(1).normalized(torch.ones(1, 1)).isfinite().all()
 
 
-def test_perception_clips_and_uses_the_drawn_goal_for_both_observations():
-    perception = GoalPerception((2, 1), clip=1.5, device="cpu")
+def test_observations_clips_and_uses_the_drawn_goal_for_both_observations():
+    observations = GoalObservations((2, 1), clip=1.5, device="cpu")
     data = TensorDict({"observation": torch.randn(50, 2), "desired_goal": torch.randn(50, 1)}, [50])
     data["next"] = TensorDict({"achieved_goal": torch.randn(50, 1)}, [50])
-    perception.learn(data)
+    observations.learn(data)
     raw = {"observation": torch.tensor([[0.0, 100.0]]), "desired_goal": torch.zeros(1, 1)}
     batch = TensorDict(
         {**raw, "next": TensorDict({"observation": torch.tensor([[-100.0, 0.0]])}, [1])}, [1]
     )
-    seen = perception(batch)
+    seen = observations(batch)
     assert seen["observation"].shape == seen["next", "observation"].shape == (1, 3)
     assert seen["observation"][0, 1] == 1.5
     assert seen["next", "observation"][0, 0] == -1.5

@@ -63,7 +63,8 @@ def test_workers_skip_resume_and_start_runs_despite_a_user_error(
     ("seeds", "count"),
     [pytest.param("0,1,2", 2, id="a run waits"), pytest.param("0,1", 3, id="a worker idles")],
 )
-def test_ctrl_c_makes_all_workers_of_a_sweep_save(seeds, count, command, tmp_path):
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_makes_all_workers_of_a_sweep_save(sign, seeds, count, command, tmp_path):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     frames = ("total_frames=1000000", "checkpoint_interval=1000000")
     workers = ("hydra/launcher=joblib", f"hydra.launcher.n_jobs={count}")
@@ -71,11 +72,12 @@ def test_ctrl_c_makes_all_workers_of_a_sweep_save(seeds, count, command, tmp_pat
     with subprocess.Popen(
         [*single, "-m"], cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as sweep:
-        while not all((tmp_path / f"runs/{seed}/eval.csv").exists() for seed in (0, 1)):
+        while not all((tmp_path / f"runs/{seed}/policy_best.pt").exists() for seed in (0, 1)):
             assert sweep.poll() is None, sweep.stderr.read()
             time.sleep(0.1)
-        os.killpg(sweep.pid, signal.SIGINT)  # as a terminal sends it
-        _, error = sweep.communicate(timeout=300)
+        # A terminal sends SIGINT to all processes; `kill` sends SIGTERM to one.
+        (os.killpg if sign == signal.SIGINT else os.kill)(sweep.pid, sign)
+        _, error = sweep.communicate(timeout=300)  # waits for all processes that hold stderr
     assert sweep.returncode == 130, error
     assert error.endswith("The sweep was stopped. The same command resumes it.\n")
     assert "Traceback" not in error, error

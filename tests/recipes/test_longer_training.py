@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from pathlib import Path
 
@@ -11,8 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.run.best_policy import BestPolicy
-from vmfer_recipes.run.tables import Table
+from vmfer_recipes.run.checkpoints import BestPolicy
 
 RUN = ("td3", "sampler=vmf_rank")
 # Neither a multiple of the intervals between evaluations (70) nor between rows of train.csv (50),
@@ -119,36 +117,6 @@ def test_continuation_that_crashes_is_unfinished_and_resumes(
     assert_equals_run_of_full_length(straight_run(*RUN), run_dir)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("operation", range(1, 11))
-def test_continuation_killed_before_any_change_of_its_directory_continues(
-    operation, short_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path
-):
-    """Kills the run before a call of the methods that replace and delete files."""
-
-    class KilledError(BaseException):
-        pass
-
-    calls = itertools.count(1)
-
-    def or_killed(method):
-        def call(path, *args, **kwargs):
-            if path.is_relative_to(tmp_path) and next(calls) >= operation:
-                raise KilledError
-            return method(path, *args, **kwargs)
-
-        return call
-
-    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("unlink", "replace"):
-            patch.setattr(Path, name, or_killed(getattr(Path, name)))
-        with pytest.raises(KilledError):
-            finish(RUN[0], run_dir, *RUN[1:])
-    finish(RUN[0], run_dir, *RUN[1:])
-    assert_equals_run_of_full_length(straight_run(*RUN), run_dir)
-
-
 def test_unfinished_run_can_end_earlier_than_planned(
     crashed_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path, capfd
 ):
@@ -191,21 +159,6 @@ def test_refused_continuation_leaves_the_finished_run_as_it_is(name, short_run, 
     assert content(run_dir) == before
 
 
-def test_only_other_lengths_are_allowed(short_run, finish):
-    run_dir = short_run(*RUN)
-    before = content(run_dir)
-    with pytest.raises(UserError, match=r"\(init_random_frames=30 there, 31 here\)"):
-        finish(RUN[0], run_dir, *RUN[1:], "init_random_frames=31")
-    assert content(run_dir) == before
-
-
-def test_end_of_a_run_shows_its_checkpoint_and_its_size(train, tmp_path, capsys):
-    run_dir = train("td3", tmp_path / "run", "total_frames=66")
-    (file,) = (run_dir / "checkpoint").iterdir()
-    size = f"{file.stat().st_size / 1e6:.1f} MB"
-    assert f"{file} ({size}, to train longer)" in capsys.readouterr().out
-
-
 def test_checkpoint_contains_the_policy(short_run, checkpoint, assert_equal):
     run_dir = short_run(*RUN)
     assert_equal(dict(checkpoint(run_dir)["policy"]), weights(run_dir / "policy.pt"))
@@ -246,15 +199,6 @@ class TestBestPolicy:
         assert not best.exceeds(1.0)
         best.clear()
         assert not (tmp_path / "best.pt").exists()
-
-
-def test_table_drops_the_columns_of_removed_rows(tmp_path):
-    table = Table(tmp_path / "train.csv")
-    table.write({"step": 1, "critic_loss": 0.5})
-    saved, before = table.state_dict(), (tmp_path / "train.csv").read_bytes()
-    table.write({"step": 2, "critic_loss": 0.5, "actor_loss": 1.0})
-    table.load_state_dict(saved)
-    assert (tmp_path / "train.csv").read_bytes() == before
 
 
 def test_a_checkpoint_is_kept_of_the_step_from_which_a_run_continues(

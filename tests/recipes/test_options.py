@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
-from torchrl_vmfer.fast import make_backend
 from vmfer_recipes.agent import agent as agent_module
 from vmfer_recipes.agent.diagnostics import Diagnostics
 from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.session import Averages, TrainingSession
 
 CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
@@ -64,7 +64,8 @@ def watch(train, tmp_path, monkeypatch):
             patch.setattr(Diagnostics, "measure", lambda self, batch: {})  # calls the loss, too
             patch.setattr(agent_module, "make_replay_buffer", spy_buffer)
             run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-            seen.run_dir = train(algorithm, run, *SHORT, *overrides)
+            general = () if "fast=false" in overrides else ("fast=false",)  # calls the loss
+            seen.run_dir = train(algorithm, run, *SHORT, *general, *overrides)
         return seen
 
     return start

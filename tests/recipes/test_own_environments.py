@@ -13,12 +13,10 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.agent.observations import NormalizedPerception
+from vmfer_recipes.agent.observations import NormalizedObservations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.evaluate import main as evaluate
 from vmfer_recipes.td3 import main as td3
 
@@ -191,32 +189,6 @@ def test_wrapper_that_counts_across_episodes_resumes_exactly_in_evaluations(
     assert_same_run(straight, elsewhere / "crashed")
 
 
-def test_objects_of_the_users_package_are_part_of_the_state(elsewhere):
-    (elsewhere / "my_objects.py").write_text(
-        "import gymnasium as gym, numpy as np\n"
-        "class Body:\n"
-        "    def __init__(self): self.position, self.rng = 0.0, np.random.default_rng(1)\n"
-        "    def move(self, x): self.position += x * self.rng.uniform()\n"
-        "class Bodies(gym.Env):\n"
-        "    observation_space = gym.spaces.Box(-9, 9, (2,))\n"
-        "    action_space = gym.spaces.Box(-1, 1, (2,))\n"
-        "    def __init__(self): self.bodies = [Body(), Body()]\n"
-        "    def reset(self, *, seed=None, options=None): return self.seen(), {}\n"
-        "    def seen(self): return np.array([b.position for b in self.bodies], np.float32)\n"
-        "    def step(self, action):\n"
-        "        for body, x in zip(self.bodies, action): body.move(x)\n"
-        "        return self.seen(), 0.0, False, False, {}\n"
-        "gym.register('MyBodies-v0', Bodies)\n"
-    )
-    one, two = (make_environment(EnvConfig("my_objects:MyBodies-v0"), 0) for _ in range(2))
-    one.simulator.reset(), two.simulator.reset()
-    action = np.array([1, -0.5], np.float32)
-    one.simulator.step(action)
-    load_environment_state(two, environment_state(one))
-    np.testing.assert_array_equal(*(env.simulator.step(action)[0] for env in (one, two)))
-    del gym.registry["MyBodies-v0"]
-
-
 def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
     elsewhere, train, checkpoint
 ):
@@ -226,25 +198,19 @@ def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
     parts = checkpoint(run_dir)["parts"]
     seen = rows_in(parts["replay"])["observation"].double()
     assert len(seen) == 100
-    statistics = parts["perception"]
+    statistics = parts["observations"]
     assert statistics["observation.count"] == 100
     torch.testing.assert_close(statistics["observation.mean"], seen.mean(0))
     variance = statistics["observation.squares"] / 100
     torch.testing.assert_close(variance, seen.var(0, correction=0))
 
 
-def test_perception_normalizes_both_observations_and_clips_them():
-    perception = NormalizedPerception(2, clip=1.5, device="cpu")
+def test_observations_normalizes_both_observations_and_clips_them():
+    observations = NormalizedObservations(2, clip=1.5, device="cpu")
     data = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
-    perception.learn(TensorDict({"observation": data}, [3]))
+    observations.learn(TensorDict({"observation": data}, [3]))
     batch = TensorDict({"observation": data, "next": {"observation": data + 100}}, [3])
-    seen = perception(batch)
+    seen = observations(batch)
     expected = ((data - data.mean(0)) / data.std(0, correction=0)).clamp(-1.5, 1.5)
     torch.testing.assert_close(seen["observation"], expected)
     assert (seen["next", "observation"] == 1.5).all()
-
-
-def test_normalization_is_rejected_for_workers(configuration, tmp_path):
-    options = ("env.normalize_observations=true", "collector=multi_async")
-    with pytest.raises(UserError, match="normalize_observations=true needs"):
-        to_config(configuration("td3", tmp_path, *options))

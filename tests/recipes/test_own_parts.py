@@ -12,9 +12,9 @@ import torch
 
 from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
-from vmfer_recipes.config.imports import import_module
 from vmfer_recipes.config.launch import Recipe
-from vmfer_recipes.reporting.progress import read_progress
+from vmfer_recipes.config.plugins import import_module
+from vmfer_recipes.report.progress import read_progress
 from vmfer_recipes.td3 import main as td3
 
 SAMPLERS = '''
@@ -173,7 +173,7 @@ def test_crashed_run_with_a_custom_sampler_ends_like_an_uninterrupted_one(
         ("sampler=os.system", "must be a class derived from Sampler"),
         (
             "sampler=my_samplers.Mine sampler.kwargs.speed=3",
-            "cannot be made with sampler.kwargs={'speed': 3} (TypeError",
+            "could not be created with sampler.kwargs={'speed': 3} (TypeError",
         ),
         ("sampler=my_samplers.Strange", "has signal='mood', but the recipes provide factor,"),
         ("sampler.kwargs.power=2", "sampler.kwargs has no effect on sampler=vmf_uncertainty"),

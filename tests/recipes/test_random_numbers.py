@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vmfer_recipes.agent.random_numbers import unchanged_random_numbers
+from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
 
 
 def test_random_numbers_continue_as_if_the_context_had_drawn_none():

@@ -7,7 +7,6 @@ import itertools
 import multiprocessing
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +19,9 @@ import torch
 
 from vmfer_recipes import td3
 from vmfer_recipes.run import evaluation, interruption
-from vmfer_recipes.run.lock import LockedError, lock
+from vmfer_recipes.run.files import LockedError, lock
 
 RUN = ("td3", "sampler=vmf_rank")
-ROOT = Path(__file__).parents[2]
 
 # The code of a separate process: the command line, without the seconds that imports take.
 PROGRAM = """
@@ -83,10 +81,6 @@ def is_saving(run_dir: Path) -> bool:
 
 def newest(run_dir: Path) -> int:
     return max((int(file.stem[5:]) for file in (run_dir / "checkpoint").glob("*.pt")), default=0)
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 # Checkpoints and evaluations take a good part of the time.
@@ -153,15 +147,6 @@ def test_run_is_rejected_while_another_process_trains_it(start, train, tmp_path)
     lock(tmp_path).close()
 
 
-def test_rejected_run_leaves_the_directory_unchanged(crashed_run, finish, tmp_path):
-    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
-    with lock(run_dir):
-        before = content(run_dir)
-        with pytest.raises(LockedError):
-            finish(RUN[0], run_dir, *RUN[1:])
-        assert content(run_dir) == before
-
-
 def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
     # As in a sweep, which keeps the exceptions of its runs until its end.
     def crash():
@@ -178,7 +163,7 @@ def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_ste
 def test_forked_child_does_not_keep_the_lock(tmp_path):
     program = """
 import os, pathlib, signal, sys, time
-from vmfer_recipes.run.lock import lock
+from vmfer_recipes.run.files import lock
 held = lock(pathlib.Path(sys.argv[1]))
 if os.fork() == 0:
     print(os.getpid(), flush=True)
@@ -329,3 +314,19 @@ def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys)
     assert "total_frames=90 leaves no steps to learn from" in lines[0]
     assert lines[-1].startswith("error:")
     assert "seed=0" in lines[-1]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 2])
+def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, seconds):
+    with subprocess.Popen(
+        command("td3", tmp_path / "run", "total_frames=1000"),
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts processes in the background with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in error

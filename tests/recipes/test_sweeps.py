@@ -12,7 +12,7 @@ from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.sweep.jobs import sweep_position
 from vmfer_recipes.sweep.records import read_records
-from vmfer_recipes.toy.options import ShootingConfig
+from vmfer_recipes.toy.settings import ShootingConfig
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 
@@ -182,7 +182,7 @@ def test_two_own_samplers_with_one_name(error_line, sweep, tmp_path, monkeypatch
         (["env.name=Hopper-v4,Hoper-v4"], ["no environment 'Hoper-v4'", "Hopper-v4"]),
         (["sampler=uniform,vmfrank"], ["no sampler=vmfrank"]),
         (["replay=uniform,her", "env=Hopper-v4"], ["goal", "this one is replay=her"]),
-        (["tau=interval(0.1,0.2)"], ["tau=interval(0.1,0.2)", "hydra/sweeper=optuna"]),
+        (["tau=interval(0.1,0.2)"], ["tau=interval(0.1,0.2)", "recipes/tune.py"]),
         (["seed=range(0,0)"], ["no runs"]),
     ],
     ids=lambda value: " ".join(value) if "=" in value[0] else "",

@@ -15,11 +15,11 @@ from torch import nn
 
 from helpers.minari_data import record
 from torchrl_vmfer import load_policy
-from torchrl_vmfer.fast import make_backend
 from vmfer_recipes import evaluate, td3_bc
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
+from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.metrics import Averages
 from vmfer_recipes.run.session import TrainingSession
 
@@ -114,7 +114,7 @@ def test_the_critics_are_updated_every_step_and_the_actor_every_other(compose, m
         return lambda *args: (done.append(name), act(*args))[1]
 
     def watch_targets(agent):
-        agent.targets.step = noting("targets", agent.targets.step)
+        agent.update_targets = noting("targets", agent.update_targets)
 
     for name in ("update_critics", "update_actor"):
         monkeypatch.setattr(td3_bc, name, noting(name, getattr(td3_bc, name)))
@@ -186,7 +186,7 @@ def test_the_policy_carries_the_statistics_of_the_dataset(finished_run, recorded
     np.testing.assert_allclose(normalization.deviation, raw.std(0) + 1e-3, rtol=1e-5)
     assert normalization.clip == float("inf")
     agent, _ = trained(compose("normalize=false"), 1)
-    assert agent.perception.normalization() is None
+    assert agent.observations.normalization() is None
 
 
 def test_the_tables_of_an_offline_run_have_no_training_episodes(finished_run, table):

@@ -84,3 +84,17 @@ def test_the_actor_draws_from_existing_data(actor):
     # All 20 priorities are equal: a slot is missed with probability 20 * 0.95^1000 < 1e-20 (also
     # in rank mode, where ties share the probability).
     assert drawn.unique().tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("sampler", [VMFSampler, VMFSampler("rank")])
+def test_a_sampler_by_factors_is_not_taken_for_that_of_the_critics(sampler):
+    with pytest.raises(TypeError, match="actor_sampler="):
+        ActorCriticReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
+
+
+def test_the_printed_buffer_shows_both_samplers():
+    buffer = ActorCriticReplayBuffer(
+        storage=LazyTensorStorage(10), actor_sampler=VMFSampler("rank")
+    )
+    assert "critic_sampler=RandomSampler" in repr(buffer)
+    assert "actor_sampler=VMFSampler(mode='rank'" in repr(buffer)

@@ -5,10 +5,15 @@ import warnings
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler
+from torchrl.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    TensorDictRoundRobinWriter,
+)
 
 from torchrl_vmfer import ActorCriticReplayBuffer, RankPrioritizedSampler, VMFSampler
-from torchrl_vmfer.samplers.any_sampler import probabilities_of
+from torchrl_vmfer.samplers.adapters import probabilities_of
 
 LENGTH = 16
 
@@ -107,3 +112,26 @@ def test_a_users_sampler_of_the_critics_receives_td_errors():
     batch["td_error"] = torch.arange(6.0)
     buffer.update_tensordict_priority(batch)
     assert torch.equal(buffer.critic_sampler.updated.flatten(), torch.arange(6.0))
+
+
+@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("critic", [RankPrioritizedSampler, per])
+def test_the_values_of_a_trajectory_are_reduced_to_one(critic, track):
+    writer = TensorDictRoundRobinWriter(track_generations=track)
+    buffer = ActorCriticReplayBuffer(
+        storage=LazyTensorStorage(4), batch_size=99, critic_sampler=critic(), writer=writer
+    )
+    buffer.extend(TensorDict({"observation": torch.randn(4, 3)}, [4, 3]))
+    batch = buffer.sample_actor()
+    step = torch.tensor([0.2, 0.4, 0.1])
+    factor = 1 + batch["index"][:, 0] / 10
+    buffer.update_actor_priority(batch, factor[:, None] + step)
+    drawn = batch["index"][:, 0].unique()
+    assert drawn.shape == (4,)
+    torch.testing.assert_close(factors(buffer), 1.4 + torch.arange(4) / 10)
+    batch = batch.set("td_error", factor[:, None] + step)
+    buffer.update_tensordict_priority(batch)
+    found = probabilities_of(buffer.critic_sampler, buffer.storage)
+    assert (found.diff() > 0).all()
+    buffer.update_priority(batch["index"], factor[:, None] + step)
+    torch.testing.assert_close(probabilities_of(buffer.critic_sampler, buffer.storage), found)

@@ -54,6 +54,32 @@ def test_goals_equal_an_enumeration(writes, environments, strategy):
 
 
 @each_strategy
+@pytest.mark.parametrize("environments", [1, 3])
+def test_an_episode_that_was_cut_off_is_not_joined_with_the_next_one(environments, strategy):
+    # As after a restart of a collector, or of an episode that could not be resumed.
+    world = World(environments, cut_off=True)
+    buffer = make(strategy=strategy)
+    for number, count in enumerate([3, 1, 1, 1, 11, 1, 31, 7, 32, 1, 5, 75, *[1] * 40]):
+        buffer.extend(world.steps(count))
+        if number % 2 == 0:
+            assert_goals_are_those_enumerated(buffer, world, strategy)
+    copy = make(strategy=strategy)
+    copy.load_state_dict(buffer.state_dict())
+    assert_goals_are_those_enumerated(copy, world, strategy)
+
+
+def test_observations_tell_episodes_apart_if_achieved_goals_are_stored_once():
+    buffer = make(strategy="final")
+    first, second = World().steps(3), World().steps(3)
+    first["next", "done"][:] = second["next", "done"][:] = False
+    for episode in (first, second):  # both with the trajectory number 0
+        del episode["achieved_goal"]
+        buffer.extend(episode)
+    assert buffer.episode_index.episode(0).tolist() == [0, 1, 2]
+    assert buffer.episode_index.episode(3).tolist() == [3, 4, 5]
+
+
+@each_strategy
 def test_without_trajectory_numbers_episodes_end_at_done(strategy):
     world = World(trajectories=False)
     buffer = make(strategy=strategy)

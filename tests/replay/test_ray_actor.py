@@ -34,7 +34,8 @@ def _end_ray():
 
 @pytest.mark.parametrize("maker", MAKERS)
 def test_the_handle_samples_for_the_actor_and_accepts_its_factors(maker):
-    buffer = MAKERS[maker]()
+    owner = MAKERS[maker]()
+    buffer = owner.client()
     try:
         data = TensorDict({"observation": torch.arange(16.0)}, [16])
         buffer.extend(data)
@@ -51,4 +52,4 @@ def test_the_handle_samples_for_the_actor_and_accepts_its_factors(maker):
         stored = buffer.state_dict()["actor_sampler"]["priorities"]
         torch.testing.assert_close(stored, expected)
     finally:
-        buffer.close()
+        owner.close()

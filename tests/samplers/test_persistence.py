@@ -1,6 +1,5 @@
 """Saving and loading the samplers, alone, inside a buffer and in a TorchRL checkpoint."""
 
-import time
 from copy import deepcopy
 from types import NoneType
 
@@ -359,20 +358,6 @@ class TestTorchRLCheckpoint:
         sampler = used_buffer(make_sampler()).sampler
         Checkpoint(vmf_sampler=sampler).load(tmp_path / "checkpoint")
         assert sampler.probabilities().shape == (0,)
-
-
-def test_a_million_slots_are_saved_and_loaded_quickly(make_sampler, tmp_path):
-    """A generous bound: a loop over the slots in Python would break it."""
-    sampler = make_sampler()
-    sampler.mark_update(torch.arange(10**6))
-    sampler.update_priority(torch.arange(10**6), torch.linspace(1, 2.5, 10**6))
-    loaded = make_sampler()
-    start = time.perf_counter()
-    sampler.dumps(tmp_path)
-    loaded.loads(tmp_path)
-    loaded.load_state_dict(loaded.state_dict())
-    assert time.perf_counter() - start < 5
-    assert torch.equal(loaded.probabilities(), sampler.probabilities())
 
 
 @pytest.mark.parametrize("beta", [np.linspace(0.4, 1, 10)[3], torch.tensor(0.7)])

@@ -1,6 +1,7 @@
 """P ∝ priority^power against brute force, over any history of changes."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.recorded_buffer import assert_drawn_from
 from torchrl_vmfer import VMFSampler
-from torchrl_vmfer.samplers.power_distribution import PowerDistribution
+from torchrl_vmfer.samplers.distributions import PowerDistribution, RankDistribution
 
 # Up to one level of sums, two levels, and three; a draw of 200 slots uses all of them.
 SIZES = [1, 3, 4096, 4097, 65_536, 70_000]
@@ -174,3 +175,14 @@ class Slots:
 
     def __len__(self):
         return self.length
+
+
+@pytest.mark.parametrize("distribution", [PowerDistribution(2.0), RankDistribution()])
+def test_probabilities_change_nothing_that_a_drawing_thread_reads(distribution):
+    priorities = np.arange(1, 9001, dtype=np.float32)
+    distribution.draw(priorities, 4, seeded(0))
+    priorities[7] = 0.5
+    distribution.mark(np.array([7]))
+    before = pickle.dumps(distribution)
+    distribution.probabilities(priorities)
+    assert pickle.dumps(distribution) == before

@@ -6,8 +6,8 @@ import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from torchrl_vmfer import VMFSampler
-from torchrl_vmfer.fast.kernels import load_kernels
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.compiled import functions
+from torchrl_vmfer.samplers.distributions import RankDistribution
 
 EXPONENTS = [0.0, 0.3, 0.7, 0.999, 1.0, 1.001, 1.5, 2.0, 10.0, 60.0, 800.0]
 
@@ -30,9 +30,8 @@ def test_ranks_equal_those_of_a_search(exponent, length, compiled, use_kernels):
 @pytest.mark.parametrize("exponent", [0.7, 1.0, 1.5])
 def test_the_first_guess_of_compiled_code_is_usually_correct(exponent, monkeypatch):
     """Otherwise a draw would take the time of the search that it avoids."""
-    length, wrong, kernels = 300_000, [], load_kernels()
-    find = kernels.ranks_at
-    monkeypatch.setattr(kernels, "ranks_at", lambda *given: wrong.append(find(*given)))
+    length, wrong, find = 300_000, [], functions().ranks_at
+    monkeypatch.setattr(functions(), "ranks_at", lambda *given: wrong.append(find(*given)))
     ranks = RankDistribution(exponent)
     ranks._refresh(np.arange(length, dtype=np.float32))
     ranks._ranks_of(np.random.default_rng(0).random(10_000), length)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrl_vmfer.fast.kernels import load_kernels
-from torchrl_vmfer.fast.rank_blocks import RankBlocks
-from torchrl_vmfer.samplers.rank_index import RankIndex
+from torchrl_vmfer.compiled import functions
+from torchrl_vmfer.samplers.ranks import RankBlocks, RankIndex
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -28,7 +27,7 @@ class Blocks(RankBlocks):
     """The index with compiled functions."""
 
     def __init__(self):
-        super().__init__(load_kernels())
+        super().__init__(functions())
 
 
 class FewBlocks(Blocks):

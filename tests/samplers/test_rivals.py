@@ -18,7 +18,7 @@ from torchrl_vmfer import (
     RecentSampler,
     VMFSampler,
 )
-from torchrl_vmfer.samplers.any_sampler import signal_of
+from torchrl_vmfer.samplers.adapters import signal_of
 
 
 @pytest.mark.parametrize(

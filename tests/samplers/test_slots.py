@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from torchrl_vmfer.samplers.slots import SlotArray, flat_slots
+from torchrl_vmfer.samplers.base import SlotArray, flat_slots
 
 
 def storage_of_shape(*shape):

@@ -162,14 +162,15 @@ static int updates_init(Updates *self, PyObject *args, PyObject *kwargs) {
     if (read_settings(self, settings) || read_adam(adams[0], &a->adam_of_critics) ||
         read_adam(adams[1], &a->adam_of_actor) || read_adam(adams[2], &a->adam_of_alpha) ||
         read_network(self, actor_sizes, actor, 1, &a->actor) ||
-        read_network(self, critic_sizes, critics, count, &a->critics) ||
+        (count && read_network(self, critic_sizes, critics, count, &a->critics)) ||
         (alpha != Py_None && read_param(self, alpha, 1, 1, a->members, &a->log_alpha)))
         return -1;
-    long outputs = a->critics.layers[a->critics.depth - 1].out;
-    int fits = a->actor.layers[0].in == a->observation && a->members > 0 && count > 0 &&
+    long outputs = count ? a->critics.layers[a->critics.depth - 1].out : 1;
+    int fits = a->actor.layers[0].in == a->observation && a->members > 0 &&
                a->actor.layers[a->actor.depth - 1].out ==
-                   a->action * (a->policy == GAUSSIAN ? 2 : 1) &&
-               a->critics.layers[0].in == a->observation + a->action &&
+                   a->action * (a->policy == GAUSSIAN ? 2 : 1);
+    if (count)
+        fits = fits && a->critics.layers[0].in == a->observation + a->action &&
                a->num_targets > 0 && a->num_targets <= count &&
                (a->is_quantile ? a->dropped >= 0 && a->dropped < outputs : outputs == 1) &&
                (a->policy == DETERMINISTIC || a->log_alpha.value);
@@ -208,7 +209,8 @@ static PyObject *update_critics_of(Updates *self, PyObject *args) {
                           &lr, &adam.clip, &active, &loss, &error))
         return 0;
     long m = a->members, all = m * b.rows, stored = m * b.size;
-    if (b.rows < 1 || (index == Py_None && b.size != b.rows) || !a->critics.layers[0].weight.step)
+    if (b.rows < 1 || (index == Py_None && b.size != b.rows) || !a->critics.depth ||
+        !a->critics.layers[0].weight.step)
         return PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer."), NULL;
     const double *gammas, *lrs;
     const uint8_t *is_active;
@@ -255,7 +257,8 @@ static PyObject *update_actor_of(Updates *self, PyObject *args) {
         return 0;
     long m = a->members, all = m * b.rows, stored = m * b.size;
     int is_gaussian = a->policy == GAUSSIAN;
-    if (b.rows < 1 || (index == Py_None && b.size != b.rows) || !a->actor.layers[0].weight.step)
+    if (b.rows < 1 || (index == Py_None && b.size != b.rows) || !a->critics.depth ||
+        !a->actor.layers[0].weight.step)
         return PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer."), NULL;
     const double *lrs, *alpha_lrs;
     const uint8_t *is_active;
@@ -303,7 +306,7 @@ static PyObject *update_targets_of(Updates *self, PyObject *args) {
     MAY(is_active, active, '?', a->members, 0);
     for (long i = 0; i < a->members; i++) {
         if (is_active && !is_active[i]) continue;
-        if (a->critics.layers[0].weight.target) move_targets(&a->critics, i, taus[i]);
+        if (a->critics.depth && a->critics.layers[0].weight.target) move_targets(&a->critics, i, taus[i]);
         if (a->actor.layers[0].weight.target) move_targets(&a->actor, i, taus[i]);
     }
     Py_RETURN_NONE;
@@ -470,8 +473,15 @@ static PyObject *copy_rows(PyObject *args, int is_write) {
         given[c] = data_of(PyTuple_GET_ITEM(rows, c), "rows", '*', widths[c] * count, !is_write, 0);
         if (!given[c]) goto done;
     }
-    if (is_write) write_rows(number, stored, widths, count, slots, (const char *const *)given);
-    else read_rows(number, (const char *const *)stored, widths, count, slots, given);
+    for (Py_ssize_t c = 0; c < number; c++)
+        for (Py_ssize_t i = 0; i < count; i++) {
+            char *row = stored[c] + widths[c] * slots[i], *copy = given[c] + widths[c] * i;
+            if (!is_write && i + AHEAD < count) {
+                const char *next = stored[c] + widths[c] * slots[i + AHEAD];
+                __builtin_prefetch(next), __builtin_prefetch(next + widths[c] - 1);
+            }
+            memcpy(is_write ? row : copy, is_write ? copy : row, widths[c]);
+        }
     result = Py_NewRef(Py_None);
 done:
     free(stored);

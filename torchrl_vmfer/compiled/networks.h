@@ -96,15 +96,15 @@ static void normalize(long rows, long width, double eps, const float *scale, con
                       float *units, float *normal, float *inverse) {
     for (long r = 0; r < rows; r++) {
         double sum = 0, square = 0;
-        for (long u = 0; u < width; u++) sum += units[u / LANES * LANES * rows + LANES * r + u % LANES];
+        for (long u = 0; u < width; u++) sum += units[place_in(rows, r, u)];
         double mean = sum / width;
         for (long u = 0; u < width; u++) {
-            double d = units[u / LANES * LANES * rows + LANES * r + u % LANES] - mean;
+            double d = units[place_in(rows, r, u)] - mean;
             square += d * d;
         }
         inverse[r] = (float)(1 / sqrt(square / width + eps));
         for (long u = 0; u < width; u++) {
-            long at = u / LANES * LANES * rows + LANES * r + u % LANES;
+            long at = place_in(rows, r, u);
             normal[at] = (float)(units[at] - mean) * inverse[r];
             float y = normal[at] * scale[u] + shift[u];
             units[at] = y <= 0 ? 0 : y;
@@ -118,7 +118,7 @@ static void normalize_back(long rows, long width, const float *scale, const floa
     for (long u = 0; u < width && of_scale; u++) {
         double sum = 0, product = 0;
         for (long r = 0; r < rows; r++) {
-            long at = u / LANES * LANES * rows + LANES * r + u % LANES;
+            long at = place_in(rows, r, u);
             sum += slopes[at], product += (double)slopes[at] * normal[at];
         }
         of_shift[u] = (float)sum, of_scale[u] = (float)product;
@@ -126,12 +126,12 @@ static void normalize_back(long rows, long width, const float *scale, const floa
     for (long r = 0; r < rows; r++) {
         double sum = 0, product = 0;
         for (long u = 0; u < width; u++) {
-            long at = u / LANES * LANES * rows + LANES * r + u % LANES;
+            long at = place_in(rows, r, u);
             double g = slopes[at] * scale[u];
             sum += g, product += g * normal[at];
         }
         for (long u = 0; u < width; u++) {
-            long at = u / LANES * LANES * rows + LANES * r + u % LANES;
+            long at = place_in(rows, r, u);
             double g = slopes[at] * scale[u];
             slopes[at] = (float)((g - (sum + normal[at] * product) / width) * inverse[r]);
         }
@@ -287,6 +287,7 @@ static void move_targets(const Network *net, long member, double tau) {
         const Layer *layer = net->layers + l;
         const Param *params[] = {&layer->weight, &layer->bias, &layer->scale, &layer->shift};
         for (int i = 0; i < (net->has_norm && l + 1 < net->depth ? 4 : 2); i++) {
+            if (!params[i]->target) continue;
             long size = params[i]->size * net->count;
             float *restrict target = params[i]->target + size * member;
             const float *restrict value = params[i]->value + size * member;

@@ -111,7 +111,7 @@ def read_network(module: nn.Module, params: TensorDictBase) -> PlainNetwork:
         raise NotServedError("only some of the hidden layers are normalized")
     last = [last for _, _, last in steps]
     if len(last) > 1:
-        raise NotServedError("several modules follow the last linear layer")
+        raise NotServedError("a network has another activation than ReLU between its layers")
     return PlainNetwork(tuple(sizes), places, next(iter(norms), None), last[0] if last else None)
 
 

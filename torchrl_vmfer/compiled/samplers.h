@@ -265,28 +265,4 @@ static long store_factors(long count, const int64_t *slots, const float *values,
     return 1;
 }
 
-/* Reads rows of columns, of `widths[column]` bytes each. `to` receives the rows of each column. */
-static void read_rows(long columns, const char *const *from, const int64_t *widths, long count,
-                      const int64_t *index, char *const *to) {
-    for (long c = 0; c < columns; c++) {
-        const long width = widths[c];
-        for (long i = 0; i < count; i++) {
-            if (i + AHEAD < count) {
-                const char *row = from[c] + width * index[i + AHEAD];
-                __builtin_prefetch(row);
-                __builtin_prefetch(row + width - 1);
-            }
-            memcpy(to[c] + width * i, from[c] + width * index[i], width);
-        }
-    }
-}
-
-/* Writes rows of columns. The last of several values for a row remains. */
-static void write_rows(long columns, char *const *to, const int64_t *widths, long count,
-                       const int64_t *index, const char *const *from) {
-    for (long c = 0; c < columns; c++)
-        for (long i = 0; i < count; i++)
-            memcpy(to[c] + widths[c] * index[i], from[c] + widths[c] * i, widths[c]);
-}
-
 #endif

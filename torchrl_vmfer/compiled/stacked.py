@@ -67,85 +67,50 @@ class StackedNetwork:
 
 @dataclass
 class Settings:
-    """The algorithm. The defaults are TD3's.
+    """The algorithm. The defaults are TD3's."""
 
-    Attributes:
-        observation: the size of an observation.
-        action: the size of an action.
-        policy: ``"deterministic"``, or ``"gaussian"`` for a squashed Gaussian.
-        num_targets: how many critics, counted from the first, form the TD target.
-        is_quantile: whether the outputs of a critic are quantiles, as in TQC.
-        dropped: the number of largest quantiles per critic that the target leaves out.
-        followed: the critic that the actor maximizes: ``"first"``, ``"min"`` or ``"mean"``.
-        used: the critic e of the factors.
-        measures: whether actor updates compute factors and resultant lengths.
-        has_norms: whether they compute the norm of the gradient that moves the actor.
-        is_pre_tanh: whether directions and norms refer to the pre-tanh action.
-        distance: the distance of values to targets: ``"l2"``, ``"l1"`` or ``"smooth_l1"``.
-        is_mean: whether losses are means over the batch; otherwise they are sums.
-        is_action_first: whether the critics read the action before the observation.
-        is_squashed: whether a deterministic policy ends with tanh.
-        critic_scale: a factor of the critic loss.
-        actor_scale: a factor of the actor loss.
-        policy_noise: the standard deviation of the noise on target actions.
-        noise_clip: the largest absolute value of that noise.
-        actor_noise: the standard deviation of the noise on the actions of the actor's batch.
-        actor_noise_clip: the largest absolute value of that noise.
-        cloning: the α of TD3+BC; ``None`` without behavior cloning.
-        log_bounds: the bounds of the logarithm of a Gaussian policy's standard deviation.
-        alpha_bounds: the bounds of log α; ``None`` without bounds.
-        is_alpha_loss_exp: whether the temperature loss is that of α, as in REDQ, or of log α.
-        target_entropy: the entropy that the temperature is adjusted to.
-        low: the lower bound of each component of an action.
-        high: the upper bound.
-        middle: the m of the policy's action m + h tanh(u).
-        half: its h.
-        seen_middle: the m of the derivative for ``is_pre_tanh``.
-        seen_half: its h.
-    """
-
-    observation: int
+    observation: int  # the size of an observation
     action: int
-    policy: Literal["deterministic", "gaussian"] = "deterministic"
-    num_targets: int = 2
-    is_quantile: bool = False
-    dropped: int = 0
-    followed: Literal["first", "min", "mean"] = "first"
-    used: Literal["first", "min", "mean"] = "first"
-    measures: bool = True
-    has_norms: bool = False
-    is_pre_tanh: bool = False
-    distance: Literal["l2", "l1", "smooth_l1"] = "l2"
-    is_mean: bool = True
-    is_action_first: bool = False
-    is_squashed: bool = True
-    critic_scale: float = 1.0
+    policy: Literal["deterministic", "gaussian"] = "deterministic"  # squashed by tanh
+    num_targets: int = 2  # how many critics, counted from the first, form the TD target
+    is_quantile: bool = False  # whether the outputs of a critic are quantiles, as in TQC
+    dropped: int = 0  # the number of largest quantiles per critic that the target leaves out
+    followed: Literal["first", "min", "mean"] = "first"  # the critic that the actor maximizes
+    used: Literal["first", "min", "mean"] = "first"  # the critic e of the factors
+    measures: bool = True  # whether actor updates compute factors and resultant lengths
+    has_norms: bool = False  # whether they compute the norm of the gradient that moves the actor
+    is_pre_tanh: bool = False  # whether directions and norms refer to the pre-tanh action
+    distance: Literal["l2", "l1", "smooth_l1"] = "l2"  # of values to targets
+    is_mean: bool = True  # whether losses are means over the batch, not sums
+    is_action_first: bool = False  # whether the critics read the action before the observation
+    is_squashed: bool = True  # whether a deterministic policy ends with tanh
+    critic_scale: float = 1.0  # factors of the losses
     actor_scale: float = 1.0
-    policy_noise: float = 0.2
+    policy_noise: float = 0.2  # the deviation of the noise on target actions, and its bound
     noise_clip: float = 0.5
-    actor_noise: float = 0.0
+    actor_noise: float = 0.0  # the same for the actions of the actor's batch
     actor_noise_clip: float = 0.5
-    cloning: float | None = None
-    log_bounds: tuple[float, float] = (-20.0, 2.0)
-    alpha_bounds: tuple[float, float] | None = None
-    is_alpha_loss_exp: bool = False
+    cloning: float | None = None  # the α of TD3+BC
+    log_bounds: tuple[float, float] = (-20.0, 2.0)  # of a Gaussian policy's log deviation
+    alpha_bounds: tuple[float, float] | None = None  # of log α
+    is_alpha_loss_exp: bool = False  # whether the temperature loss is that of α, as in REDQ
     target_entropy: float = 0.0
-    low: Any = -1.0
+    low: Any = -1.0  # the bounds of actions: a number, or one for each component
     high: Any = 1.0
-    middle: Any = 0.0
+    middle: Any = 0.0  # of the policy's action, middle + half · tanh(u)
     half: Any = 1.0
-    seen_middle: Any = 0.0
+    seen_middle: Any = 0.0  # of the derivative of that action, for is_pre_tanh
     seen_half: Any = 1.0
     numbers: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items()}
+        given = dict(vars(self))
         choices = (
             *(("policy", ("deterministic", "gaussian")), ("distance", ("l2", "l1", "smooth_l1"))),
             *((name, ("first", "min", "mean")) for name in ("followed", "used")),
         )
-        for name, values in choices:
-            given[name] = values.index(given[name])
+        for name, known in choices:
+            given[name] = known.index(given[name])
         cloning, bounds = given.pop("cloning"), given.pop("alpha_bounds")
         given |= {"is_cloning": cloning is not None, "cloning": cloning or 0.0}
         given["log_low"], given["log_high"] = given.pop("log_bounds")
@@ -158,50 +123,28 @@ class Settings:
 
 
 class Columns(NamedTuple):
-    """The entries of transitions as NumPy arrays: batches, or all rows of a storage.
+    """The entries of transitions as NumPy arrays: batches, or all rows of a storage."""
 
-    Attributes:
-        observation: float32 ``[M, rows, O]``.
-        action: float32 ``[M, rows, A]``; an actor update reads it for behavior cloning only.
-        reward: float32 ``[M, rows]`` or ``[M, rows, 1]``.
-        terminated: bool, of the same shape.
-        next_observation: float32 ``[M, rows, O]``.
-    """
-
-    observation: np.ndarray
-    action: np.ndarray | None = None
-    reward: np.ndarray | None = None
-    terminated: np.ndarray | None = None
+    observation: np.ndarray  # float32 [M, rows, O], as is the next observation
+    action: np.ndarray | None = None  # float32 [M, rows, A]; an actor reads it for cloning only
+    reward: np.ndarray | None = None  # float32 [M, rows] or [M, rows, 1]
+    terminated: np.ndarray | None = None  # bool, of the same shape
     next_observation: np.ndarray | None = None
 
 
 class CriticReport(NamedTuple):
-    """The result of a critic update.
+    """The result of a critic update."""
 
-    Attributes:
-        loss: the loss of each agent, ``[M]``.
-        td_error: the largest absolute TD error of the critics for each transition, ``[M, B]``;
-            for quantiles, the largest mean absolute difference.
-    """
-
-    loss: np.ndarray
-    td_error: np.ndarray
+    loss: np.ndarray  # [M]
+    td_error: np.ndarray  # [M, B], the largest absolute TD error of the critics; for quantiles,
+    # the largest mean absolute difference
 
 
 class ActorReport(NamedTuple):
-    """The result of an actor update. What the settings do not ask for is ``None``.
+    """The result of an actor update. What the settings do not ask for is ``None``."""
 
-    Attributes:
-        loss: ``[M, 3]``: the loss of each agent; with behavior cloning, its squared distance and
-            the factor λ of the critics.
-        factor: the sampling factors ``[M, B]``.
-        length: the resultant lengths ``[M, B]``.
-        gradient_norm: the norms ``[M, B]`` of the gradients that move the actor.
-        log_prob: the log-densities ``[M, B]`` of the actions of a Gaussian policy.
-    """
-
-    loss: np.ndarray
-    factor: np.ndarray | None
+    loss: np.ndarray  # [M, 3]: the loss, and for cloning the squared distance and the factor λ
+    factor: np.ndarray | None  # [M, B], as are the others
     length: np.ndarray | None
     gradient_norm: np.ndarray | None
     log_prob: np.ndarray | None
@@ -222,7 +165,8 @@ class StackedUpdates:
     Args:
         settings: the algorithm.
         actor: the actors, with parameters ``[M, ...]``. A deterministic policy requires targets.
-        critics: the critics, with parameters ``[M, N, ...]`` and targets.
+        critics: the critics, with parameters ``[M, N, ...]`` and targets; ``None`` if the agents
+            only act.
         log_alpha: the logarithms ``[M]`` of the temperatures, for a Gaussian policy.
         alpha_betas: Adam's coefficients for the temperature.
         alpha_eps: its ``eps``.
@@ -256,7 +200,7 @@ class StackedUpdates:
         self,
         settings: Settings,
         actor: StackedNetwork,
-        critics: StackedNetwork,
+        critics: StackedNetwork | None = None,
         log_alpha: AdamState | None = None,
         alpha_betas: tuple[float, float] = (0.9, 0.999),
         alpha_eps: float = 1e-8,
@@ -269,8 +213,9 @@ class StackedUpdates:
                 "there is a C compiler"
             )
         self.settings = settings
-        first = critics.parameters[0].value
-        self.members, self.num_critics = first.shape[:2]
+        self.members = len(actor.parameters[0].value)
+        critics = critics or StackedNetwork((), [])
+        self.num_critics = critics.parameters[0].value.shape[1] if critics.parameters else 0
         networks = {"actor": actor, "critic": critics}
         numbers = settings.numbers | {"members": self.members}
         for name, network in networks.items():

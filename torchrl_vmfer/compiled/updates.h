@@ -53,7 +53,7 @@ static void fill(const Batch *batch, long member, const float *column, long widt
         const float *from = column + width * row_of(batch, member, r);
         for (long i = 0, u = first; i < width; ) {
             long count = least(width - i, LANES - u % LANES);
-            float *to = inputs + u / LANES * LANES * batch->rows + LANES * r + u % LANES;
+            float *to = inputs + place_in(batch->rows, r, u);
             for (long j = 0; j < count; j++) to[j] = from[i + j];
             i += count, u += count;
         }
@@ -219,7 +219,8 @@ static double quantile_huber(long count, const float *quantiles, long num_target
         for (long k = 0; k < count; k++) {
             float d = targets[t] - quantiles[k], c = within(d, -1, 1);
             float rest = d - 0.5f * c, size = fabsf(c);
-            clipped[k] += c, sizes[k] += size, distances[k] += fabsf(d);
+            clipped[k] += c + 0 * d; /* NaN if d is infinite, as in PyTorch */
+            sizes[k] += size, distances[k] += fabsf(d);
             even[k] += c * rest, odd[k] += size * rest;
         }
     double total = 0, distance = 0, pairs = (double)count * num_targets;
@@ -265,7 +266,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
         for (long u = 0; u < outputs; u++)
             for (long r = 0; r < rows; r++)
                 targets[width * r + outputs * i + u] =
-                    values[u / LANES * LANES * rows + LANES * r + u % LANES];
+                    values[place_in(rows, r, u)];
     }
     if (agents->is_quantile) kept = num_nets * (outputs - agents->dropped);
     for (long r = 0; r < rows; r++) {
@@ -300,11 +301,11 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
             float size, change;
             if (agents->is_quantile) {
                 for (long u = 0; u < outputs; u++)
-                    dense[u] = values[u / LANES * LANES * rows + LANES * r + u % LANES];
+                    dense[u] = values[place_in(rows, r, u)];
                 loss += weights[r] * quantile_huber(outputs, dense, kept, targets + width * r,
                                                     changes, &size, gradient_room);
                 for (long u = 0; u < outputs; u++)
-                    slopes[u / LANES * LANES * rows + LANES * r + u % LANES] =
+                    slopes[place_in(rows, r, u)] =
                         weights[r] * changes[u];
             } else {
                 float difference = values[LANES * r] - targets[width * r];
@@ -383,7 +384,7 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
         for (long r = 0; r < rows; r++) {
             float sum = 0;
             for (long u = 0; u < outputs; u++)
-                sum += found[u / LANES * LANES * rows + LANES * r + u % LANES];
+                sum += found[place_in(rows, r, u)];
             values[r] = outputs == 1 ? sum : sum / outputs;
         }
         unpanel(rows, width, backward(arena, net, member, which, rows, pass, slopes, 0, 0,
@@ -394,8 +395,7 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
 
 /* The agreement of the critics and the norm of the gradient that moves the actor. */
 static void report_agreement(Agents *agents, long rows, long count, const float *action,
-                             const float *values, float *gradients, const long *lowest,
-                             Report *report) {
+                             float *gradients, const long *lowest, Report *report) {
     Arena *arena = &agents->arena;
     long width = agents->action, stride = rows * width, targets = agents->num_targets;
     float *mean = take(arena, width);
@@ -432,7 +432,6 @@ static void report_agreement(Agents *agents, long rows, long count, const float 
             report->norm[r] = (float)sqrt(square);
         }
     }
-    (void)values;
 }
 
 static void update_alpha(Agents *agents, long member, long rows, const float *weights,
@@ -443,11 +442,8 @@ static void update_alpha(Agents *agents, long member, long rows, const float *we
         sum += weights[r];
         total += (double)weights[r] * (density[r] + agents->target_entropy);
     }
-    float gradient = (float)(-total / sum), value = param->value[member];
-    if (agents->is_alpha_loss_exp) { /* REDQ: of -α (log π + entropy), within bounds */
-        int is_free = value >= (float)agents->alpha_low && value <= (float)agents->alpha_high;
-        gradient *= agents->has_alpha_bounds && !is_free ? 0 : expf(value);
-    }
+    float gradient = (float)(-total / sum);
+    if (agents->is_alpha_loss_exp) gradient *= alpha_of(agents, member); /* also beyond bounds */
     adam_param(adam, 1, param->step[member] + 1, &gradient, param->value + member,
                param->mean + member, param->square + member, 1);
     param->step[member]++;
@@ -502,7 +498,7 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
             climb[width * r + i] *= agents->half[i] / (end - first);
     }
     if (agents->measures || agents->has_norms)
-        report_agreement(agents, rows, count, acts.action, values, gradients, lowest, report);
+        report_agreement(agents, rows, count, acts.action, gradients, lowest, report);
 
     float *weights = row_weights(agents, batch, member, agents->actor_scale);
     float *slopes = take(arena, rows * 2 * width);
@@ -549,65 +545,18 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
     if (adam_of_alpha) update_alpha(agents, member, rows, weights, acts.density, adam_of_alpha);
 }
 
-/* Some outputs of a linear layer for one row. `rows` is a constant, so that loops are unrolled. */
-INLINE void some_outputs(int rows, long in, const float *weight, const float *bias,
-                         const float *inputs, float *outputs) {
-    vec sums[4] = {0};
-    long k = 0;
-    for (; k + VECTOR <= in; k += VECTOR)
-        UNROLL for (int i = 0; i < rows; i++) sums[i] += load(weight + in * i + k) * load(inputs + k);
-    UNROLL for (int i = 0; i < rows; i++) {
-        float sum = bias[i] + total(sums[i]);
-        for (long j = k; j < in; j++) sum += weight[in * i + j] * inputs[j];
-        outputs[i] = sum;
-    }
-}
-
 /* The action of one member for one observation. Without noise, that of a deterministic policy or
  * the center of a Gaussian one; else with noise of a deviation, clipped to the bounds, or drawn. */
 static void act(Agents *agents, long member, const float *observation, const float *noise,
                 double deviation, float *action) {
-    const Network *net = &agents->actor;
+    Batch batch = {.rows = 1, .size = 0, .observation = observation};
     reset(&agents->arena);
-    const float *units = observation;
-    for (long l = 0; l < net->depth; l++) {
-        const Layer *layer = net->layers + l;
-        const float *weight = value_of(&layer->weight, member, 0);
-        const float *bias = value_of(&layer->bias, member, 0);
-        float *found = take(&agents->arena, layer->out);
-        long o = 0;
-        for (; o + 4 <= layer->out; o += 4)
-            some_outputs(4, layer->in, weight + layer->in * o, bias + o, units, found + o);
-        for (; o < layer->out; o++)
-            some_outputs(1, layer->in, weight + layer->in * o, bias + o, units, found + o);
-        if (l + 1 < net->depth) {
-            if (net->has_norm) {
-                double sum = 0, square = 0;
-                for (o = 0; o < layer->out; o++) sum += found[o];
-                for (o = 0; o < layer->out; o++)
-                    square += (found[o] - sum / layer->out) * (found[o] - sum / layer->out);
-                float inverse = (float)(1 / sqrt(square / layer->out + net->norm_eps));
-                const float *scale = value_of(&layer->scale, member, 0);
-                const float *shift = value_of(&layer->shift, member, 0);
-                for (o = 0; o < layer->out; o++)
-                    found[o] = (float)(found[o] - sum / layer->out) * inverse * scale[o] + shift[o];
-            }
-            for (o = 0; o < layer->out; o++) found[o] = found[o] <= 0 ? 0 : found[o];
-        }
-        units = found;
-    }
-    for (long i = 0; i < agents->action; i++) {
-        float u = units[i], e = noise ? noise[i] : 0, y;
-        if (agents->policy == GAUSSIAN) {
-            float s = within(units[agents->action + i], (float)agents->log_low,
-                             (float)agents->log_high);
-            y = within(squash(u + e * exponential(s)), -SAFE, SAFE);
-        } else y = agents->is_squashed ? squash(u) : u;
-        y = agents->middle[i] + agents->half[i] * y;
-        if (agents->policy == DETERMINISTIC && noise)
-            y = within(y + (float)deviation * e, agents->low[i], agents->high[i]);
-        action[i] = y;
-    }
+    float *zeros = take(&agents->arena, agents->action);
+    memset(zeros, 0, sizeof(float) * agents->action);
+    Acts acts = acts_of(agents, &batch, member, 0, observation, noise ? noise : zeros);
+    if (agents->policy == DETERMINISTIC && noise)
+        perturb(agents, 1, noise, deviation, INFINITY, acts.action);
+    memcpy(action, acts.action, sizeof(float) * agents->action);
 }
 
 #endif

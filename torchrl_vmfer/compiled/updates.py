@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torchrl_vmfer.gradients import followed_critic
 from torchrl_vmfer.losses import VMFREDQLoss, VMFSACLoss, VMFTD3BCLoss, VMFTD3Loss, VMFTQCLoss
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["ActorUpdate", "CompiledUpdates", "CriticUpdate"]
+__all__ = ["CompiledUpdates"]
 
 _DETERMINISTIC = (VMFTD3Loss, VMFTD3BCLoss)
 _SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)
@@ -37,32 +37,6 @@ _SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)
 _NOT_SERVED = {
     key if isinstance(key, str) else key[0] for key in (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
 }
-
-
-class CriticUpdate(NamedTuple):
-    """The result of a critic update.
-
-    Attributes:
-        loss: the loss.
-        td_error: the largest absolute TD error of the critics for each transition, ``[B]``; for
-            TQC, the largest mean absolute difference of quantiles.
-    """
-
-    loss: float
-    td_error: Tensor
-
-
-class ActorUpdate(NamedTuple):
-    """The result of an actor update.
-
-    Attributes:
-        loss: the loss.
-        metadata: those of ``vmf_factor``, ``vmf_resultant_length``, ``vmf_gradient_norm`` and
-            ``log_prob`` that the loss computes, ``[B]``, and for TD3+BC ``bc_loss`` and ``lmbd``.
-    """
-
-    loss: float
-    metadata: dict[str, Tensor]
 
 
 class CompiledUpdates:
@@ -118,9 +92,9 @@ class CompiledUpdates:
         ...         "terminated": torch.zeros(5, 1, dtype=torch.bool)}
         >>> batch = TensorDict({"observation": torch.randn(5, 4), "action": torch.randn(5, 2),
         ...                     "next": next}, [5])
-        >>> updates.update_critics(batch).td_error.shape
-        torch.Size([5])
-        >>> updates.update_actor(batch).metadata["vmf_factor"].shape
+        >>> critic_loss, info = updates.update_critics(batch)
+        >>> actor_loss, info = updates.update_actor(batch)
+        >>> info["vmf_factor"].shape
         torch.Size([5])
         >>> updates.update_targets()
     """
@@ -144,10 +118,9 @@ class CompiledUpdates:
         self._critic_optimizer = critic_optimizer
         self._actor_optimizer = actor_optimizer
         self._alpha_optimizer = alpha_optimizer
-        self._targets = targets
+        self._soft_update = targets
         self._clip = 0.0 if clip_norm is None else float(clip_norm)
         self._module = module
-        self._columns: tuple[Any, list[tuple[Tensor, int]], Columns] | None = None
         self._is_gaussian = not isinstance(loss, _DETERMINISTIC)
         self._bind()
 
@@ -160,132 +133,95 @@ class CompiledUpdates:
         self._watch = ModuleWatch(loss.actor_network, loss.qvalue_network)
         if self._watch.has_hooks():
             raise NotServedError("a network has hooks")
-        self._trees = [
-            (name, getattr(loss, name))
-            for prefix in ("", "target_")
-            for name in (f"{prefix}actor_network_params", f"{prefix}qvalue_network_params")
-        ]
+        names = ("actor_network_params", "qvalue_network_params")
+        trees = {name: getattr(loss, name) for n in names for name in (n, f"target_{n}")}
+        # Without delay, TorchRL derives the target parameters at every access.
+        self._trees = [(name, tree) for name, tree in trees.items() if getattr(loss, name) is tree]
+        # The tensors in use, where they are found, and their addresses.
+        self._bound: list[tuple[Any, Any, Tensor, int]] = []
+        self._states: list[tuple[Any, Tensor, Any]] = []
+        self._columns: tuple[Any, list[tuple[Tensor, int]], Columns] | None = None
+        read = read_gaussian if self._is_gaussian else _read_deterministic
+        actor, squashed = read(loss.actor_network, loss.actor_network_params)
+        target_actor, _ = read(loss.actor_network, loss.target_actor_network_params)
         critics = read_network(loss.qvalue_network, loss.qvalue_network_params)
         target_critics = read_network(loss.qvalue_network, loss.target_qvalue_network_params)
         if critics.last is not None:
             raise NotServedError("a module follows the last linear layer of the critics")
-        read = read_gaussian if self._is_gaussian else _read_deterministic
-        actor, squashed = read(loss.actor_network, loss.actor_network_params)
-        target_actor, _ = read(loss.actor_network, loss.target_actor_network_params)
-        self._states = []
-        self._bound: list[tuple[dict[Any, Tensor], Any, Tensor, int]] = []
-        self._groups: list[dict[str, Any]] = []
-        is_delayed = {
-            pointer.data_ptr()
-            for pair in ([] if self._targets is None else target_pairs(self._targets))
-            for pointer in pair[:1]
-        }
-        parts = [
-            self._network(network, target, optimizer, is_delayed, name)
-            for network, target, optimizer, name in (
-                (actor, target_actor, self._actor_optimizer, "actor"),
-                (critics, target_critics, self._critic_optimizer, "critic"),
-            )
-        ]
-        options: dict[str, Any] = {}
-        if self._is_gaussian:
-            options = self._temperature()
         settings = _settings(loss, actor, critics, squashed)
-        self._parts = (settings, parts, options)
-        self._stacked = StackedUpdates(settings, *parts, module=self._module, **options)
-        pointers = [pointer for *_, pointer in self._bound]
-        if len(set(pointers)) < len(pointers):
+        networks = (
+            self._network(actor, target_actor, self._actor_optimizer, "actor"),
+            self._network(critics, target_critics, self._critic_optimizer, "critics"),
+        )
+        options = self._temperature() if self._is_gaussian else {}
+        self._parts = (settings, networks, options)
+        self._stacked = StackedUpdates(settings, *networks, **options, module=self._module)
+        if len({pointer for *_, pointer in self._bound}) < len(self._bound):
             raise NotServedError("parameters are shared")
-        self._observation_key, self._action_key = loss.actor_network.in_keys[0], None
-        self._action_key = loss.tensor_keys.action
-        self._rates = [np.zeros(1) for _ in range(5)]
 
     def _network(
-        self,
-        network: PlainNetwork,
-        target: PlainNetwork,
-        optimizer: Optimizer,
-        is_delayed: set[int],
-        name: str,
+        self, network: PlainNetwork, target: PlainNetwork, optimizer: Optimizer, name: str
     ) -> StackedNetwork:
         group = _group(optimizer, network.tensors(), name)
-        self._groups.append(group)
+        moved: set[int] = set()
+        if self._soft_update is not None:
+            moved = {tensor.data_ptr() for tensor, _ in target_pairs(self._soft_update)}
         states = []
-        for (entries, key), (of_target, target_key) in zip(
-            network.places, target.places, strict=True
-        ):
-            value, following = entries[key], of_target[target_key]
-            tensors = [value, *self._state(optimizer, value, group)]
-            self._note(entries, key)
-            has_target = following.data_ptr() != value.data_ptr()
-            if has_target:
-                self._note(of_target, target_key)
-                if self._targets is not None and following.data_ptr() not in is_delayed:
+        for place, target_place in zip(network.places, target.places, strict=True):
+            value, following = place[0][place[1]], target_place[0][target_place[1]]
+            found = [self._note(*place), None, *self._state(optimizer, value)]
+            if following.data_ptr() != value.data_ptr():
+                found[1] = self._note(*target_place)
+                if self._soft_update is not None and following.data_ptr() not in moved:
                     raise NotServedError("the SoftUpdate does not update all target networks")
-            lead = (1,) * 1
-            stacked = [tensor.detach().reshape(*lead, *tensor.shape) for tensor in tensors]
-            moved = following.detach().reshape(*lead, *following.shape) if has_target else None
-            states.append(AdamState(stacked[0], moved, *stacked[1:]))
-            if not all(_is_plain(tensor) for tensor in (*tensors, following)):
-                raise NotServedError(f"a parameter of the {name} is not contiguous float32 on CPU")
-        return StackedNetwork(
-            network.sizes, states, network.norm_eps, tuple(group["betas"]), group["eps"]
-        )
+            states.append(AdamState(*[None if t is None else t.detach()[None] for t in found]))  # type: ignore[arg-type]
+        betas, eps = group["betas"], group["eps"]
+        return StackedNetwork(network.sizes, states, network.norm_eps, tuple(betas), eps)
 
     def _temperature(self) -> dict[str, Any]:
-        value = self._loss.log_alpha
-        if not _is_plain(value) or value.numel() != 1:
-            raise NotServedError("log_alpha is not one float32 number on the CPU")
-        self._log_alpha = value
+        value = self._loss.log_alpha.detach().reshape(1)
+        self._trees.append(("log_alpha", self._loss.log_alpha))
         if self._alpha_optimizer is None:
-            return {"log_alpha": AdamState(value.detach().reshape(1))}
-        group = _group(self._alpha_optimizer, [value], "temperature")
-        self._groups.append(group)
-        state = [
-            tensor.detach().reshape(1)
-            for tensor in (value, *self._state(self._alpha_optimizer, value, group))
-        ]
+            return {"log_alpha": AdamState(value)}
+        group = _group(self._alpha_optimizer, [self._loss.log_alpha], "temperature")
+        state = self._state(self._alpha_optimizer, self._loss.log_alpha)
         return {
-            "log_alpha": AdamState(state[0], None, *state[1:]),
+            "log_alpha": AdamState(value, None, *(tensor.reshape(1) for tensor in state)),
             "alpha_betas": tuple(group["betas"]),
             "alpha_eps": group["eps"],
         }
 
-    def _state(self, optimizer: Any, value: Tensor, group: dict[str, Any]) -> list[Tensor]:
+    def _state(self, optimizer: Any, value: Tensor) -> list[Tensor]:
         """The state of a parameter, as ``torch.optim.Adam`` makes it before its first step."""
         state = optimizer.state[value]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(value, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(value, memory_format=torch.preserve_format)
-        names = ("exp_avg", "exp_avg_sq", "step")
-        for name in names:
-            self._note(state, name)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(value), torch.zeros_like(value)
         self._states.append((optimizer, value, state))
-        return [state[name] for name in names]
+        return [self._note(state, name) for name in ("exp_avg", "exp_avg_sq", "step")]
 
-    def _note(self, entries: dict[Any, Tensor], key: Any) -> None:
+    def _note(self, entries: dict[Any, Tensor], key: Any) -> Tensor:
         tensor = entries[key]
         self._bound.append((entries, key, tensor, tensor.data_ptr()))
+        if has_tensor_hooks(tensor):
+            raise NotServedError("a parameter has hooks")
+        return tensor
 
-    _states: list[tuple[Any, Tensor, Any]]
-
-    def _check(self) -> None:
+    def _refresh(self) -> None:
         """Binds again if parameters, states, networks or optimizers' options were replaced."""
-        loss = self._loss
-        if (
-            self._watch.is_unchanged()
-            and not self._watch.has_hooks()
-            and all(getattr(loss, name) is tree for name, tree in self._trees)
-            and all(
-                entries.get(key) is tensor and tensor.data_ptr() == pointer
-                for entries, key, tensor, pointer in self._bound
-            )
-            and all(optimizer.state.get(value) is state for optimizer, value, state in self._states)
-        ):
-            return
-        self._columns = None
-        self._bind()
+        for entries, key, tensor, pointer in self._bound:
+            is_same = entries[key] is tensor and tensor.data_ptr() == pointer
+            if not is_same or not tensor.is_contiguous():
+                return self._bind()
+        for optimizer, value, state in self._states:
+            if optimizer.state.get(value) is not state:
+                return self._bind()
+        for name, tree in self._trees:
+            if getattr(self._loss, name) is not tree:
+                return self._bind()
+        if self._watch.has_hooks() or not self._watch.is_unchanged():
+            self._bind()
+        return None
 
     @staticmethod
     def stack(agents: Sequence[CompiledUpdates]) -> StackedUpdates:
@@ -323,16 +259,13 @@ class CompiledUpdates:
         return StackedUpdates(settings, actor, critics, module=first._module, **options)
 
     def _temperatures(self) -> list[Tensor]:
-        return [self._log_alpha] if self._is_gaussian else []
+        return [self._loss.log_alpha] if self._is_gaussian else []
 
     # --- Updates ----------------------------------------------------------------------------
 
     def update_critics(
-        self,
-        rows: TensorDictBase,
-        index: Tensor | None = None,
-        weight: Tensor | None = None,
-    ) -> CriticUpdate:
+        self, rows: TensorDictBase, index: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the critics.
 
         Args:
@@ -340,57 +273,58 @@ class CompiledUpdates:
             index: the slots ``[B]`` that form the batch.
             weight: the weight of each transition ``[B]``; by default, the ``"priority_weight"`` of
                 a batch, if the loss uses it.
+
+        Returns:
+            the loss, and ``{"td_error": ...}``: the largest absolute TD error of the critics for
+            each transition, ``[B]``; for TQC, the largest mean absolute difference of quantiles.
         """
-        self._check()
-        loss = self._loss
-        columns = self._read(rows, index)
-        batch = len(rows) if index is None else len(index)
+        self._refresh()
+        loss, count = self._loss, len(rows if index is None else index)
         subset = None
         if isinstance(loss, VMFREDQLoss):
             chosen = torch.randperm(loss.num_qvalue_nets)[: loss.sub_sample_len].sort().values
             subset = chosen.numpy()
-        noise = torch.randn(1, batch, self._stacked.settings.action)
         report = self._stacked.update_critics(
-            columns,
-            noise.numpy(),
-            lr=self._rate(0, self._groups[1]["lr"]),
-            gamma=self._rate(1, float(loss.value_estimator.gamma)),
-            index=None if index is None else index.numpy(),
+            self._read(rows, index),
+            self._noise(count),
+            lr=self._critic_optimizer.param_groups[0]["lr"],
+            gamma=float(loss.value_estimator.gamma),
+            index=_slots(index),
             weights=self._weights(rows, index, weight),
             subset=subset,
             clip=self._clip,
         )
-        return CriticUpdate(float(report.loss[0]), torch.from_numpy(report.td_error[0]))
+        return torch.tensor(report.loss[0].item()), {
+            "td_error": torch.from_numpy(report.td_error[0])
+        }
 
     def update_actor(
-        self,
-        rows: TensorDictBase,
-        index: Tensor | None = None,
-        weight: Tensor | None = None,
-    ) -> ActorUpdate:
+        self, rows: TensorDictBase, index: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the actor and, with an ``alpha_optimizer``, of the temperature.
 
         Args:
             rows: a batch ``[B]``; or, with ``index``, the rows of a storage.
             index: the slots ``[B]`` that form the batch.
             weight: as in :meth:`update_critics`.
+
+        Returns:
+            the loss, and those of ``vmf_factor``, ``vmf_resultant_length``, ``vmf_gradient_norm``
+            and ``log_prob`` that the loss computes, ``[B]``; for TD3+BC, ``bc_loss`` and ``lmbd``.
         """
-        self._check()
-        settings = self._stacked.settings
-        columns = self._read(rows, index, is_for_actor=True)
-        batch = len(rows) if index is None else len(index)
-        noise = None
+        self._refresh()
+        settings, count = self._stacked.settings, len(rows if index is None else index)
+        noise = alpha_lr = None
         if self._is_gaussian or settings.actor_noise:
-            noise = torch.randn(1, batch, settings.action).numpy()
-        alpha_lr = None
+            noise = self._noise(count)
         if self._is_gaussian and self._alpha_optimizer is not None:
-            alpha_lr = self._rate(2, self._groups[2]["lr"])
+            alpha_lr = self._alpha_optimizer.param_groups[0]["lr"]
         report = self._stacked.update_actor(
-            columns,
+            self._read(rows, index, is_for_actor=True),
             noise,
-            lr=self._rate(3, self._groups[0]["lr"]),
+            lr=self._actor_optimizer.param_groups[0]["lr"],
             alpha_lr=alpha_lr,
-            index=None if index is None else index.numpy(),
+            index=_slots(index),
             weights=self._weights(rows, index, weight),
             clip=self._clip,
         )
@@ -400,17 +334,17 @@ class CompiledUpdates:
             for name, values in zip(names, report[1:], strict=True)
             if values is not None
         }
-        found, cloning, scale = report.loss[0].tolist()
+        loss, cloning, scale = report.loss[0].tolist()
         if settings.cloning is not None:
             metadata |= {"bc_loss": torch.tensor(cloning), "lmbd": torch.tensor(scale)}
-        return ActorUpdate(found, metadata)
+        return torch.tensor(loss), metadata
 
     def update_targets(self) -> None:
         """Moves the target networks, as ``targets.step()`` does."""
-        if self._targets is None:
+        if self._soft_update is None:
             raise ValueError("update_targets() requires a SoftUpdate: pass targets=.")
-        self._check()
-        self._stacked.update_targets(self._rate(4, 1 - self._targets.eps))
+        self._refresh()
+        self._stacked.update_targets(1 - self._soft_update.eps)
 
     def act(
         self, observation: np.ndarray, noise: np.ndarray | None = None, deviation: float = 0.0
@@ -424,29 +358,27 @@ class CompiledUpdates:
             deviation: the standard deviation of the noise of a deterministic policy, whose actions
                 are clipped to their bounds.
         """
-        self._check()
+        self._refresh()
         return self._stacked.act(observation, noise, deviation)[0]
 
-    def _rate(self, place: int, value: Any) -> np.ndarray:
-        rate = self._rates[place]
-        rate[0] = value
-        return rate
+    def _noise(self, count: int) -> np.ndarray:
+        shape = (1, count, self._stacked.settings.action)
+        return torch.randn(shape, dtype=torch.float32, device="cpu").numpy()
 
     def _weights(
         self, rows: TensorDictBase, index: Tensor | None, weight: Tensor | None
     ) -> np.ndarray | None:
-        loss = self._loss
-        key = getattr(loss.tensor_keys, "priority_weight", None)
-        if weight is None and index is None and key is not None:
-            is_weighted = loss.use_prioritized_weights in (True, "auto")
-            weight = rows.get(key, None) if is_weighted else None
+        key = getattr(self._loss.tensor_keys, "priority_weight", None)
+        is_weighted = key is not None and self._loss.use_prioritized_weights in (True, "auto")
+        if weight is None and index is None and is_weighted:
+            weight = rows.get(key, None)
         if weight is None:
             return None
-        count = len(rows) if index is None else len(index)
+        count = len(rows if index is None else index)
         if weight.shape != (count,):
             raise ValueError(
-                f"Got weights of shape {list(weight.shape)} for a batch of {count}: pass one weight "
-                "for each transition."
+                f"Got weights of shape {list(weight.shape)} for a batch of {count}: pass one "
+                "weight for each transition."
             )
         return weight.detach().float().contiguous().numpy()
 
@@ -459,36 +391,31 @@ class CompiledUpdates:
                 raise NotServedError(f"the batch has the shape {list(rows.shape)}")
             if not _NOT_SERVED.isdisjoint(rows.keys()):
                 raise NotServedError(f"the batch has one of the entries {sorted(_NOT_SERVED)}")
-            tensors = self._entries(rows, is_for_actor)
-            return Columns(*(None if t is None else _array(t) for t in tensors))
-        if index.dtype is not torch.int64 or index.ndim != 1 or not index.is_cpu:
-            raise NotServedError("the index is not a vector of int64 on the CPU")
+            return Columns(*(_array(tensor) for tensor in self._entries(rows, is_for_actor)))
         kept = self._columns
         if kept is None or kept[0] is not rows or any(t.data_ptr() != p for t, p in kept[1]):
-            tensors = [t for t in self._entries(rows, False) if t is not None]
-            if not all(t.is_cpu and t.is_contiguous() for t in tensors):
-                raise NotServedError("the columns of the storage are not contiguous on the CPU")
-            arrays = Columns(*(_array(t) for t in tensors))
+            tensors = self._entries(rows, False)
+            if not all(tensor.is_contiguous() for tensor in tensors):
+                raise NotServedError("the columns of the storage are not contiguous")
+            arrays = Columns(*(_array(tensor) for tensor in tensors))
             kept = self._columns = (rows, [(t, t.data_ptr()) for t in tensors], arrays)
         return kept[2]
 
-    def _entries(self, rows: TensorDictBase, is_for_actor: bool) -> list[Tensor | None]:
+    def _entries(self, rows: TensorDictBase, is_for_actor: bool) -> list[Tensor]:
         keys = self._loss.tensor_keys
-        observation = rows.get(self._observation_key)
+        (key,) = self._loss.actor_network.in_keys
         if is_for_actor:
             is_cloning = self._stacked.settings.cloning is not None
-            return [observation, self._loss.stored_action(rows) if is_cloning else None]
+            return [rows.get(key), *([self._loss.stored_action(rows)] if is_cloning else [])]
         following = rows.get("next")
-        terminated = following.get(keys.terminated, None)
-        if terminated is None:
-            terminated = following.get(keys.done)
-        return [
-            observation,
-            rows.get(self._action_key),
-            following.get(keys.reward),
-            terminated,
-            following.get(self._observation_key),
-        ]
+        end = following.get(keys.terminated, None)
+        end = following.get(keys.done) if end is None else end
+        outcome = (following.get(keys.reward), end, following.get(key))
+        return [rows.get(key), rows.get(keys.action), *outcome]
+
+
+def _slots(index: Tensor | None) -> np.ndarray | None:
+    return None if index is None else index.contiguous().numpy()[None]
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -496,15 +423,6 @@ def _array(tensor: Tensor) -> np.ndarray:
     if not tensor.is_cpu or tensor.dtype not in (torch.float32, torch.bool):
         raise NotServedError(f"an entry is {tensor.dtype} on {tensor.device}")
     return tensor.detach().contiguous().numpy()[None]
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        tensor.dtype is torch.float32
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and not has_tensor_hooks(tensor)
-    )
 
 
 def _group(optimizer: Any, tensors: list[Tensor], name: str) -> dict[str, Any]:
@@ -608,7 +526,7 @@ def _settings(
     if is_gaussian:
         options |= {
             "log_bounds": LocAndScale.bounds,
-            "target_entropy": _number(loss.target_entropy),
+            "target_entropy": float(loss.target_entropy),
         }
         low, high = loss.min_log_alpha, loss.max_log_alpha
         if low is not None or high is not None:
@@ -617,7 +535,3 @@ def _settings(
                 math.inf if high is None else float(high),
             )
     return Settings(observation=actor.sizes[0], action=action, **options)
-
-
-def _number(value: Any) -> float:
-    return float(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import CQLLoss
@@ -52,11 +50,6 @@ class VMFCQLLoss(GradientTap, CQLLoss):
         >>> metadata["vmf_factor"].shape
         torch.Size([5])
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if "fast" in kwargs:
-            raise TypeError("VMFCQLLoss has no fast path: leave out fast.")
-        super().__init__(*args, **kwargs)
 
     def critic_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the TD loss of the critics plus the conservative term."""

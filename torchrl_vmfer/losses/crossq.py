@@ -6,29 +6,24 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import CrossQLoss
 
-from torchrl_vmfer.fast.accelerated import Accelerated
-from torchrl_vmfer.fast.crossq import FastCrossQ
 from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFCrossQLoss"]
 
 
-class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
+class VMFCrossQLoss(GradientTap, CrossQLoss):
     """:class:`~torchrl.objectives.CrossQLoss` whose actor loss also yields sampling factors.
 
-    The factors, ``num_target_critics``, ``measure``, ``fast``, ``used``, ``directions`` and
+    The factors, ``num_target_critics``, ``measure``, ``used``, ``directions`` and
     ``gradient_norm`` are those of :class:`VMFSACLoss`. With two critics, or with
     ``num_target_critics=None``, loss values and gradients equal TorchRL's up to rounding. As in
     TorchRL's loss, normalization layers of the critics are in evaluation mode in ``actor_loss`` and
     in training mode in ``qvalue_loss``, which evaluates the critics once for both the current and
     the next state. TorchRL's loss ignores importance weights.
 
-    ``fast=True`` affects ``actor_loss`` and :class:`~torchrl_vmfer.VMFUncertainty`. The critics may
-    then also have layers of batch normalization or batch renormalization.
-
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``fast``, ``used``,
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``used``,
             ``directions`` and ``gradient_norm``.
 
     Examples:
@@ -52,10 +47,9 @@ class VMFCrossQLoss(Accelerated, GradientTap, CrossQLoss):
     """
 
     critic_loss_name = "qvalue_loss"
-    fast_updates = FastCrossQ
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics. ``qvalue_loss`` asks for current and next values at once."""
+        """The values of the critics. ``qvalue_loss`` evaluates current and next values together."""
         found = super().critics(tensordict, params)
         if params is not self.qvalue_network_params or self.target_count == self.num_qvalue_nets:
             return found

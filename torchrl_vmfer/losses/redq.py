@@ -13,8 +13,6 @@ from torchrl.modules.distributions.utils import rsample_and_log_prob
 from torchrl.objectives import REDQLoss, distance_loss
 
 from torchrl_vmfer._torchrl import Critics, bounded_temperature, reduced
-from torchrl_vmfer.fast.accelerated import Accelerated
-from torchrl_vmfer.fast.redq import FastREDQ
 from torchrl_vmfer.losses.tap import AllCriticsTap
 
 __all__ = ["VMFREDQLoss"]
@@ -102,7 +100,7 @@ class SplitREDQLoss(REDQLoss):
         return self.critics(inputs, params).get(self.tensor_keys.state_action_value).squeeze(-1)
 
 
-class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
+class VMFREDQLoss(AllCriticsTap, SplitREDQLoss):
     """:class:`~torchrl.objectives.REDQLoss` whose actor loss also yields sampling factors.
 
     The actor maximizes the mean of all critics, so x_e is the direction of the mean gradient.
@@ -117,9 +115,8 @@ class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``fast``, ``used``, ``directions`` and
-            ``gradient_norm`` as in :class:`VMFSACLoss`. ``fast=True`` affects ``actor_loss`` and
-            ``qvalue_loss``.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions`` and
+            ``gradient_norm`` as in :class:`VMFSACLoss`.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -141,11 +138,10 @@ class VMFREDQLoss(Accelerated, AllCriticsTap, SplitREDQLoss):
         torch.Size([5])
     """
 
-    fast_updates = FastREDQ
     critic_loss_name = "qvalue_loss"
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics. ``forward`` asks for all at once, the actor's first."""
+        """The values of the critics. ``forward`` evaluates all together, the actor's first."""
         if self._report is None or not self.taps:
             return super().critics(tensordict, params)
         count = self.num_qvalue_nets

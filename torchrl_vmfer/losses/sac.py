@@ -11,15 +11,13 @@ from torch import Tensor
 from torchrl.objectives import SACLoss
 
 from torchrl_vmfer._torchrl import temperature
-from torchrl_vmfer.fast.accelerated import Accelerated
-from torchrl_vmfer.fast.sac import FastSAC
 from torchrl_vmfer.gradients import action_leaves
 from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFSACLoss"]
 
 
-class VMFSACLoss(Accelerated, GradientTap, SACLoss):
+class VMFSACLoss(GradientTap, SACLoss):
     """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.
 
     A drop-in replacement for TorchRL's loss. The metadata of ``actor_loss`` also contains
@@ -51,10 +49,6 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
             the minimum that the actor maximizes, or ``None`` for all. The other critics learn
             from the same target and are used only to estimate the uncertainty.
         measure: if ``False``, behaves like TorchRL's loss, for an otherwise identical baseline.
-        fast: if ``True``, computes the same results, up to rounding, with batched matrix products
-            when the actor and the critics are stacks of linear layers and activations, such as the
-            networks of TorchRL's scripts. Other networks, options and batches use TorchRL's
-            general path, with one warning; ``fast_path`` gives the reason.
         used: overrides the critic e of the factors: ``"first"``, ``"min"`` for the one with the
             lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
         directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
@@ -87,8 +81,6 @@ class VMFSACLoss(Accelerated, GradientTap, SACLoss):
         >>> metadata["vmf_factor"].shape
         torch.Size([5])
     """
-
-    fast_updates = FastSAC
 
     def __init__(self, *args: Any, entropy_gradient: bool = False, **kwargs: Any) -> None:
         self.entropy_gradient = entropy_gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -87,6 +88,12 @@ class GradientTap(TappedLoss):
         self.directions = checked_directions(directions)
         self.gradient_norm = gradient_norm
         super().__init__(*args, **kwargs)
+        if measure and self.num_qvalue_nets == 1:
+            warnings.warn(
+                f"{type(self).__name__} has one critic: all its factors equal e, and vMFER samples "
+                "uniformly: pass num_qvalue_nets=2 or more, or measure=False.",
+                stacklevel=3,
+            )
         self.squashing = None
         if directions == "pre_tanh":
             self.squashing = make_squashing(self, kwargs.get("action_spec"))

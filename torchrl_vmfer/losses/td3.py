@@ -10,14 +10,12 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.objectives import TD3BCLoss, TD3Loss
 
-from torchrl_vmfer.fast.accelerated import Accelerated
-from torchrl_vmfer.fast.td3 import FastTD3, FastTD3BC
 from torchrl_vmfer.losses.tap import GradientTap
 
 __all__ = ["VMFTD3BCLoss", "VMFTD3Loss"]
 
 
-class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
+class VMFTD3Loss(GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.
 
     A drop-in replacement for TorchRL's loss. The metadata of ``actor_loss`` also contains
@@ -45,12 +43,6 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
             ``None`` for all. The other critics learn from the same target and are used only to
             estimate the uncertainty.
         measure: if ``False``, behaves like TorchRL's loss, for an otherwise identical baseline.
-        fast: if ``True``, computes the same results, up to rounding, with batched matrix products
-            when the actor and the critics are stacks of linear layers and activations, such as the
-            networks of TorchRL's scripts. Other networks, options and batches use TorchRL's
-            general path, with one warning; ``fast_path`` gives the reason. (With
-            ``measure=False``, the fast path evaluates only the critics that the actor maximizes,
-            and ``"state_action_value_actor"`` in the metadata has only their rows.)
         used: overrides the critic e of the factors: ``"first"``, ``"min"`` for the one with the
             lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
         directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
@@ -87,7 +79,6 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
         ['vmf_factor', 'vmf_resultant_length']
     """
 
-    fast_updates = FastTD3
     critic_loss_name = "value_loss"
 
     def __init__(
@@ -145,11 +136,11 @@ class VMFTD3Loss(Accelerated, GradientTap, TD3Loss):
         return self.out_keys
 
 
-class VMFTD3BCLoss(Accelerated, GradientTap, TD3BCLoss):
+class VMFTD3BCLoss(GradientTap, TD3BCLoss):
     """:class:`~torchrl.objectives.TD3BCLoss` whose actor loss also yields sampling factors.
 
     TD3 with behavior cloning, for offline data. The factors, ``num_target_critics``, ``measure``,
-    ``fast``, ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFTD3Loss`. The
+    ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFTD3Loss`. The
     behavior-cloning term is common to all critics and is not part of the directions or norms.
     ``actor_loss`` reads the action in the batch.
 
@@ -158,7 +149,7 @@ class VMFTD3BCLoss(Accelerated, GradientTap, TD3BCLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``fast``, ``used``,
+        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``used``,
             ``directions`` and ``gradient_norm``.
 
     Examples:
@@ -177,7 +168,6 @@ class VMFTD3BCLoss(Accelerated, GradientTap, TD3BCLoss):
         torch.Size([5])
     """
 
-    fast_updates = FastTD3BC
     critic_loss_name = "qvalue_loss"
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:

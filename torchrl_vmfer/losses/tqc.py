@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from torchrl.objectives import TQCLoss
 
-from torchrl_vmfer.fast.accelerated import Accelerated
-from torchrl_vmfer.fast.tqc import FastTQC
 from torchrl_vmfer.losses.tap import AllCriticsTap
 
 __all__ = ["VMFTQCLoss"]
 
 
-class VMFTQCLoss(Accelerated, AllCriticsTap, TQCLoss):
+class VMFTQCLoss(AllCriticsTap, TQCLoss):
     """:class:`~torchrl.objectives.TQCLoss` whose actor loss also yields sampling factors.
 
     Truncated quantile critics. The actor maximizes the mean over all critics and quantiles, so g_i
@@ -25,7 +23,7 @@ class VMFTQCLoss(Accelerated, AllCriticsTap, TQCLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``fast``, ``used``, ``directions`` and
+        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions`` and
             ``gradient_norm`` as in :class:`VMFSACLoss`.
 
     Examples:
@@ -49,5 +47,4 @@ class VMFTQCLoss(Accelerated, AllCriticsTap, TQCLoss):
         torch.Size([5])
     """
 
-    fast_updates = FastTQC
     critic_loss_name = "qvalue_v2_loss"

@@ -1,7 +1,7 @@
 """Replay buffers with separate samplers for the actor and the critics."""
 
-from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer
-from torchrl_vmfer.replay.candidate_pool import CandidatePool
+from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
+from torchrl_vmfer.replay.candidates import CandidatePool
 from torchrl_vmfer.replay.hindsight import HindsightReplayBuffer
 
 __all__ = ["ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"]

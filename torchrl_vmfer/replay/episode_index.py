@@ -24,8 +24,9 @@ _PIECE = np.dtype(
         ("start", np.int64),  # among the steps of a call, sorted by trajectory
         ("size", np.int64),
         ("trajectory", np.int64),
-        ("finished", np.bool_),  # whether its last step is done
-        ("may_continue", np.bool_),  # whether it is the first of its trajectory in the call
+        ("finished", np.bool_),  # whether no later step continues it
+        ("is_first", np.bool_),  # of its trajectory in the call
+        ("continues", np.bool_),  # the unfinished episode of its trajectory, if there is one
         ("episode", np.int64),
     ]
 )
@@ -44,8 +45,8 @@ class EpisodeIndex:
     step.
 
     An episode consists of the steps with one trajectory number, up to and including a step that
-    is done. Steps must be written round-robin: slot by slot from 0, and again from 0 once the
-    ring buffer is full.
+    is done, or up to the next step that begins an episode. Steps must be written round-robin: slot
+    by slot from 0, and again from 0 once the ring buffer is full.
 
     Attributes:
         cursor: the next slot to be written.
@@ -115,28 +116,59 @@ class EpisodeIndex:
         episode = self._episodes[self._episode_of[slot]]
         return self._pool[episode["first"] : episode["end"]].copy()
 
-    def append(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
+    def previous(self, slots: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+        """The slot of the step before each step that is about to be added.
+
+        Args:
+            slots: the slots of the new steps.
+            trajectory: the trajectory number of each.
+
+        Returns:
+            the slots of the last steps with the same numbers; -1 where there is none, or where it
+            ended an episode before this call.
+        """
+        order, changes = _by_trajectory(trajectory)
+        before = np.roll(slots[order], 1)
+        before[changes] = [
+            -1 if episode is None else self._pool[self._episodes["end"][episode] - 1]
+            for episode in map(self._unfinished.get, trajectory[order][changes].tolist())
+        ]
+        found = np.empty_like(before)
+        found[order] = before
+        return found
+
+    def append(
+        self,
+        slots: np.ndarray,
+        trajectory: np.ndarray,
+        done: np.ndarray,
+        begins: np.ndarray | None = None,
+    ) -> None:
         """Adds steps in the order in which they were written.
 
         Args:
             slots: the slots of the steps; each slot at most once.
             trajectory: the trajectory number of each step.
             done: whether each step is the last of its episode.
+            begins: whether each step begins an episode, even if the one before it was not done.
         """
         if len(slots) == 0:
             return
+        begins = np.zeros(len(slots), np.bool_) if begins is None else begins
         overwritten = slots[slots < self._length]
         # The ring buffer overwrites the steps of an episode in order, and the last assignment
         # wins: an episode begins after the newest of its overwritten steps.
         self._episodes["first"][self._episode_of[overwritten]] = self._place_of[overwritten] + 1
-        self._write(slots, trajectory, done)
+        self._write(slots, trajectory, done, begins)
 
-    def _write(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
-        order, pieces = _pieces(trajectory, done)
+    def _write(
+        self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray, begins: np.ndarray
+    ) -> None:
+        order, pieces = _pieces(trajectory, done, begins)
         room = self._match(pieces)
         needed = int(room.sum())
         if self._used + needed > len(self._pool) and self._num_episodes:
-            self._compact(slots, trajectory, done)
+            self._compact(slots, trajectory, done, begins)
             return
         if self._used + needed > len(self._pool):
             self._pool = np.empty(2 * needed, np.int64)
@@ -147,11 +179,14 @@ class EpisodeIndex:
 
     def _match(self, pieces: np.ndarray) -> np.ndarray:
         """Finds the episodes that pieces continue. Returns the pool space that each piece needs."""
-        firsts = np.flatnonzero(pieces["may_continue"])
+        firsts = np.flatnonzero(pieces["is_first"])
         pieces["episode"] = -1
         pieces["episode"][firsts] = [
             self._unfinished.pop(number, -1) for number in pieces["trajectory"][firsts].tolist()
         ]
+        abandoned = (pieces["episode"] >= 0) & ~pieces["continues"]
+        self._episodes["finished"][pieces["episode"][abandoned]] = True
+        pieces["episode"][abandoned] = -1
         total, fits = pieces["size"].copy(), np.zeros(len(pieces), np.bool_)
         continued = np.flatnonzero(pieces["episode"] >= 0)
         if len(continued):
@@ -162,9 +197,9 @@ class EpisodeIndex:
         room[fits] = 0
         return room
 
-    def _compact(self, slots: np.ndarray, trajectory: np.ndarray, done: np.ndarray) -> None:
+    def _compact(self, *now: np.ndarray) -> None:
         """Writes all live steps and the given ones into a new pool with free space."""
-        before, now = self._live_steps(), (slots, trajectory, done)
+        before = self._live_steps()
         self._start_over()
         self._write(*(np.concatenate(pair) for pair in zip(before, now, strict=True)))
 
@@ -210,35 +245,45 @@ class EpisodeIndex:
         self._place_of[slots] = np.arange(begin, end)
         entry["first"], entry["end"], entry["limit"] = begin, end, begin + room
 
-    def _live_steps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _live_steps(self) -> tuple[np.ndarray, ...]:
         """The live steps, as arguments for appending them to an empty index."""
         slots = (self.cursor + np.arange(self._length)) % max(self._length, 1)
         place, episodes = self._place_of[slots], self._episodes[self._episode_of[slots]]
         done = episodes["finished"] & (place == episodes["end"] - 1)
         live = place >= episodes["first"]
-        return slots[live], episodes["trajectory"][live], done[live]
+        return slots[live], episodes["trajectory"][live], done[live], np.zeros(live.sum(), bool)
 
 
-def _pieces(trajectory: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _by_trajectory(trajectory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The order of steps by trajectory, and which of them are then the first of theirs."""
+    order = np.argsort(trajectory, kind="stable")
+    ordered = trajectory[order]
+    changes = np.ones(len(order), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=changes[1:])
+    return order, changes
+
+
+def _pieces(
+    trajectory: np.ndarray, done: np.ndarray, begins: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Sorts steps by trajectory and splits them into pieces, each of one episode.
 
     Returns:
         the order of the steps, and the pieces.
     """
-    order = np.argsort(trajectory, kind="stable")
-    trajectory, done = trajectory[order], done[order]
-    changes = np.empty(len(order), np.bool_)
-    changes[0] = True
-    np.not_equal(trajectory[1:], trajectory[:-1], out=changes[1:])
-    begins = changes.copy()
-    begins[1:] |= done[:-1]
-    start = np.flatnonzero(begins)
+    order, changes = _by_trajectory(trajectory)
+    trajectory, done, begins = trajectory[order], done[order], begins[order]
+    starts = changes | begins
+    starts[1:] |= done[:-1]
+    start = np.flatnonzero(starts)
     pieces = np.empty(len(start), _PIECE)
     pieces["start"] = start
     pieces["size"] = np.diff(start, append=len(order))
     pieces["trajectory"] = trajectory[start]
+    pieces["is_first"] = changes[start]
+    pieces["continues"] = ~begins[start]
     pieces["finished"] = done[start + pieces["size"] - 1]
-    pieces["may_continue"] = changes[start]
+    pieces["finished"][:-1] |= ~pieces["is_first"][1:]
     return order, pieces
 
 

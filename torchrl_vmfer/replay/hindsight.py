@@ -14,9 +14,9 @@ from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
-from torchrl_vmfer.replay.actor_critic import ActorCriticReplayBuffer, select_rows
+from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer, select_rows
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
-from torchrl_vmfer.samplers.slots import flat_slots
+from torchrl_vmfer.samplers.base import flat_slots
 
 __all__ = ["HindsightReplayBuffer"]
 
@@ -37,10 +37,15 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     transforms see the new goals. ``done`` and ``terminated`` are unchanged: reaching a goal
     does not end an episode.
 
-    Goals come from the steps in the buffer, including those of unfinished episodes. An index of the
-    episodes is updated at each write, so the cost of sampling is independent of the buffer size. It
-    is rebuilt from the stored data after a load, and after changes that bypass ``add`` and
-    ``extend``, such as ``buffer[index] = data`` in a buffer that no other process shares.
+    Goals come from the steps in the buffer, including those of unfinished episodes. An episode ends
+    with a step that is done, or before a step of the same trajectory that does not start where the
+    step before it ended, such as the first step of a restarted collector. The achieved goals of the
+    two steps are compared, or, if these are not stored, the observations: store consecutive steps.
+
+    An index of the episodes is updated at each write, so the cost of sampling is independent of the
+    buffer size. It is rebuilt from the stored data after a load, and after changes that bypass
+    ``add`` and ``extend``, such as ``buffer[index] = data`` in a buffer that no other process
+    shares.
 
     Keyword Args:
         reward_fn: returns the rewards ``[n]`` or ``[n, 1]`` for achieved goals ``[n, *goal]`` and
@@ -54,9 +59,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         done_key: the flag that marks the end of an episode.
         trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
             transitions of several environments may be interleaved. Without it, episodes must be
-            written one after the other. A number continues the unfinished episode with the same
-            number. A new collector restarts at 0: offset its numbers past the largest stored one,
-            or set ``done`` in the last step of each unfinished episode.
+            written one after the other.
         **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have
             one dimension and the writer must be round-robin (the default).
 
@@ -110,8 +113,13 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         )
         self.trajectory_key = trajectory
         self._next_goal_key = unravel_key(("next", self.goal_key))
+        names = self.achieved_goal_key
+        names = names if isinstance(names, tuple) else (names,)
+        achieved = names[1:] if names[0] == "next" and len(names) > 1 else names
+        # An episode is continued by the step that starts in its last state.
+        self._state_keys = (unravel_key(achieved), "observation")
         self._episode_index = EpisodeIndex()
-        self._known_revision = 0  # of the storage, including reported writes
+        self._known_revision = 0  # revision of the storage, including reported writes
         super().__init__(**kwargs)
 
     @staticmethod
@@ -279,7 +287,21 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         else:
             numbers = trajectory.reshape(-1).cpu().numpy().astype(np.int64, copy=False)
         flags = done.reshape(len(slots), -1).any(-1).cpu().numpy()
-        self._episode_index.append(slots, numbers, flags)
+        self._episode_index.append(slots, numbers, flags, self._begins(slots, numbers))
+
+    def _begins(self, slots: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
+        """Which steps do not start where the last step of their trajectory ended."""
+        previous = self._episode_index.previous(slots, trajectory)
+        begins = np.zeros(len(slots), np.bool_)
+        (follow,) = (previous >= 0).nonzero()
+        for key in self._state_keys if len(follow) else ():
+            now = self._column(key, slots[follow])
+            before = self._column(("next", key), previous[follow])
+            if isinstance(now, Tensor) and isinstance(before, Tensor):
+                same = (now == before) | (now.isnan() & before.isnan())
+                begins[follow] = ~same.reshape(len(follow), -1).all(-1).cpu().numpy()
+                break
+        return begins
 
     def _check_entries(self) -> None:
         row = super().read_rows(torch.zeros(1, dtype=torch.int64), None)

@@ -2,11 +2,10 @@
 
 from torchrl_vmfer.samplers.base import effective_sample_size
 from torchrl_vmfer.samplers.gradient_norm import GradientNormSampler
-from torchrl_vmfer.samplers.inverse_td import InverseTDSampler
-from torchrl_vmfer.samplers.lap import LAPSampler
 from torchrl_vmfer.samplers.mixed import MixedSampler
 from torchrl_vmfer.samplers.rank_prioritized import RankPrioritizedSampler
 from torchrl_vmfer.samplers.recent import RecentSampler
+from torchrl_vmfer.samplers.td_error import InverseTDSampler, LAPSampler
 from torchrl_vmfer.samplers.vmf import VMFSampler
 
 __all__ = [

@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from torchrl_vmfer.samplers.magnitude import MagnitudeSampler, check_exponent
+from torchrl_vmfer.samplers.base import BaseSampler, check_exponent
+from torchrl_vmfer.samplers.distributions import PowerDistribution
 
 __all__ = ["GradientNormSampler"]
 
 
-class GradientNormSampler(MagnitudeSampler):
+class GradientNormSampler(BaseSampler):
     """A sampler for the actor that prefers transitions with large action gradients.
 
     P(j) ∝ norm_j^power, where norm_j is the last norm that was stored for slot j with
@@ -48,7 +49,7 @@ class GradientNormSampler(MagnitudeSampler):
 
     def __init__(self, power: float = 1.0) -> None:
         check_exponent("power", power)
-        super().__init__(power)
+        super().__init__(PowerDistribution(float(power)))
 
     @property
     def power(self) -> float:

@@ -16,7 +16,7 @@ from torchrl.data.replay_buffers.samplers import (
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import empty_sampler, set_generator
-from torchrl_vmfer.samplers.any_sampler import (
+from torchrl_vmfer.samplers.adapters import (
     load_sampler_state,
     probabilities_of,
     report_existing,
@@ -24,8 +24,8 @@ from torchrl_vmfer.samplers.any_sampler import (
     signal_of,
     takes_td_errors,
 )
-from torchrl_vmfer.samplers.base import BaseSampler
-from torchrl_vmfer.samplers.slots import flat_slots, uniform
+from torchrl_vmfer.samplers.base import BaseSampler, flat_slots
+from torchrl_vmfer.samplers.distributions import uniform
 
 __all__ = ["MixedSampler"]
 
@@ -171,7 +171,7 @@ class MixedSampler(BaseSampler):
 
     def _of_scored_part(self, name: str) -> float:
         for part in self.parts:
-            if hasattr(part, name):
+            if getattr(part, "records_updates", hasattr(part, name)):
                 return getattr(part, name)()
         return math.nan
 
@@ -232,7 +232,7 @@ class MixedSampler(BaseSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both samplers as plain tensors, numbers and strings."""
-        return super().state_dict() | {
+        return self._header() | {
             "num_slots": self._num_slots,
             "first": sampler_state(self.first, self._num_slots, "first"),
             "second": sampler_state(self.second, self._num_slots, "second"),
@@ -240,7 +240,7 @@ class MixedSampler(BaseSampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
-        self._check_state(state_dict)
+        self._check_header(state_dict)
         before = self.state_dict()
         try:
             self._load_parts(state_dict)

@@ -9,15 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_vmfer.samplers.priority import PrioritySampler
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
+from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.distributions import RankDistribution
 
 __all__ = ["RankPrioritizedSampler"]
 
-_LARGEST = float(np.finfo(np.float32).max)  # the largest float32
 
-
-class RankPrioritizedSampler(PrioritySampler):
+class RankPrioritizedSampler(BaseSampler):
     """A prioritized sampler based on the rank of the priority (Schaul et al. 2016, variant 2).
 
     P(j) ∝ (1 / rank(j))^alpha, where the highest priority has rank 1. Equal priorities share the
@@ -51,16 +49,14 @@ class RankPrioritizedSampler(PrioritySampler):
     """
 
     signal: ClassVar[str] = "td_error"
-    """What ``update_priority`` expects."""
-    _usual = (0.0, _LARGEST)
+    records_updates = False
+    _first_maximum = 1.0
 
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
         if not 0 <= alpha < math.inf:
             raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
-        super().__init__()
-        self._distribution: RankDistribution = RankDistribution(float(alpha))
+        super().__init__(RankDistribution(float(alpha)))
         self.beta = beta
-        self._highest = 1.0
 
     @property
     def alpha(self) -> float:
@@ -81,7 +77,7 @@ class RankPrioritizedSampler(PrioritySampler):
     @property
     def default_priority(self) -> float:
         """The priority of a newly written slot: the highest one so far, and at least 1."""
-        return self._highest
+        return self._largest
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         ranks = self._distribution
@@ -89,37 +85,21 @@ class RankPrioritizedSampler(PrioritySampler):
         weight = (ranks.ratios(*ties) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
 
-    def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        valid = (priorities >= 0) & (priorities <= _LARGEST)
-        return valid, "a priority is a finite number of at least 0: pass |TD error|."
-
-    def _update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        self._highest = max(self._highest, float(priorities.max(initial=0.0)))
-        self._write(slots, priorities)
-
-    def reset(self) -> None:
-        """Removes all priorities."""
-        super().reset()
-        self._highest = 1.0
-
     def _settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return super().state_dict() | {"max_priority": self._highest, "beta": self.beta}
+        return super().state_dict() | {"beta": self.beta}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
         super()._check_state(state_dict)
-        for name in ("max_priority", "beta"):
-            value = state_dict[name]
-            if not (isinstance(value, (int, float)) and 0 <= value <= _LARGEST):
-                raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
+        self._check_number("beta", state_dict["beta"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
-        self._highest, self.beta = state_dict["max_priority"], state_dict["beta"]
+        self.beta = state_dict["beta"]
 
     def __repr__(self) -> str:
         return f"RankPrioritizedSampler(alpha={self.alpha}, beta={self.beta})"

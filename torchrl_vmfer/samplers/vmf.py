@@ -10,18 +10,21 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.directional import MAX_FACTOR
-from torchrl_vmfer.fast.factors import accepted_slots, store_factors
-from torchrl_vmfer.samplers.power_distribution import (
+from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.distributions import (
     LARGEST_WEIGHT,
+    Distribution,
+    Mode,
     PowerDistribution,
+    RankDistribution,
+    Resampling,
+    check_mode,
+    check_pool_size,
     draw_by_inversion,
     powers,
+    uniform,
 )
-from torchrl_vmfer.samplers.priority import Distribution
-from torchrl_vmfer.samplers.rank_distribution import RankDistribution
-from torchrl_vmfer.samplers.resampling import Mode, Resampling, check_mode, check_pool_size
-from torchrl_vmfer.samplers.scored import ScoredSampler
-from torchrl_vmfer.samplers.slots import uniform
+from torchrl_vmfer.samplers.ranks import compiled_functions
 
 __all__ = ["VMFSampler"]
 
@@ -31,7 +34,7 @@ _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 _LARGEST_POWER = 100
 
 
-class VMFSampler(ScoredSampler):
+class VMFSampler(BaseSampler):
     """A sampler for the actor, based on the uncertainty of gradient directions.
 
     Each slot of the storage holds a sampling factor p_j = exp(R μᵀx_e), which
@@ -85,6 +88,7 @@ class VMFSampler(ScoredSampler):
     """
 
     signal: ClassVar[str] = "factor"
+    _first_maximum = None
 
     def __init__(
         self,
@@ -174,11 +178,14 @@ class VMFSampler(ScoredSampler):
         accepted: list[np.ndarray] = []
         missing = count
         bound = MAX_FACTOR**self._power
+        compiled = compiled_functions() if self._power == 1 else None
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
             random = uniform(2 * size, self.generator).reshape(2, size)
-            slots = accepted_slots(random, factors, bound, missing) if self._power == 1 else None
-            if slots is None:
+            if compiled is not None:
+                slots = np.empty(size, np.int64)
+                slots = slots[: compiled.accept_slots(random, factors, bound, missing, slots)]
+            else:
                 slots = (random[0] * len(factors)).astype(np.int64)
                 weights = powers(factors[slots], self._power)
                 slots = slots[random[1] * bound < weights][:missing]
@@ -225,13 +232,32 @@ class VMFSampler(ScoredSampler):
         """
         if storage is not None:
             self._follow(storage)
-        arrays = (self._priorities.array, self._last_update.array, self._num_updates + 1)
-        if self.smoothing or not store_factors(index, priority, self._usual, *arrays):
+        if self.smoothing or not self._store(index, priority):
             super().update_priority(index, priority, storage=storage)
             return
         self._count_update()
         if self._distribution is not None:
             self._distribution.mark(index.numpy())
+
+    def _store(self, index: Any, factors: Any) -> bool:
+        """Stores factors by a compiled function; ``False`` if they need the general path."""
+        compiled = compiled_functions()
+        is_plain = (
+            compiled is not None
+            and type(index) is Tensor
+            and isinstance(factors, Tensor)
+            and (index.dtype, factors.dtype) == (torch.int64, torch.float32)
+            and index.ndim == 1
+            and index.shape == factors.shape
+            and len(index) > 0
+            and all(
+                t.is_cpu and t.is_contiguous() and not t.requires_grad for t in (index, factors)
+            )
+        )
+        return is_plain and compiled.store_factors(
+            *(index.numpy(), factors.numpy(), *self._usual),
+            *(self._priorities.array, self._last_update.array, self._num_updates + 1),
+        )
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         priorities = np.minimum(priorities, np.float32(MAX_FACTOR))

@@ -1,0 +1,143 @@
+"""A small document: blocks that templates show as Markdown and HTML, and tables as CSV files."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader
+
+from vmfer_recipes.report.inference import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Heading", "Listing", "Paragraph", "Picture", "Table", "Value", "to_html", "to_markdown"]
+
+Value = str | int | float | Estimate | None
+
+
+class Heading(NamedTuple):
+    """A heading; those of level 2 make the table of contents."""
+
+    level: int
+    text: str
+
+
+class Paragraph(NamedTuple):
+    """Some sentences."""
+
+    text: str
+    strong: bool = False
+
+
+class Listing(NamedTuple):
+    """Sentences point by point."""
+
+    items: Sequence[str]
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure; ``name`` names its file and ``text`` says what it shows."""
+
+    name: str
+    figure: Figure
+    text: str
+
+    @functools.cached_property
+    def png(self) -> bytes:
+        """The picture as a file. It holds no date, so the same numbers make the same bytes."""
+        buffer = BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values; ``formats`` says how numbers of a column are shown.
+
+    A table that may have no rows names its columns in ``header``.
+    """
+
+    name: str
+    caption: str
+    rows: Sequence[dict[str, Value]]
+    formats: dict[str, str]
+    header: Sequence[str] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self.rows[0] if self.rows else self.header)
+
+    def shown(self, column: str, value: Value) -> str:
+        """A value as a string."""
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return "–"
+        if isinstance(value, str):
+            return value
+        pattern = self.formats.get(column, "{:,}")
+        return value.shown(pattern) if isinstance(value, Estimate) else pattern.format(value)
+
+    def has_words(self, column: str) -> bool:
+        """Whether a column holds strings."""
+        return any(isinstance(row[column], str) for row in self.rows)
+
+    def write_csv(self, folder: Path) -> None:
+        """Writes the table with all digits; an estimate takes three columns."""
+        columns: dict[str, Sequence[Value]] = {}
+        for name in self.columns:
+            values = [row[name] for row in self.rows]
+            # Decided by the column, because a single value may be missing.
+            if any(isinstance(value, Estimate) for value in values):
+                parts = [v if isinstance(v, Estimate) else Estimate(math.nan) for v in values]
+                names = (name, f"{name} low", f"{name} high")
+                columns |= zip(names, zip(*parts, strict=True), strict=True)
+            else:
+                columns[name] = values
+        frame = pd.DataFrame(columns, dtype=object)
+        frame.to_csv(folder / f"{self.name}.csv", index=False, lineterminator="\n")
+
+
+Block = Heading | Paragraph | Listing | Picture | Table
+
+
+def to_markdown(blocks: Sequence[Block], pictures: str) -> str:
+    """The document in Markdown; pictures are looked for in the folder ``pictures``."""
+    page = _environment().get_template("document.md.j2")
+    return page.render(blocks=blocks, pictures=pictures).strip() + "\n"
+
+
+def to_html(blocks: Sequence[Block], title: str) -> str:
+    """The document as one page that needs no other file."""
+    return _environment().get_template("document.html.j2").render(blocks=blocks, title=title)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=lambda name: "html" in str(name),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["kind"] = lambda block: type(block).__name__
+    environment.filters["plain"] = _plain
+    environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    return environment
+
+
+def _plain(text: str) -> str:
+    """Keeps names of files and methods from being read as Markdown or HTML."""
+    for mark in "\\`*_{}[]<>|":
+        text = text.replace(mark, f"\\{mark}")
+    return " ".join(text.split())

@@ -1,0 +1,228 @@
+"""The figures of a report. A sampler has the same color in all of them."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from vmfer_recipes.report.inference import Estimate
+from vmfer_recipes.report.methods import Method, Task
+from vmfer_recipes.report.results import Average, Cell, Comparison, Study
+from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
+
+__all__ = ["curve_figures", "improvement_figures"]
+
+# A name with dollar signs is not a formula.
+matplotlib.rcParams["text.parse_math"] = False
+
+_COLORS = {
+    "uniform": GRAY,
+    "fresh": SKY,
+    "vmf_uncertainty": VERMILION,
+    "vmf_rank": BLUE,
+    "vmf_ema": GREEN,
+    "vmf_pool": PINK,
+    "vmf_direct": ORANGE,
+}
+_OTHER_COLOR = "#8b5a2b"
+_STROKES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
+_MARKERS = "osD^v"
+# With three seeds of two methods, p is 0.1 even if all differ in the same direction, and the
+# interquartile mean is the mean.
+_ENOUGH_SEEDS = 4
+_STATISTICS = {"mean": "mean", "iqm": "interquartile mean"}
+_METRICS = {"return": "evaluation return", "success_rate": "success rate"}
+
+
+def _styles(study: Study) -> dict[Method, tuple[str, int]]:
+    """Color by sampler, and a number that distinguishes methods of the same color."""
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    styles = {}
+    for method in study.methods:
+        color = _COLORS.get(method.sampler, _OTHER_COLOR)
+        name, alike = study.method_labels[method], names[study.baseline.family(method), color]
+        if name not in alike:
+            alike.append(name)
+        styles[method] = (color, alike.index(name))
+    return styles
+
+
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """Below the axes, in as many columns as the longest name allows; no name is cut."""
+    handles, names = axes.get_legend_handles_labels()
+    per_line = int(figure.get_figwidth() * 10.5)  # characters of this size that fit
+    wrapped = [textwrap.fill(name, per_line - 6) for name in names]
+    longest = max(len(line) for name in wrapped for line in name.splitlines())
+    figure.legend(
+        handles,
+        wrapped,
+        loc="outside lower center",
+        ncols=max(1, min(3, per_line // (longest + 6))),
+        frameon=False,
+        fontsize=10.5,
+    )
+
+
+def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]:
+    """For each family of methods: its name, its learning curves on a task, and what they show."""
+    styles = _styles(study)
+    for family in sorted({study.baseline.family(c.method) for c in study.cells_of(task)}):
+        cells = study.cells_of(task, family)
+        metrics = [name for name in _METRICS if any(name in cell.curves for cell in cells)]
+        few = all(_has_few_seeds(cell) for cell in cells)
+        statistics = ["mean"] if few else ["mean", "iqm"]
+        height = 4.1 * len(metrics) + 0.5 + 0.1 * len(cells)
+        figure = Figure(figsize=(7.5 if few else 11, height), layout="constrained")
+        rows = figure.subplots(len(metrics), len(statistics), squeeze=False, sharey="row")
+        for axes_of_row, metric in zip(rows, metrics, strict=True):
+            for axes, statistic in zip(axes_of_row, statistics, strict=True):
+                for cell in cells:
+                    if metric in cell.curves:
+                        label = f"{study.method_labels[cell.method]} · {_seeds(cell)}"
+                        _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
+                _finish_axes(axes, f"{_STATISTICS[statistic]} over seeds")
+            axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
+        name = study.baseline.family_label(cells[0].method)
+        figure.suptitle(f"{name} on {study.task_labels[task]}", fontsize=14)
+        _add_legend(figure, rows[0][0])
+        drawn = "mean" if few else "mean (left) and interquartile mean (right)"
+        text = (
+            f"{name} on {study.task_labels[task]}: {drawn} over seeds; the shade is the 95 % "
+            "stratified-bootstrap interval at each step."
+        )
+        if any(_has_few_seeds(cell) for cell in cells):
+            text += f" Hollow markers: fewer than {_ENOUGH_SEEDS} seeds, too few to compare."
+        yield family, figure, text
+
+
+def _has_few_seeds(cell: Cell) -> bool:
+    return len(cell.runs) < _ENOUGH_SEEDS
+
+
+def _seeds(cell: Cell) -> str:
+    count = f"n = {len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
+    return count if cell.complete else f"{count}, unfinished"
+
+
+def _draw_curve(
+    axes: Axes, cell: Cell, metric: str, statistic: str, label: str, style: tuple[str, int]
+) -> None:
+    curve, (color, number) = cell.curves[metric], style
+    steps = curve["step"]
+    axes.plot(
+        steps,
+        curve[statistic],
+        color=color,
+        linestyle=_STROKES[number % len(_STROKES)],
+        linewidth=1.9,
+        marker="o",
+        markersize=4.5,
+        markerfacecolor="white" if _has_few_seeds(cell) else color,
+        markevery=max(1, len(steps) // 10),
+        label=label,
+    )
+    if len(cell.runs) > 1:
+        low, high = curve[f"{statistic}_low"], curve[f"{statistic}_high"]
+        axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _finish_axes(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=12)
+    axes.set_xlabel("environment steps", fontsize=12)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.tick_params(labelsize=10.5)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+
+
+def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
+    """For each family: its name, all comparisons with the baseline, and what they show."""
+    styles = _styles(study)
+    for family in sorted({study.baseline.family(c.cell.method) for c in study.comparisons}):
+        places = _rows(study, family)
+        rows = [row for members in places.values() for row in members]
+        methods = sorted({row.method for row in rows}, key=study.order)
+        # A line for each row, and half a line between places.
+        spans: list[list[float]] = []
+        for count, members in enumerate(places.values()):
+            first = sum(map(len, spans)) + 0.5 * count
+            spans.append([first + line for line in range(len(members))])
+        heights = [y for span in spans for y in span]
+        height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
+        figure = Figure(figsize=(11, height), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for y, row in zip(heights, rows, strict=True):
+            color, number = styles[row.method]
+            look = {"color": color, "marker": _MARKERS[number % len(_MARKERS)]}
+            look["markerfacecolor"] = "white" if row.too_few else color
+            if row.improvement is not None:
+                _draw_estimate(left, row.improvement, y, look)
+            _draw_estimate(right, row.probability, y, look)
+            right.text(1.06, y, _count_seeds(row), va="center", fontsize=9.5, color=GRAY)
+            if row.paper is not None:
+                left.plot(row.paper, y, marker="*", markersize=13, color=color, mfc="white")
+        right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
+        left.axvline(100, color=GRAY, linewidth=1)
+        right.axvline(0.5, color=GRAY, linewidth=1)
+        left.set_xlabel("area under the curve, % of the baseline's", fontsize=12)
+        right.set_xlabel("probability of improvement", fontsize=12)
+        right.set_xlim(-0.03, 1.03)
+        left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], list(places))
+        left.set_ylim(heights[-1] + 0.75, -0.75)
+        for axes in (left, right):
+            axes.tick_params(labelsize=10.5)
+            axes.grid(axis="x", alpha=0.25)
+            axes.spines[["top", "right"]].set_visible(False)
+            for span in spans[1:]:
+                axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
+        for name, (color, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
+            left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=color, label=name)
+        single = any(math.isnan(row.probability.low) for row in rows)
+        starred = any(row.paper is not None for row in rows)
+        if starred:
+            left.plot([], [], "*", color=GRAY, mfc="white", markersize=13, label="the paper")
+        if any(row.too_few for row in rows):
+            left.plot([], [], "o", color=GRAY, mfc="white", label="hollow: too few seeds")
+        _add_legend(figure, left)
+        name = study.baseline.family_label(methods[0])
+        figure.suptitle(f"{name}: compared with {study.baseline}", fontsize=14)
+        text = (
+            f"{name}: area under the curve in percent of the baseline's, and the probability that "
+            "a seed beats a seed of the baseline, with 95 % stratified-bootstrap intervals."
+        )
+        text += " Stars are the numbers of the paper's Table 1." if starred else ""
+        text += " Points without a bar have a single seed." if single else ""
+        yield family, figure, text
+
+
+def _rows(study: Study, family: str) -> dict[str, list[Comparison | Average]]:
+    """By place, the comparisons of all tasks, then the averages."""
+    rows: dict[str, list[Comparison | Average]] = defaultdict(list)
+    results: list[Comparison | Average] = [*study.comparisons, *study.wide_averages]
+    for result in results:
+        if study.baseline.family(result.method) == family:
+            rows[study.place(result).replace(", ", "\n", 1)].append(result)
+    for members in rows.values():
+        members.sort(key=lambda result: study.order(result.method))
+    return rows
+
+
+def _count_seeds(result: Comparison | Average) -> str:
+    """The seeds of the method and of the baseline, on every task."""
+    numbers = zip(*(comparison.seeds for comparison in result.comparisons), strict=True)
+    return " : ".join("–".join(map(str, sorted({min(n), max(n)}))) for n in numbers)
+
+
+def _draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
+    if not math.isnan(estimate.low):
+        axes.plot([estimate.low, estimate.high], [y, y], color=look["color"], linewidth=2.2)
+    axes.plot(estimate.value, y, markersize=6.5, linestyle="none", **look)  # type: ignore[arg-type]

@@ -1,0 +1,242 @@
+"""Estimates, intervals and tests for the small samples of a study.
+
+A cell is the scores of the seeds of one method on one task. Random numbers have a fixed seed, so
+that the same scores give the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rliable.library import get_interval_estimates
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+__all__ = [
+    *("Estimate", "best_possible_p", "column_estimates", "estimate", "holm", "interquartile_mean"),
+    *("mean_improvement", "paired_difference", "permutation_p", "probability_of_improvement"),
+    *("sign_flip_p", "smallest_detectable_difference"),
+]
+
+REPETITIONS = 2000
+_SEED = 20240731
+_MOST_LISTED = 200_000  # more divisions or signs than this are drawn instead of listed
+_DRAWN = 20_000
+
+
+class Estimate(NamedTuple):
+    """A number and its 95 % interval, which is NaN where there is none.
+
+    Example:
+        >>> Estimate(3.0, 1.0, 6.0).shown("{:.1f}")
+        '3.0 [1.0, 6.0]'
+    """
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def shown(self, pattern: str) -> str:
+        """Number and interval as a string."""
+        if math.isnan(self.low):
+            return f"{pattern.format(self.value)} [one seed]"
+        value, low, high = map(pattern.format, self)
+        return f"{value} [{low}, {high}]"
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """The mean without the lowest and highest quarter of the seeds (axis 0).
+
+    Below four seeds a quarter is none, and this is the mean.
+    """
+    cut = len(scores) // 4  # SciPy's trim_mean does the same in fifty times the time
+    return np.sort(scores, axis=0)[cut : len(scores) - cut].mean(0)
+
+
+def mean_improvement(*cells: np.ndarray) -> float:
+    """The mean over tasks of the mean score in percent of the baseline's.
+
+    Args:
+        *cells: the method's scores task by task, and then the baseline's in the same order.
+    """
+    return 100 * float(np.mean([x.mean() / y.mean() for x, y in _tasks(cells)]))
+
+
+def probability_of_improvement(*cells: np.ndarray) -> float:
+    """The fraction of pairs of seeds in which the score beats the baseline's; a tie is half.
+
+    Args:
+        *cells: as for :func:`mean_improvement`. The fractions of tasks are averaged.
+    """
+    wins = [np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)) for x, y in _tasks(cells)]
+    return float(np.mean(wins))
+
+
+def _tasks(cells: Sequence[np.ndarray]) -> zip[tuple[np.ndarray, np.ndarray]]:
+    half = len(cells) // 2
+    return zip(cells[:half], cells[half:], strict=True)
+
+
+def estimate(statistic: Callable[..., Any], *cells: np.ndarray) -> Estimate:
+    """A statistic of cells and its interval. There is none if a cell has a single seed.
+
+    Cells are resampled separately, so that they may have different numbers of seeds.
+    """
+    value = float(statistic(*cells))
+    if min(len(cell) for cell in cells) < 2:
+        return Estimate(value)
+    (low,), (high,) = _interval(lambda *resampled: np.array([statistic(*resampled)]), cells)
+    return Estimate(value, float(low), float(high))
+
+
+def column_estimates(scores: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and interquartile mean over seeds of each column, with intervals.
+
+    Args:
+        scores: ``[seeds, columns]``, such as the steps of learning curves.
+
+    Returns:
+        ``mean``, ``mean_low``, ``mean_high``, ``iqm``, ``iqm_low``, ``iqm_high``: ``[columns]``.
+    """
+
+    def both(values: np.ndarray) -> np.ndarray:
+        return np.concatenate([values.mean(0), interquartile_mean(values)])
+
+    point = both(scores)
+    low = high = np.full_like(point, math.nan)
+    if len(scores) > 1:
+        low, high = _interval(both, [scores])
+    estimates = {}
+    for suffix, values in {"": point, "_low": low, "_high": high}.items():
+        estimates[f"mean{suffix}"], estimates[f"iqm{suffix}"] = np.split(values, 2)
+    return estimates
+
+
+def _interval(
+    statistic: Callable[..., np.ndarray], cells: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    # rliable draws from NumPy's global generator, whatever random_state it is given.
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(_SEED)  # noqa: NPY002
+    try:
+        _, intervals = get_interval_estimates(
+            {"": list(cells)}, statistic, reps=REPETITIONS, confidence_interval_size=0.95
+        )
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    return intervals[""][0], intervals[""][1]
+
+
+def paired_difference(x: np.ndarray, y: np.ndarray, repetitions: int = 10_000) -> Estimate:
+    """The mean difference of paired scores. A single pair has no interval.
+
+    Pairs are resampled, so that what both scores of a pair have in common cancels out.
+
+    Example:
+        >>> paired_difference(np.array([12.0, 22.0]), np.array([10.0, 20.0]))
+        Estimate(value=2.0, low=2.0, high=2.0)
+    """
+    value = float((x - y).mean())
+    if len(x) < 2:
+        return Estimate(value)
+    found = stats.bootstrap(
+        (x, y),
+        _mean_difference,
+        paired=True,
+        n_resamples=repetitions,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return Estimate(value, *map(float, found.confidence_interval))
+
+
+def _mean_difference(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    return x.mean(axis) - y.mean(axis)
+
+
+def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
+    """The two-sided p-value of a permutation test of the difference in means.
+
+    It is twice the fraction of all divisions of the scores into two groups of these sizes whose
+    means differ at least as much as observed, in the same direction.
+
+    Example:
+        >>> permutation_p(np.array([4.0, 5.0, 6.0]), np.array([1.0, 2.0, 3.0]))  # 2 of 20
+        0.1
+    """
+    scores = np.concatenate([x, y])
+    if min(len(x), len(y)) == 1:  # any of the scores could have been the single one
+        single = x if len(x) == 1 else y
+        return min(1.0, 2 * float(min((scores >= single).mean(), (scores <= single).mean())))
+    divisions = math.comb(len(scores), len(x))
+    return _randomization_p((x, y), _mean_difference, divisions)
+
+
+def sign_flip_p(differences: np.ndarray) -> float:
+    """The two-sided p-value of a sign-flip test of paired differences.
+
+    It is twice the fraction of all combinations of signs whose mean is at least as far from zero
+    as observed, in the same direction.
+
+    Example:
+        >>> sign_flip_p(np.array([1.0, 2.0, 3.0]))  # 2 of 8
+        0.25
+    """
+    if len(differences) == 1:
+        return 1.0
+    combinations = 2 ** len(differences)
+    return _randomization_p((differences,), lambda x, axis: x.mean(axis), combinations)
+
+
+def _randomization_p(
+    samples: tuple[np.ndarray, ...], statistic: Callable[..., np.ndarray], count: int
+) -> float:
+    scale = np.abs(np.concatenate(samples)).max() or 1.0
+
+    def rounded(*resampled: np.ndarray, axis: int) -> np.ndarray:
+        # Equal sums may differ in their last digits.
+        return np.round(statistic(*resampled, axis=axis) / scale, 9)
+
+    found = stats.permutation_test(
+        samples,
+        rounded,
+        permutation_type="independent" if len(samples) > 1 else "samples",
+        vectorized=True,
+        n_resamples=np.inf if count <= _MOST_LISTED else _DRAWN,
+        rng=np.random.default_rng(0),
+    )
+    return float(found.pvalue)
+
+
+def best_possible_p(*tasks: tuple[int, int]) -> float:
+    """The lowest p-value that a permutation test of seeds and seeds of the baseline can have."""
+    return min(1.0, 2 / math.prod(math.comb(mine + other, mine) for mine, other in tasks))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's corrected p-values, in the order of the given ones.
+
+    Example:
+        >>> holm([0.5, 0.25, 0.125])
+        [0.5, 0.5, 0.375]
+    """
+    return multipletests(p_values, method="holm")[1].tolist() if p_values else []
+
+
+def smallest_detectable_difference(x: np.ndarray, y: np.ndarray, level: float = 0.05) -> float:
+    """The difference in means that a two-sided t-test detects with a probability of 80 %.
+
+    With the pooled standard deviation ``s`` of both samples and the quantiles of Student's t with
+    ``n + m - 2`` degrees of freedom, it is ``(t(1 - level / 2) + t(0.8)) s √(1 / n + 1 / m)``. It
+    is NaN if no sample has two scores, so that the spread is unknown. Of logarithms, it is that of
+    the smallest ratio.
+    """
+    freedom = len(x) + len(y) - 2
+    if freedom < 1:
+        return math.nan
+    variance = (len(x) * x.var() + len(y) * y.var()) / freedom
+    quantiles = stats.t.ppf(1 - level / 2, freedom) + stats.t.ppf(0.8, freedom)
+    return float(quantiles * math.sqrt(variance * (1 / len(x) + 1 / len(y))))

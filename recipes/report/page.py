@@ -1,0 +1,228 @@
+"""Writes a report: which blocks it has, and in which order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from vmfer_recipes.config.errors import UserError, counted
+from vmfer_recipes.report import figures, tables
+from vmfer_recipes.report.document import (
+    Block,
+    Heading,
+    Listing,
+    Paragraph,
+    Picture,
+    Table,
+    to_html,
+    to_markdown,
+)
+from vmfer_recipes.report.inference import REPETITIONS
+from vmfer_recipes.report.results import LEVEL, Average, Comparison, Study
+
+__all__ = ["check_folder", "summary", "write_report"]
+
+_TITLE = "Methods compared with their baselines"
+
+
+def check_folder(folder: Path) -> None:
+    """Raises an error if a report would replace files in a folder that are not part of a report."""
+    markdown, page = folder / "report.md", folder / "report.html"
+    if _is_report(markdown, f"# {_TITLE}\n"):
+        files = [page] if page.is_file() and not _is_report(page, "<!DOCTYPE html>") else []
+    else:
+        files = [file for file in (markdown, page, *_earlier(folder)) if file.is_file()]
+    if files:
+        raise UserError(
+            f"{files[0]} was not written by this program and would be replaced: move it, or choose "
+            "another out=."
+        )
+
+
+def _is_report(file: Path, start: str) -> bool:
+    if not file.is_file():
+        return False
+    content = file.read_bytes()
+    return content.startswith(start.encode()) and _TITLE.encode() in content
+
+
+def _earlier(folder: Path) -> list[Path]:
+    """The tables and pictures of an earlier report, some of which a new one may not have."""
+    files = [folder / "tables" / f"{name}.csv" for name in tables.NAMES]
+    for pattern in ("improvement_*.png", "curves_*.png"):
+        files += sorted((folder / "pictures").glob(pattern))
+    return files
+
+
+def write_report(study: Study, folder: Path) -> list[Path]:
+    """Writes ``report.md`` and ``report.html``, which are returned, ``tables/``, ``pictures/``."""
+    check_folder(folder)
+    blocks = _blocks(study)
+    for name in ("tables", "pictures"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    markdown, page = folder / "report.md", folder / "report.html"
+    # First, because it marks the other files as those of a report.
+    markdown.write_text(to_markdown(blocks, "pictures"), encoding="utf-8")
+    for file in _earlier(folder):
+        file.unlink(missing_ok=True)
+    for table in [*(b for b in blocks if isinstance(b, Table)), tables.curve_table(study)]:
+        table.write_csv(folder / "tables")
+    for picture in (b for b in blocks if isinstance(b, Picture)):
+        (folder / "pictures" / f"{picture.name}.png").write_bytes(picture.png)
+    page.write_text(to_html(blocks, _TITLE), encoding="utf-8")
+    return [markdown, page]
+
+
+def _blocks(study: Study) -> list[Block]:
+    finding, *numbers = summary(study)
+    blocks: list[Block] = [
+        Heading(1, _TITLE),
+        Paragraph(_compared(study)),
+        Paragraph(finding, strong=True),
+        Listing(numbers),
+        Listing(_warnings(study), warning=True),
+    ]
+    # The average over a single task says no more than the row of the task.
+    if study.wide_averages or any(average.paper for average in study.averages):
+        blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
+    if study.comparisons:
+        blocks.append(Heading(2, "Task by task"))
+        for family, figure, text in figures.improvement_figures(study):
+            blocks.append(Picture(f"improvement_{_file_name(family)}", figure, text))
+        blocks += [tables.comparison_table(study), tables.significance_table(study)]
+    blocks.append(Heading(2, "Scores"))
+    blocks += [tables.score_table(study, name) for name in ("return", "success_rate")]
+    blocks.append(Heading(2, "Learning curves"))
+    for task in study.tasks:
+        blocks.append(Heading(3, study.task_labels[task]))
+        for family, figure, text in figures.curve_figures(study, task):
+            name = f"curves_{study.task_labels[task]}_{family}"
+            blocks.append(Picture(_file_name(name), figure, text))
+    speeds = tables.speed_table(study)
+    blocks += [*([Heading(2, "Speed")] if speeds.rows else []), speeds]
+    blocks.append(Heading(2, "What was left out"))
+    if not (study.left_out or study.notes):
+        blocks.append(Paragraph("Nothing: every run that was found is part of the numbers."))
+    blocks += [Listing(study.notes), tables.left_out_table(study)]
+    blocks += [Heading(2, "Runs"), tables.run_table(study)]
+    return [*blocks, Heading(2, "How to read this"), Listing(_EXPLANATIONS)]
+
+
+def _compared(study: Study) -> str:
+    runs = sum(len(cell.runs) for cell in study.cells.values())
+    tasks = "; ".join(study.task_labels[task] for task in study.tasks)
+    others = [method for method in study.methods if not study.baseline.matches(method)]
+    names = dict.fromkeys(study.method_labels[method] for method in others)
+    return (
+        f"Compared: {'; '.join(names) or '–'}, against the baseline {study.baseline}, on {tasks}. "
+        f"{counted(runs, 'run')} included, {len(study.left_out)} left out."
+    )
+
+
+def summary(study: Study) -> list[str]:
+    """The finding, and the numbers behind it; an average over tasks replaces those of its tasks."""
+    averages = study.wide_averages
+    covered = {id(comparison) for average in averages for comparison in average.comparisons}
+    results: list[Average | Comparison] = [
+        *averages,
+        *(comparison for comparison in study.comparisons if id(comparison) not in covered),
+    ]
+    lines = [_finding(results)]
+    for result in results:
+        numbers = [f"P(improvement) {result.probability.shown('{:.2f}')}"]
+        if result.improvement is not None:
+            numbers.insert(0, f"AUC {result.improvement.shown('{:.0f} %')} of the baseline's")
+        end = ""
+        if isinstance(result, Comparison):
+            numbers.append(f"p = {result.p_value:.2g}")
+            if result.corrected_p != result.p_value:
+                numbers.append(f"corrected {result.corrected_p:.2g}")
+            end = f" {_smallest_effect(result)}"
+        method, place = study.method_labels[result.method], study.place(result)
+        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}.{end}")
+    return lines
+
+
+def _finding(results: list[Average | Comparison]) -> str:
+    count = Counter(result.verdict for result in results)
+    if not count:
+        return "Finding: none, because no finished method has a finished baseline."
+    if count.keys() <= {"too few seeds", "undecided"}:
+        return "Finding: no method is shown to differ from its baseline."
+    told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items()))
+    return f"Finding: of {counted(len(results), 'comparison')}, {told}."
+
+
+def _smallest_effect(comparison: Comparison) -> str:
+    if math.isnan(comparison.detectable):
+        return "The smallest detectable effect is unknown: neither method has two seeds."
+    pattern = tables.number_format([comparison.cell.score_name])
+    effect = f"a difference of {pattern.format(comparison.detectable)}"
+    if comparison.is_ratio:
+        digits = 2 if comparison.detectable < 10 else 0
+        effect = f"a ratio of {comparison.detectable:,.{digits}f}"
+    if comparison.too_few:
+        return f"Even a t-test could have detected only {effect} or more."
+    return f"These seeds could have detected {effect} or more."
+
+
+def _warnings(study: Study) -> list[str]:
+    warnings = []
+    concerned = defaultdict(list)
+    for comparison in study.comparisons:
+        if comparison.too_few:
+            task, method = study.label(comparison.cell)
+            concerned[comparison.seeds, comparison.best_p].append(f"{method} on {task}")
+    for (seeds, best_p), places in sorted(concerned.items()):
+        warnings.append(
+            f"{counted(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "
+            "a difference: even if every seed beat every seed of the baseline, the corrected "
+            f"p-value would be {best_p:.2f} (two-sided permutation test). This concerns "
+            f"{'; '.join(places)}."
+        )
+    fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
+    if 0 < fewest < 10 and study.comparisons:
+        warnings.append(
+            f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap "
+            "intervals are too narrow: with five normally distributed seeds, the 95 % interval of "
+            "the mean contains the true mean in about 84 % of cases. The permutation test is exact "
+            "for any number of seeds."
+        )
+    return warnings
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=-]+", "_", text).strip("_")
+
+
+_EXPLANATIONS = (
+    "A seed is one run. Its score is the area under its learning curve (AUC) by the trapezoidal "
+    "rule, divided by the number of steps: the mean success rate over the run if the task "
+    "reports one, and the mean return otherwise. until= sets the last step that counts.",
+    "The final score is the mean of the evaluations in the last tenth of the run. It is "
+    "noisier than the AUC and is not tested.",
+    "IQM is the mean without the lowest and the highest quarter of the seeds; with fewer than four "
+    "seeds, it is the mean.",
+    f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
+    "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
+    "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
+    "The paired difference is a secondary check that does not affect the verdict. If the same seed "
+    "makes both runs easy or hard, its interval is narrower.",
+    "The p-value is twice the fraction of all ways to divide the runs between the two methods that "
+    "give at least as large a difference in the mean logarithm of the AUC, in the same direction.",
+    f"A method that is called above or below its baseline has a corrected p-value below {LEVEL}. "
+    "Among all comparisons of a task, the probability of one or more false verdicts is at most "
+    f"{100 * LEVEL:.0f} %. The verdict of an average over tasks follows from the interval of "
+    "P(improvement) instead, without correction.",
+    "The smallest detectable effect would be found with a probability of 80 %. It follows from the "
+    "pooled standard deviation of the log AUC and quantiles of Student's t distribution. An "
+    "undecided comparison says nothing about smaller effects.",
+    "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
+    "the steps of the run with the fewest evaluations.",
+    "A method is compared with the runs of the same algorithm that have the settings of the "
+    "baseline and otherwise the same hyperparameters. The number of critics may differ, from "
+    "two on, if critics beyond the second do not influence the baseline: in TD3, SAC, CrossQ and "
+    "TD3+BC with a baseline that uses neither TD errors nor factors.",
+)

@@ -1,0 +1,211 @@
+"""Reads run directories. Nothing in them is executed; unreadable ones are reported."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from omegaconf import OmegaConf
+
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.errors import first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.keys import MISSING, Key, describe
+from vmfer_recipes.config.names import flat
+from vmfer_recipes.config.training import INCIDENTAL
+from vmfer_recipes.report.methods import Method, Task, frozen
+from vmfer_recipes.run.tables import read_columns
+
+__all__ = [
+    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "described", "final"),
+    *("read_config", "read_runs"),
+]
+
+# The last tenth of the run, because a single evaluation of ten episodes is noisy.
+FINAL_SHARE = 0.1
+_PLAIN = EnvConfig("")
+_REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that is not part of a report, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One training run."""
+
+    path: str  # its directory, relative to where reading began
+    task: Task
+    method: Method
+    seed: int
+    steps: np.ndarray  # when it was evaluated, increasing
+    values: dict[str, np.ndarray]  # by return and success_rate, the mean of each evaluation
+    finished: bool  # whether it was evaluated at its last step
+    speed: float  # median of its training steps per second, or NaN
+
+
+def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
+    """The mean of the evaluations in the last tenth of the run."""
+    return float(values[steps >= (1 - FINAL_SHARE) * total_frames].mean())
+
+
+def area(steps: np.ndarray, values: np.ndarray) -> float:
+    """The area under the curve per step by the trapezoidal rule: the mean over the run."""
+    span = steps[-1] - steps[0]
+    if span == 0:
+        return float(values[0])
+    return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)
+
+
+def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:
+    """All runs at and under a folder, in the order of their paths, and what was left out.
+
+    A seed that is found twice with the same settings is taken once: the run that got further.
+
+    Args:
+        folder: where to look.
+        until: read the runs as if they had ended at this step, which they must have reached.
+            Longer training does not change earlier steps, so runs of any length are comparable.
+    """
+    found: dict[tuple[Task, Method, int], Run] = {}
+    left_out = []
+    for file in sorted(folder.rglob("config.yaml")):
+        path = file.parent.relative_to(folder).as_posix()
+        try:
+            run = _read(file.parent, path)
+            run = run if until is None else _cut(run, until)
+        except Exception as error:
+            left_out.append(LeftOut(path, first_line(error)))
+            continue
+        key = (run.task, run.method, run.seed)
+        if key in found:
+            run, drop = sorted((found[key], run), key=lambda r: r.steps[-1], reverse=True)
+            left_out.append(LeftOut(drop.path, f"same settings and seed as {run.path}"))
+        found[key] = run
+    return list(found.values()), left_out
+
+
+class NoTrainingRunError(ValueError):
+    """Raised for the configuration of another program, such as ``shooting.py``."""
+
+
+def read_config(file: Path, is_quick: bool = False) -> dict[str, Any]:
+    """A ``config.yaml`` as a flat dictionary of dotted keys.
+
+    Args:
+        file: the file.
+        is_quick: ten times faster, for whole numbers and strings; 1e-3 is then a string.
+    """
+    try:
+        # Not resolved: a file from elsewhere must not read this machine's environment variables.
+        if is_quick:
+            content = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        else:
+            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except Exception as error:
+        raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
+    config = flat(content) if isinstance(content, dict) else {}
+    missing = [key for key in _REQUIRED if key not in config]
+    if config and "algorithm" in missing and "total_frames" in missing:
+        raise NoTrainingRunError("config.yaml is not that of a training run")
+    if missing:
+        raise ValueError(f"config.yaml has no {', '.join(missing)}")
+    for key in _REQUIRED:
+        kind = int if key in ("seed", "total_frames") else str
+        if type(config[key]) is not kind:
+            raise ValueError(f"config.yaml has {key}={config[key]!r}")
+    if config["total_frames"] < 1:
+        raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
+    return config
+
+
+def _read(run_dir: Path, path: str) -> Run:
+    config = read_config(run_dir / "config.yaml")
+    steps, values = _read_evaluations(run_dir / "eval.csv")
+    variant, settings = {}, {}
+    for name, value in (_defaults(config) | config).items():
+        group, _, rest = name.partition(".")
+        if name == "dataset" or (
+            group == "env" and rest != "name" and value != getattr(_PLAIN, rest, None)
+        ):
+            variant[name] = value
+        elif group not in (*INCIDENTAL, "env"):
+            settings[name] = value
+    names = (config["algorithm"], config["replay.name"], config["sampler.name"])
+    try:
+        speed = float(np.nanmedian(read_columns(run_dir / "train.csv")["steps_per_second"][-100:]))
+    except (OSError, KeyError, ValueError, IndexError):
+        speed = math.nan  # the report can do without it
+    return Run(
+        path=path,
+        task=Task(config["env.name"], config["total_frames"], frozen(variant)),
+        method=Method(*names, frozen(settings)),
+        seed=config["seed"],
+        steps=steps,
+        values=values,
+        # Not the file `finished`: kept runs may consist of configuration and table only.
+        finished=steps[-1] == config["total_frames"],
+        speed=speed,
+    )
+
+
+def _read_evaluations(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    if not file.exists():
+        raise ValueError("not evaluated yet: no eval.csv")
+    table = read_columns(file)
+    steps, returns, success = (table.get(k) for k in ("step", "return_mean", "success_rate"))
+    if steps is None or returns is None:
+        raise ValueError("eval.csv has no columns step and return_mean")
+    if not len(steps):
+        raise ValueError("not evaluated yet: eval.csv has no rows")
+    if not (np.isfinite(steps).all() and (np.diff(steps) > 0).all() and steps[0] >= 0):
+        raise ValueError("the steps in eval.csv do not increase")
+    if steps[0] > 0:  # every run is evaluated before it learns
+        raise ValueError(f"eval.csv has lost its rows before step {steps[0]:.0f}")
+    values = {"return": returns}
+    if success is not None and np.isfinite(success).any():
+        values["success_rate"] = success
+    for name, column in values.items():
+        bad = steps[~np.isfinite(column)]
+        if len(bad):
+            raise ValueError(f"eval.csv has no {name.replace('_', ' ')} at step {bad[0]:.0f}")
+    return steps, values
+
+
+def _cut(run: Run, until: int) -> Run:
+    if run.steps[-1] < until:
+        end = "its training ends at" if run.finished else "evaluated only to"
+        raise ValueError(f"{end} step {run.steps[-1]:,.0f}, before until={until}")
+    # The end may lie between two evaluations.
+    steps = np.append(run.steps[run.steps < until], until)
+    values = {name: np.interp(steps, run.steps, column) for name, column in run.values.items()}
+    task = replace(run.task, total_frames=until)
+    return replace(run, task=task, steps=steps, values=values, finished=True)
+
+
+@functools.cache
+def described(algorithm: str) -> list[Key]:
+    """The keys of a recipe of this package; none for other algorithms."""
+    known = algorithms()
+    return describe(known[algorithm]) if algorithm in known else []
+
+
+def _defaults(config: dict[str, Any]) -> dict[str, Any]:
+    """The defaults that count for keys which a run of an earlier version lacks."""
+    found = {}
+    for key in described(config["algorithm"]):
+        group = key.name.rpartition(".")[0]
+        kind = config.get(f"{group}.kind")
+        if key.default != MISSING and (not group or (kind and kind in (key.kinds or (kind,)))):
+            found[key.name] = key.default
+    return found

@@ -1,0 +1,178 @@
+"""Searches for good hyperparameters with Optuna; each trial is an ordinary run.
+
+python recipes/tune.py td3 env=Hopper-v4 'critic_lr=tag(log,interval(1e-4,1e-2))' trials=20
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import sys
+from dataclasses import dataclass, replace
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
+
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.command_line import read_command_line, read_options
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.keys import Config, describe, key
+from vmfer_recipes.config.launch import Recipe, program
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.report.runs import area, final
+from vmfer_recipes.run.directory import MAY_CHANGE
+from vmfer_recipes.run.files import lock, replacing
+from vmfer_recipes.run.tables import read_columns
+from vmfer_recipes.train import load_recipe
+
+optuna: Any = import_module("optuna") if util.find_spec("optuna") else None
+
+
+@dataclass
+class TuneConfig(Config):
+    """Trains one run per trial, with values that Optuna chooses from the given ranges."""
+
+    trials: int = key(20, "trials of the whole search, with those of earlier starts", low=1)
+    objective: str = key("final", "what to optimize", choices=("final", "best", "area"))
+    metric: str = key("return_mean", "column of eval.csv")
+    direction: str = key("maximize", "whether more is better", choices=("maximize", "minimize"))
+    study_seed: int = key(0, "seed of Optuna's sampler", low=0, high=10_000)
+
+
+@program
+def main() -> None:
+    """Runs the trials that are missing and prints the best one."""
+    names = ("--help", "-h", *(f"{each.name}=" for each in describe(TuneConfig)))
+    own = [each for each in sys.argv[1:] if each.startswith(names)]
+    usage = "python recipes/tune.py <algorithm> [key=value or range]"
+    options = read_options(usage, own, TuneConfig)
+    if optuna is None:
+        raise UserError("A search needs another package: pip install '.[search]'.")
+    name, *given = [each for each in sys.argv[1:] if each not in own] or [""]
+    is_known = name in algorithms()  # then mistakes are reported before the slow imports
+    recipe = Recipe(name, algorithms()[name], print, name) if is_known else load_recipe(name)
+    fixed, space, folder = _read(given, recipe)
+    cfg = _check(fixed, space, recipe)
+    values = {name: value for name, value in cfg.as_dict().items() if name not in MAY_CHANGE}
+    identity = repr((values, space, replace(options, trials=1)))
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    folder = folder or Path(f"runs/search/{name}-{digest}")
+    with lock(folder):
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = f"sqlite:///{(folder / 'trials.db').absolute()}"
+        if optuna.get_all_study_names(storage) not in ([], [digest]):
+            raise UserError(f"{folder} holds another search: choose another run_dir.")
+        goal: Any = {"direction": options.direction, "load_if_exists": True}
+        study = optuna.create_study(storage=storage, study_name=digest, **goal)
+        _search(study, load_recipe(name), fixed, space, folder, options)
+
+
+def _read(given: list[str], recipe: Recipe) -> tuple[list[str], dict[str, Any], Path | None]:
+    """The fixed arguments of a search, its ranges, and its folder if that is given."""
+    line = read_command_line(["-m", *given], recipe.config)
+    fixed = [each for each in line.options if each not in ("-m", "--multirun")]
+    space, folder = {}, None
+    for each in OverridesParser.create().parse_overrides(line.overrides):
+        if each.is_sweep_override():
+            space[each.get_key_element()] = _distribution(each, recipe.config)
+        elif each.get_key_element() == "run_dir":
+            folder = Path(str(each.value()))
+        else:
+            fixed.append(str(each.input_line))
+    return fixed, space, folder
+
+
+def _distribution(override: Override, config: type[Config]) -> Any:
+    value, kinds = override.value(), optuna.distributions
+    if not isinstance(value, IntervalSweep):
+        return kinds.CategoricalDistribution(list(override.sweep_string_iterator()))
+    types = {each.name: each.types for each in describe(config)}
+    low, high, is_log = float(value.start or 0), float(value.end or 0), "log" in value.tags
+    try:
+        if float in types.get(override.get_key_element().lstrip("+"), (float,)):
+            return kinds.FloatDistribution(low, high, log=is_log)
+        return kinds.IntDistribution(math.ceil(low), math.floor(high), log=is_log)
+    except ValueError as error:
+        raise UserError(f"{override.input_line} is not a range ({first_line(error)}).") from error
+
+
+def _check(fixed: list[str], space: dict[str, Any], recipe: Recipe) -> TrainingConfig:
+    """Checks all choices and the ends of all ranges. Returns the configuration of the first."""
+    ends = {
+        name: [*getattr(each, "choices", ())] or [each.low, each.high]
+        for name, each in space.items()
+    }
+    first = {name: values[0] for name, values in ends.items()}
+    others = [first | {name: value} for name in ends for value in ends[name][1:]]
+    for values in [*others, first]:
+        sys.argv[1:] = [*fixed, *_written(values)]
+        (cfg,) = recipe.check()  # ends the program with one line if a value is wrong
+    if not (space and isinstance(cfg, TrainingConfig)):
+        raise UserError(
+            "Give a recipe that writes eval.csv and a range: td3 'tau=interval(0,0.1)'."
+        )
+    return cfg
+
+
+def _written(values: dict[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def _search(
+    study: Any, recipe: Recipe, fixed: list[str], space: Any, folder: Path, options: TuneConfig
+) -> None:
+    """Runs the missing trials. Those that fail, or whose objective is not finite, count as well."""
+    states, seed = optuna.trial.TrialState, options.study_seed * 100_000
+    while (number := len(study.trials)) < options.trials:
+        # Only ended trials are stored. The values of a trial depend on its number and on those
+        # before it, so an interrupted one is drawn again and resumes in its directory.
+        sampler = optuna.samplers.TPESampler(seed=seed + number)
+        draw = optuna.create_study(sampler=sampler, direction=options.direction)
+        draw.add_trials(study.trials)
+        values, run_dir = draw.ask(space).params, folder / f"trial{number:03d}"
+        print(f"Trial {number}: {' '.join(_written(values))}", file=sys.stderr)
+        sys.argv[1:] = [*fixed, *_written(values), f"run_dir='{run_dir}'"]
+        trial = {"params": values, "distributions": space, "state": states.FAIL}
+        try:
+            recipe()
+            value = objective(run_dir, options)
+            if math.isfinite(value):
+                trial |= {"value": value, "state": states.COMPLETE}
+        except SystemExit as end:
+            if end.code != 2:  # Ctrl-C or SIGTERM
+                raise
+        study.add_trial(optuna.trial.create_trial(**trial))
+        with replacing(folder / "trials.csv") as file:
+            rows: list[Any] = [["trial", "state", options.objective, *space]]
+            for each in study.trials:
+                found = [each.params[name] for name in space]
+                rows.append([each.number, each.state.name.lower(), each.value, *found])
+            csv.writer(file, lineterminator="\n").writerows(rows)
+    failed = sum(each.value is None for each in study.trials)
+    if failed == number:
+        raise UserError(f"All {number} trials of {folder} failed: change the ranges.")
+    best, note = study.best_trial, f", {failed} failed" if failed else ""
+    score = f"{options.objective} {options.metric} {best.value:.1f}"
+    print(f"Best of {number} trials{note}: trial {best.number} with {score}.")
+    print(f"  values     {' '.join(_written({name: best.params[name] for name in space}))}")
+    print(f"  run        {folder / f'trial{best.number:03d}'}")
+    print(f"  all trials {folder / 'trials.csv'}")
+
+
+def objective(run_dir: Path, options: TuneConfig) -> float:
+    """The number to optimize, from the evaluations of a finished run."""
+    table, metric = read_columns(run_dir / "eval.csv"), options.metric
+    if metric not in table:
+        raise UserError(f"eval.csv has no column metric={metric}: it has {', '.join(table)}.")
+    steps, values = table["step"], table[metric]
+    if options.objective == "final":
+        return final(steps, values, int(steps[-1]))
+    return float(values.max()) if options.objective == "best" else area(steps, values)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Explorers that compute the action for a single observation in one compiled call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, exploration_type
+
+from torchrl_vmfer.compiled.extension import functions
+from torchrl_vmfer.compiled.plain import Squashed, read_network
+from torchrl_vmfer.compiled.stacked import (
+    AdamState,
+    NotServedError,
+    Settings,
+    StackedNetwork,
+    StackedUpdates,
+)
+from torchrl_vmfer.networks import Explorer, LocAndScale
+
+__all__ = ["make_explorer"]
+
+
+class CompiledExplorer(Explorer):
+    """An :class:`~torchrl_vmfer.networks.Explorer` that calls the compiled function.
+
+    It draws the same random numbers. Batches are computed as by the parent class.
+
+    Args:
+        network: a plain network that ends with the usual last layer of its kind of actor.
+        noise: as in the parent class.
+    """
+
+    def __init__(self, network: nn.Module, noise: float | None = None) -> None:
+        super().__init__(network, noise)
+        self._bind()
+
+    def _bind(self) -> None:
+        plain = read_network(self.network, TensorDict.from_module(self.network))  # type: ignore[arg-type]
+        expected = LocAndScale if self.noise is None else Squashed
+        if type(plain.last) is not expected:
+            raise NotServedError(f"the actor does not end with {expected.__name__}")
+        self._tensors = [(tensor, tensor.data_ptr()) for tensor in plain.tensors()]
+        states = [AdamState(tensor.detach()[None]) for tensor, _ in self._tensors]
+        self._size = plain.sizes[-1] // (2 if self.noise is None else 1)
+        settings = Settings(
+            plain.sizes[0],
+            self._size,
+            policy="gaussian" if self.noise is None else "deterministic",
+            log_bounds=LocAndScale.bounds,
+        )
+        actor = StackedNetwork(plain.sizes, states, plain.norm_eps)
+        self._updates: Any = StackedUpdates(settings, actor)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_tensors": [(torch.empty(0), -1)], "_updates": None}
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns an action."""
+        is_single = observation.ndim == 1 and observation.is_cpu and not torch.is_grad_enabled()
+        if not is_single or observation.dtype is not torch.float32 or not self._is_current():
+            return super().forward(observation)
+        noise = None
+        if self.noise is not None or exploration_type() is ExplorationType.RANDOM:
+            noise = torch.randn(self._size, dtype=torch.float32, device="cpu").numpy()
+        array = observation.contiguous().numpy()
+        return torch.from_numpy(self._updates.act(array, noise, self.noise or 0.0)[0])
+
+    def _is_current(self) -> bool:
+        """Whether the parameters in use are those of the network, if need be after binding."""
+        if any(t.data_ptr() != p or not t.is_contiguous() for t, p in self._tensors):
+            try:
+                self._bind()
+            except NotServedError:  # for instance, a parameter was transposed
+                return False
+        return True
+
+
+def make_explorer(network: nn.Module, noise: float | None = None) -> Explorer:
+    """Makes the explorer of a network, which uses the compiled function where possible.
+
+    Args:
+        network: as in :class:`~torchrl_vmfer.networks.Explorer`.
+        noise: as there.
+    """
+    if functions() is None:
+        return Explorer(network, noise)
+    try:
+        return CompiledExplorer(network, noise)
+    except NotServedError:
+        return Explorer(network, noise)

@@ -1,0 +1,453 @@
+"""One replay buffer with separate samplers for the actor and the critics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict.utils import expand_as_right
+from torch import Tensor
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer._torchrl import (
+    SeamReplayBuffer,
+    empty_sampler,
+    entries_of,
+    note_written,
+    set_generator,
+    stored_rows,
+    track_generations,
+    unchecked_tensordict,
+)
+from torchrl_vmfer.plain_state import load_file, save_file
+from torchrl_vmfer.replay import state
+from torchrl_vmfer.replay.shared_writes import SharedWrites, WriteLock, is_in_ray_actor
+from torchrl_vmfer.samplers import VMFSampler
+from torchrl_vmfer.samplers.adapters import (
+    SIGNAL_ENTRIES,
+    one_per_item,
+    report_existing,
+    signal_of,
+    takes_td_errors,
+)
+from torchrl_vmfer.samplers.distributions import uniform
+
+__all__ = ["ActorCriticReplayBuffer"]
+
+_FILE = "replay_buffer.pt"
+Draw = Callable[[Storage, int], tuple[Any, dict[str, Any]]]
+
+
+class ActorCriticReplayBuffer(SeamReplayBuffer):
+    """A :class:`~torchrl.data.TensorDictReplayBuffer` with a second sampler for the actor.
+
+    ``sample()`` and ``update_priority()`` serve the critics, as in any TorchRL buffer;
+    ``sample_actor()`` and ``update_actor_priority()`` serve the actor. Both samplers share one
+    storage, one writer, one lock and one random generator.
+
+    ``state_dict()`` and ``dumps()`` save all of these as plain tensors, numbers and strings, which
+    can be loaded without executing code. Only live rows are saved. Loading a state replaces the
+    contents of the buffer; loading an incompatible state raises an error and changes nothing.
+
+    If other processes write to the buffer (``share()``, TorchRL's multi-process collectors, Ray),
+    the writer counts the generations of the slots, batches have the entry ``"index_generation"``,
+    and the buffer drops factors that arrive after their slot was overwritten. ``torch.compile``
+    excludes all methods from its graphs.
+
+    Keyword Args:
+        critic_sampler: any TorchRL sampler. Defaults to uniform sampling. ``sampler`` is
+            another name for it, but not for a sampler by factors.
+        actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
+        **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
+            ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` applies to
+            the critics' batches only: the actor's batches use the newest factors.
+            ``sample_unit`` and ``consume_after_n_samples`` are not supported.
+
+    Examples:
+        >>> from torchrl.data import LazyTensorStorage
+        >>> buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
+        >>> data = {"observation": torch.randn(10, 3), "action": torch.randn(10, 2)}
+        >>> index = buffer.extend(TensorDict(data, [10]))
+        >>> critic_batch = buffer.sample()
+        >>> actor_batch = buffer.sample_actor(keys=["observation"])
+        >>> sorted(actor_batch.keys())
+        ['index', 'observation']
+        >>> buffer.update_actor_priority(actor_batch, torch.full((4,), 2.5))
+    """
+
+    def __init__(
+        self,
+        *,
+        critic_sampler: Sampler | Callable[[], Sampler] | None = None,
+        actor_sampler: Sampler | Callable[[], Sampler] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if sampler is not None and critic_sampler is not None:
+            raise TypeError(
+                "`sampler=` is another name for `critic_sampler=`: pass only one of them. The "
+                "actor's sampler is `actor_sampler=`."
+            )
+        if actor_sampler is None and _samples_by_factors(sampler):
+            raise TypeError(
+                f"sampler={sampler!r} would draw the critics' batches: pass it as `actor_sampler=`."
+            )
+        for option in ("sample_unit", "consume_after_n_samples"):
+            if kwargs.get(option) is not None:
+                raise ValueError(
+                    f"{type(self).__name__} draws single transitions for the actor, any number of "
+                    f"times: leave out {option}={kwargs[option]!r}."
+                )
+        self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
+        self._shared_writes = SharedWrites()
+        self._last_draw: tuple[Any, Tensor] | None = None  # the actor's index and its generation
+        super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
+
+    def make_parts(self) -> None:
+        """Makes the actor's sampler."""
+        sampler = self._actor_sampler
+        if not isinstance(sampler, Sampler) and callable(sampler):
+            sampler = sampler()
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"actor_sampler must be a Sampler or a function that makes one, got {sampler!r}."
+            )
+        self._actor_sampler = sampler
+
+    def check_parts(self) -> None:
+        """Initializes the actor's sampler with the data that the storage already holds."""
+        # TorchRL does this for the critics' sampler.
+        report_existing(self._actor_sampler, self.storage)
+        if self.shared or is_in_ray_actor():
+            track_generations(self.writer)
+        self._shared_writes.skip(self.writer)
+
+    @property
+    def critic_sampler(self) -> Sampler:
+        """The sampler behind ``sample()``."""
+        return self.sampler
+
+    @property
+    def actor_sampler(self) -> Sampler:
+        """The sampler behind ``sample_actor()``."""
+        self.ensure_built()
+        return self._actor_sampler
+
+    def __repr__(self) -> str:
+        if not self.is_built:
+            return f"{type(self).__name__}(not built yet)"
+        parts = ("storage", "critic_sampler", "actor_sampler", "writer", "batch_size")
+        lines = (f"    {name}={getattr(self, name)!r},\n" for name in parts)
+        return f"{type(self).__name__}(\n{''.join(lines)})"
+
+    def set_rng(self, generator: torch.Generator | None) -> None:
+        """Sets the random generator of the storage, the writer and both samplers."""
+        super().set_rng(generator)
+        set_generator(self._actor_sampler, generator)
+
+    # --- Sampling.
+
+    @torch.compiler.disable
+    def sample(self, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Samples a batch for the critics. The arguments are those of TorchRL's method."""
+        has_arguments = batch_size is not None or args or kwargs
+        if has_arguments or self.batch_size is None or not self.is_direct:
+            return super().sample(batch_size, *args, **kwargs)
+        return self._with_metadata(*self.draw_batch(self.batch_size))
+
+    @torch.compiler.disable
+    def sample_actor(
+        self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
+    ) -> TensorDictBase:
+        """Samples a batch for the actor.
+
+        Args:
+            batch_size: defaults to the buffer's.
+            keys: a list of the entries to read, all by default. The actor update only needs
+                the observation, so the buffer can skip the other entries.
+
+        Returns:
+            the batch, with its slots under ``"index"``.
+        """
+        batch = self._sample_with(self.actor_sampler.sample, batch_size, keys)
+        if self.writer.tracks_generations:
+            self._last_draw = batch["index"], batch["index_generation"]
+        return batch
+
+    @torch.compiler.disable
+    def sample_uniformly(
+        self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
+    ) -> TensorDictBase:
+        """Samples a batch uniformly with replacement, independently of the samplers.
+
+        Args:
+            batch_size: defaults to the buffer's.
+            keys: as in :meth:`sample_actor`.
+        """
+        self.ensure_built()
+        return self._sample_with(self._draw_uniformly, batch_size, keys)
+
+    def _draw_uniformly(self, storage: Storage, count: int) -> tuple[Any, dict[str, Any]]:
+        if len(storage) == 0:
+            raise RuntimeError("Cannot sample from an empty storage.")
+        slots = torch.from_numpy((uniform(count, self.generator) * len(storage)).astype(np.int64))
+        return slots if storage.ndim == 1 else torch.unravel_index(slots, storage.shape), {}
+
+    def _sample_with(
+        self, draw: Draw, batch_size: int | None, keys: Sequence[NestedKey] | None
+    ) -> TensorDictBase:
+        batch_size = self.batch_size if batch_size is None else batch_size
+        if batch_size is None:
+            raise RuntimeError("No batch size: pass it to this method or to the constructor.")
+        if isinstance(keys, (str, tuple)):
+            raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
+        # A transform may read any entry.
+        data, info = self.draw_with(draw, batch_size, None if self.has_transform else keys)
+        if keys is not None and (self.has_transform or stored_rows(self.storage) is None):
+            data = data.select(*keys)
+        return self._with_metadata(data, info)
+
+    def _with_metadata(self, data: TensorDictBase, info: dict[str, Any]) -> TensorDictBase:
+        """Adds the metadata of a draw to its batch."""
+        # All columns of a batch that was just read are new, and have its size and device.
+        entries = entries_of(data) if self.is_direct and data.ndim == 1 else data
+        for key, value in info.items():
+            if isinstance(value, tuple):
+                value = torch.stack(value, -1)
+            elif not isinstance(value, Tensor):
+                value = torch.as_tensor(value)
+            entries[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
+        return data
+
+    def draw_with(
+        self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
+    ) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Draws, reads and transforms a batch.
+
+        Args:
+            draw: the ``sample`` of a sampler.
+            batch_size: how many transitions to draw.
+            keys: the entries to read; ``None`` reads all.
+
+        Returns:
+            the batch and its metadata, including ``"index"``.
+        """
+        with self.locked():
+            index, info = draw(self.storage, batch_size)
+            info["index"] = index
+            if self.writer.tracks_generations:
+                info["index_generation"] = self.writer.generations_of(index)
+            data = self.read_rows(index, keys)
+        return (self.transform(data) if self.has_transform else data), info
+
+    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Draws a batch for ``sample()``."""
+        if self.is_direct:
+            return self.draw_with(self.sampler.sample, batch_size, None)
+        if not self.shared:  # TorchRL's method holds the lock as briefly as possible
+            return super().draw_batch(batch_size)
+        with self.locked():
+            return super().draw_batch(batch_size)
+
+    def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
+        """Reads transitions.
+
+        Args:
+            index: the index that a sampler has drawn.
+            keys: the entries to read; ``None`` reads all. Storages that do not keep all rows in
+                one TensorDict always read all entries.
+        """
+        rows = stored_rows(self.storage)
+        if keys is None or rows is None:
+            return self.collate(self.storage.get(index))
+        columns = {key: rows.get(key, None) for key in keys}
+        if isinstance(index, tuple) or not all(isinstance(c, Tensor) for c in columns.values()):
+            return self.collate(rows.select(*keys)[index])
+        # Several times faster than indexing, for rows scattered over a large storage.
+        columns = {key: select_rows(column, index) for key, column in columns.items()}
+        size = torch.Size([len(index)])
+        if all(isinstance(key, str) for key in keys):
+            return self.collate(unchecked_tensordict(columns, size, rows.device))
+        return self.collate(TensorDict(columns, size, device=rows.device))
+
+    # --- Priorities.
+
+    @torch.compiler.disable
+    def update_actor_priority(
+        self, index: Any, factor: float | Tensor, generation: Tensor | None = None
+    ) -> None:
+        """Updates the factors of some transitions in the actor's sampler.
+
+        Args:
+            index: the actor's batch, or its ``"index"`` entry.
+            factor: their sampling factors, such as ``metadata["vmf_factor"]``. If the items of the
+                buffer are trajectories, the factors ``[batch, time]`` of each are reduced as the
+                sampler's ``reduction`` says, as in TorchRL's prioritized buffers.
+            generation: the ``"index_generation"`` entry, which batches have if other processes
+                write or if the writer has ``track_generations=True``. Slots that were overwritten
+                since then keep the factor of the new transition. Not needed if ``index`` is a batch
+                or the index of the last batch drawn.
+        """
+        self.ensure_built()
+        if isinstance(index, TensorDictBase):
+            index, generation = index["index"], index.get("index_generation", generation)
+        if generation is None and self._last_draw is not None:
+            generation = self._last_generation(index)
+        with self.locked():
+            index, factor = self._live_rows(self._actor_sampler, index, factor, generation)
+            self._actor_sampler.update_priority(index, factor, storage=self.storage)
+
+    @torch.compiler.disable
+    def update_priority(
+        self, index: Any, priority: float | Tensor, generation: Tensor | None = None
+    ) -> None:
+        """Updates the priorities of some transitions in the critics' sampler.
+
+        Args:
+            index: the ``"index"`` entry of the critics' batch.
+            priority: their priorities.
+            generation: as in :meth:`update_actor_priority`.
+        """
+        self.ensure_built()
+        with self.locked():
+            index, priority = self._live_rows(self.sampler, index, priority, generation)
+            super().update_priority(index, priority)
+
+    @torch.compiler.disable
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Updates both samplers with the entries that ``forward`` of a loss wrote into a batch.
+
+        Args:
+            data: the batch. A sampler of the critics by TD errors uses its entry ``priority_key``,
+                the actor's sampler its entry ``"vmf_factor"``, or ``"vmf_gradient_norm"`` if it
+                samples by gradient norms. Missing entries are skipped.
+        """
+        batch = data if data.ndim else data.unsqueeze(0)
+        # TorchRL's method is not used: it ignores all samplers but its own, and assigns the highest
+        # priority to a batch that lacks the entry.
+        if takes_td_errors(self.critic_sampler) and self.priority_key in data.keys(True):
+            generation = batch.get("index_generation", None)
+            self.update_priority(batch["index"], self.priorities_in(batch), generation)
+        entry = SIGNAL_ENTRIES.get(signal_of(self.actor_sampler) or "")
+        values = None if entry is None else batch.get(entry, None)
+        if values is not None:
+            self.update_actor_priority(batch, values)
+
+    def _last_generation(self, index: Any) -> Tensor | None:
+        """The generation of the actor's last batch, if the batch has this index."""
+        drawn, generation = self._last_draw or (None, None)
+        if not isinstance(index, Tensor) or drawn is None or index.shape != drawn.shape:
+            return None
+        return generation if torch.equal(index.to(drawn.device), drawn) else None
+
+    def _live_rows(
+        self, sampler: Sampler, index: Any, values: Any, generation: Tensor | None
+    ) -> tuple[Any, Any]:
+        """One value for each item of a batch whose slot still has the given generation."""
+        if isinstance(index, tuple):
+            index = torch.stack(index, -1)
+        if self.storage.ndim == 1:
+            index, values, generation = one_per_item(index, values, generation, sampler)
+        if generation is None:
+            return index, values
+        if not self.writer.tracks_generations:
+            raise ValueError(
+                "The writer does not count generations: pass writer=TensorDictRoundRobinWriter("
+                "track_generations=True) to the buffer."
+            )
+        index, values = torch.as_tensor(index), torch.as_tensor(values)
+        live = self.writer.generations_of(index) == generation.to(index.device)
+        return index[live], values if values.numel() == 1 else values[live.to(values.device)]
+
+    # --- Writes by this process and by others.
+
+    def mark_update(self, index: Any) -> None:
+        """Reports written slots to both samplers. Called by the writer."""
+        super().mark_update(index)
+        self._actor_sampler.mark_update(index, storage=self.storage)
+        if isinstance(index, Tensor):
+            self._actor_sampler.extend(index)
+        else:
+            self._actor_sampler.add(index)
+
+    def empty(self, empty_write_count: bool = True) -> None:
+        """Empties the buffer, drops prefetched batches and resets both samplers."""
+        self.ensure_built()
+        with self.prefetch_lock:
+            self.replace_prefetched([])
+            with self.thread_lock, self.process_lock:
+                super().empty(empty_write_count=empty_write_count)
+                empty_sampler(self._actor_sampler)
+                self._shared_writes.skip(self.writer)
+
+    def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
+        """Lets other processes write into the buffer. Called by TorchRL's collectors.
+
+        The copies of the buffer in other processes write into the same storage. The next method
+        call on this buffer reports their writes to both samplers. From now on, a round-robin
+        writer counts the generations of the slots, and batches have the entry
+        ``"index_generation"``.
+        """
+        super().share(shared)
+        if shared:
+            self.process_lock = WriteLock()
+            if self.is_built:
+                track_generations(self.writer)
+                self._shared_writes.skip(self.writer)
+        return self
+
+    def locked(self) -> AbstractContextManager[Any]:
+        """Holds the locks and updates both samplers with the writes of other processes."""
+        return self._locked_for_all() if self.shared else self.thread_lock
+
+    @contextmanager
+    def _locked_for_all(self) -> Iterator[None]:
+        with self.thread_lock, self.process_lock:
+            slots = self._shared_writes.slots(self.writer, self.storage)
+            if slots is not None:
+                index = note_written(self.writer, slots)
+                self.mark_update(index)
+                self.sampler.extend(index)
+            yield
+
+    # --- Saving and loading.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies live rows, writer, both samplers, generator, transform and prefetched batches."""
+        self.ensure_built()
+        with self.holding_prefetched() as prefetched, self.locked():
+            return state.state_of(self, prefetched)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replaces everything with a copy of a state. An incompatible state changes nothing."""
+        self.ensure_built()
+        with self.prefetch_lock:
+            self.synchronize()
+            with self.locked():
+                state.load_state(self, state_dict)
+                self._shared_writes.skip(self.writer)
+
+    def dumps(self, path: str | Path) -> None:
+        """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
+        save_file(self.state_dict(), Path(path) / _FILE)
+
+    def loads(self, path: str | Path) -> None:
+        """Loads a state saved by :meth:`dumps`."""
+        self.load_state_dict(load_file(Path(path) / _FILE))
+
+
+def _samples_by_factors(sampler: Any) -> bool:
+    return getattr(sampler, "signal", None) == "factor"  # a sampler or its class
+
+
+def select_rows(column: Tensor, index: Tensor) -> Tensor:
+    """Reads rows of one entry."""
+    return column.index_select(
+        0, index if index.device == column.device else index.to(column.device)
+    )

@@ -1,0 +1,187 @@
+"""The checkpoint of a replay buffer: one state of plain tensors, numbers and strings."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer._torchrl import replace_rows, stored_rows, writer_state
+from torchrl_vmfer.plain_state import plain, tensordict_from_plain, tensordict_to_plain
+from torchrl_vmfer.samplers.adapters import load_sampler_state, sampler_state
+
+if TYPE_CHECKING:
+    from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
+
+__all__ = ["load_state", "state_of"]
+
+_ENTRIES = (
+    *("storage", "writer", "critic_sampler", "actor_sampler", "transform", "generator"),
+    "prefetched",
+)
+
+
+def state_of(
+    buffer: ActorCriticReplayBuffer, prefetched: list[tuple[TensorDictBase, dict[str, Any]]]
+) -> dict[str, Any]:
+    """Copies the state of a buffer whose locks are held.
+
+    Args:
+        buffer: the buffer.
+        prefetched: its prefetched batches.
+    """
+    return {
+        "storage": _storage_state(buffer.storage),
+        **_parts_state(buffer),
+        "prefetched": [
+            {
+                "batch": tensordict_to_plain(batch, "The prefetched entry "),
+                "info": plain(info, "info"),
+            }
+            for batch, info in prefetched
+        ],
+    }
+
+
+def _parts_state(buffer: ActorCriticReplayBuffer) -> dict[str, Any]:
+    """The state of everything except the data."""
+    length, generator = len(buffer.storage), buffer.generator
+    transform = buffer.transform.state_dict() if buffer.has_transform else {}
+    device = None if generator is None else str(generator.device)
+    return {
+        "writer": plain(writer_state(buffer.writer, length), "writer"),
+        "critic_sampler": sampler_state(buffer.critic_sampler, length, "critic_sampler"),
+        "actor_sampler": sampler_state(buffer.actor_sampler, length, "actor_sampler"),
+        "transform": plain(transform, "transform"),
+        "generator": None if generator is None else (generator.get_state(), device),
+    }
+
+
+def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
+    """Loads a copy of a state into a buffer whose locks are held.
+
+    Anything that may fail is checked or undone before the data are replaced.
+    """
+    missing = [name for name in _ENTRIES if name not in state]
+    if missing:
+        raise ValueError(
+            f"The state has no {missing[0]!r}: it was not saved by ActorCriticReplayBuffer."
+        )
+    saved = state["storage"]["rows"]
+    device = buffer.storage.device  # the saved one may not exist here
+    device = None if device == "auto" else device
+    rows = None if saved is None else _rows_from_plain(saved, device)
+    prefetched = [
+        (_batch_from_plain(one["batch"], device), plain(one["info"], "info"))
+        for one in state["prefetched"]
+    ]
+    buffer.check_prefetched(prefetched)
+    if state["transform"] and not buffer.has_transform:
+        raise ValueError(
+            "The saved state includes that of a transform, but this buffer has no transform: "
+            "construct the buffer with the same transform as the saved one."
+        )
+    _check_rows(buffer.storage, state["storage"], rows)
+    before = _parts_state(buffer)
+    try:
+        _load_parts(buffer, state)
+    except Exception:
+        _load_parts(buffer, before)
+        raise
+    replace_rows(buffer.storage, rows, 0 if rows is None else len(rows), buffer.writer)
+    buffer.replace_prefetched(prefetched)
+
+
+def _load_parts(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
+    load_sampler_state(buffer.actor_sampler, state["actor_sampler"])
+    load_sampler_state(buffer.critic_sampler, state["critic_sampler"])
+    if buffer.has_transform:
+        buffer.transform.load_state_dict(state["transform"])
+    buffer.writer.load_state_dict(state["writer"])
+    if state["generator"] is not None:
+        numbers, device = state["generator"]
+        generator = torch.Generator(device=device)
+        generator.set_state(numbers.cpu())
+        buffer.set_rng(generator)
+
+
+def _storage_state(storage: Storage) -> dict[str, Any]:
+    """Copies the live rows of a storage."""
+    length = len(storage)
+    state: dict[str, Any] = {"length": length, "capacity": storage.max_size, "rows": None}
+    if length:
+        state["rows"] = _rows_to_plain(storage.get(slice(0, _live_rows(storage))))
+    return state
+
+
+def _live_rows(storage: Storage) -> int:
+    return len(storage) if storage.ndim == 1 else storage.shape[0]
+
+
+def _batch_from_plain(state: dict[str, Any], device: torch.device | None) -> TensorDict:
+    """Restores a batch on its device, or on another one if this machine does not have it."""
+    try:
+        torch.empty(0, device=state["device"])
+        device = None
+    except (AssertionError, RuntimeError):  # not available
+        pass
+    return tensordict_from_plain(state, device).clone()
+
+
+def _rows_to_plain(rows: Any) -> Any:
+    """Copies rows: one TensorDict, or the list of TensorDicts of a ``ListStorage``."""
+    if isinstance(rows, TensorDictBase):
+        return tensordict_to_plain(rows, "The stored entry ")
+    return [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(rows)]
+
+
+def _rows_from_plain(state: Any, device: torch.device | None) -> TensorDict | list[TensorDict]:
+    """Restores the output of :func:`_rows_to_plain`."""
+    if isinstance(state, list):
+        return [
+            tensordict_from_plain(row, device).clone() for row in state
+        ]  # a list keeps the objects themselves
+    return tensordict_from_plain(state, device)
+
+
+def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
+    """Raises an error if saved rows do not fit a storage."""
+    length, capacity = state["length"], state["capacity"]
+    is_grid = storage.ndim > 1 and isinstance(rows, TensorDictBase)
+    row_size = rows.batch_size[1 : storage.ndim].numel() if is_grid else 1
+    count = 0 if rows is None else len(rows)
+    # TorchRL rounds the capacity of a grid up at the first write.
+    saved_room, room = (math.ceil(size / row_size) for size in (capacity, storage.max_size))
+    # Where a full storage continues to write depends on its capacity.
+    if count > room or (saved_room != room and count == min(saved_room, room)):
+        raise ValueError(
+            f"The state holds {length} rows of a storage with the capacity {capacity}, but this "
+            f"storage has the capacity {storage.max_size}: construct it with the same capacity."
+        )
+    present = stored_rows(storage)
+    if rows is None or present is None:
+        return
+    if not isinstance(rows, TensorDictBase):
+        raise ValueError(
+            f"The state holds a list of rows, which {type(storage).__name__} cannot load."
+        )
+    saved, known = _schema(rows, storage.ndim), _schema(present, storage.ndim)
+    for key in sorted(saved.keys() | known.keys(), key=str):
+        if saved.get(key) != known.get(key):
+            raise ValueError(
+                f"The saved entry {key!r} is {saved.get(key, 'missing')}, but the stored one is "
+                f"{known.get(key, 'missing')}: load the state into a buffer with the same entries."
+            )
+
+
+def _schema(rows: TensorDictBase, ndim: int) -> dict[Any, str]:
+    return {
+        key: f"{str(entry.dtype).removeprefix('torch.')}{list(entry.shape[ndim:])}"
+        if isinstance(entry, Tensor)
+        else "no tensor"
+        for key, entry in rows.items(True, True, is_leaf=is_leaf_nontensor)
+    }

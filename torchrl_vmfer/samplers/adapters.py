@@ -1,0 +1,168 @@
+"""State, probabilities and signal of any TorchRL sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrl.data import PrioritizedSampler, RandomSampler
+from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
+
+from torchrl_vmfer._torchrl import load_prioritized_state, prioritized_state
+from torchrl_vmfer.plain_state import plain
+from torchrl_vmfer.samplers.base import BaseSampler
+
+__all__ = [
+    "SIGNAL_ENTRIES",
+    "load_sampler_state",
+    "one_per_item",
+    "probabilities_of",
+    "report_existing",
+    "sampler_state",
+    "signal_of",
+    "takes_td_errors",
+]
+
+SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
+"""The entries that actor losses write, by the signal of the samplers that use them."""
+
+
+def signal_of(sampler: Sampler) -> str | None:
+    """What ``update_priority`` of a sampler expects.
+
+    Returns:
+        the attribute ``signal`` of the sampler. Without this attribute, ``"factor"`` if the sampler
+        defines ``update_priority``, and ``None`` otherwise.
+
+    Examples:
+        >>> from torchrl_vmfer import GradientNormSampler
+        >>> signal_of(GradientNormSampler()), signal_of(RandomSampler())
+        ('gradient_norm', None)
+    """
+    takes_priorities = type(sampler).update_priority is not Sampler.update_priority
+    return getattr(sampler, "signal", "factor" if takes_priorities else None)
+
+
+def takes_td_errors(sampler: Sampler) -> bool:
+    """Whether a sampler of the critics is updated with TD errors."""
+    if isinstance(sampler, PrioritizedSampler):
+        return True  # its priorities can be anything
+    default = getattr(sampler, "signal", None) == "td_error"
+    return getattr(sampler, "takes_td_errors", default)
+
+
+def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
+    """The probability with which a sampler draws each slot, in double precision.
+
+    Args:
+        sampler: a sampler of this package, or TorchRL's ``RandomSampler`` or
+            ``PrioritizedSampler``. Other samplers must have a method ``probabilities()``, which is
+            called without arguments.
+        storage: its storage, or the number of slots in use.
+
+    Examples:
+        >>> probabilities_of(RandomSampler(), 4)
+        tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
+    """
+    length = storage if isinstance(storage, int) else len(storage)
+    if type(sampler) is RandomSampler:
+        return torch.full((length,), 1 / max(length, 1), dtype=torch.float64)
+    if isinstance(sampler, PrioritizedSampler):
+        weights = prioritized_state(sampler, length)["leaves"].double()
+        return weights / weights.sum()
+    if not hasattr(sampler, "probabilities"):
+        raise NotImplementedError(
+            f"The probabilities of {type(sampler).__name__} are unknown: it has no method "
+            "probabilities()."
+        )
+    if isinstance(storage, int) or not isinstance(sampler, BaseSampler):
+        return sampler.probabilities()
+    return sampler.probabilities(storage)
+
+
+def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
+    """Initializes a sampler with data that were written to a storage before it was attached.
+
+    Only TorchRL's ``PrioritizedSampler`` needs this.
+
+    Args:
+        sampler: any sampler.
+        storage: the storage.
+        first: the first slot to report.
+    """
+    if isinstance(sampler, PrioritizedSampler) and len(storage) > first:
+        slots = torch.arange(first, len(storage))
+        default = torch.full((len(slots),), float(sampler.default_priority))
+        sampler.update_priority(slots, default, storage=storage)
+
+
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "max": Tensor.amax,
+    "min": Tensor.amin,
+    "mean": Tensor.mean,
+}
+
+
+def one_per_item(
+    index: Any, values: Any, generation: Tensor | None, sampler: Sampler
+) -> tuple[Any, Any, Tensor | None]:
+    """Reduces values ``[batch, time]`` to one per item if the items are trajectories.
+
+    TorchRL then repeats the index and the generation of an item for every time step.
+
+    Args:
+        index: the slots ``[batch, time]``.
+        values: their values.
+        generation: the generations of the slots, if they are counted.
+        sampler: its ``reduction`` says how to reduce; the largest value by default.
+    """
+    if not (isinstance(index, Tensor) and index.ndim == 2 and bool((index == index[:, :1]).all())):
+        return index, values, generation
+    values = torch.as_tensor(values)
+    if values.numel() > 1 and len(values) == len(index):
+        rows = values.reshape(len(index), -1)
+        how = getattr(sampler, "reduction", "max")
+        values = rows.median(-1).values if how == "median" else _REDUCTIONS[how](rows, -1)
+    return (
+        index[:, 0],
+        values,
+        None if generation is None else generation.reshape(len(index), -1)[:, 0],
+    )
+
+
+def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
+    """The state of any sampler, as a copy of plain values.
+
+    Args:
+        sampler: the sampler.
+        length: the number of slots in use.
+        where: the name of the sampler in error messages.
+    """
+    if isinstance(sampler, PrioritizedSampler):
+        state = prioritized_state(sampler, length)
+    else:
+        state = sampler.state_dict()
+    return plain(state, where)
+
+
+def load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
+    """Loads the output of :func:`sampler_state`."""
+    if isinstance(sampler, PrioritizedSampler):
+        load_prioritized_state(sampler, state)
+    else:
+        _check_entries(sampler, state)
+        sampler.load_state_dict(state)
+
+
+def _check_entries(sampler: Sampler, state: dict[str, Any]) -> None:
+    """Raises an error if one of TorchRL's samplers would ignore or miss entries of a state."""
+    is_stock = type(sampler).__module__.startswith("torchrl.")
+    if is_stock and state.keys() != sampler.state_dict().keys():
+        raise ValueError(
+            f"The state has the entries {sorted(state)}, but {type(sampler).__name__} saves "
+            f"{sorted(sampler.state_dict())}: construct the buffer with the same samplers as the "
+            "saved one."
+        )
