@@ -64,13 +64,13 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     from torchrl.collectors import Collector
     from torchrl.envs import SerialEnv
 
+    from vmfer_recipes.agent.backend import make_backend
     from vmfer_recipes.agent.networks import deterministic_actor, exploring, network_spec
     from vmfer_recipes.agent.observations import Observations
     from vmfer_recipes.agent.replay import make_replay_buffer
     from vmfer_recipes.collection.collectors import make_collector
     from vmfer_recipes.config.groups import EnvConfig
     from vmfer_recipes.environments.make import make_environment
-    from vmfer_recipes.run.backend import make_backend
 
     torch.set_num_threads(1)
     cfg = _config(f"env={env_name}", f"num_envs={count}", "init_random_frames=0")

@@ -25,8 +25,8 @@ from workload import BATCH, CAPACITY, HIDDEN, LEARNING_RATE, TASK, peer_loop, re
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.agent import networks
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.session import Averages, TrainingSession
 
 LOG_INTERVAL = 1000  # as in a run

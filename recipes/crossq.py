@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFCrossQLoss
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.run.backend import Backend
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.sac import update_actor, update_critics
 

@@ -18,7 +18,7 @@ from tensordict import TensorDictBase
 from torchrl_vmfer import VMFSACLoss
 from vmfer_recipes.agent.actor_batches import weighted_mean
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.run.backend import Backend
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchrl_vmfer import VMFTD3Loss
 from vmfer_recipes.agent.agent import Agent, deterministic_agent
-from vmfer_recipes.run.backend import Backend
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 
 

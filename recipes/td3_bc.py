@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTD3BCLoss
 from vmfer_recipes.agent.agent import Agent, deterministic_agent
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.offline.datasets import fill_replay_buffer
-from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.td3 import update_actor, update_critics
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTQCLoss
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.run.backend import Backend
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session
 from vmfer_recipes.sac import train, update_actor, update_critics
 

@@ -17,6 +17,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertain
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.actor_batches import make_actor_sampling
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
 from vmfer_recipes.agent.networks import (
     compiled,
@@ -39,7 +40,6 @@ from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
-from vmfer_recipes.run.backend import Backend
 from vmfer_recipes.run.metrics import Averages
 
 __all__ = ["Agent", "AgentMaker", "deterministic_agent", "gaussian_agent"]

@@ -21,12 +21,12 @@ from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.agent.observations import ObservingPolicy
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
-from vmfer_recipes.run.backend import Backend
 
 __all__ = [
     "compiled",

@@ -26,6 +26,7 @@ from torchrl_vmfer import (
     VMFSampler,
 )
 from torchrl_vmfer.samplers.adapters import signal_of
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.plugins import import_class
@@ -43,7 +44,6 @@ from vmfer_recipes.config.replay_groups import (
     VMFSamplerConfig,
 )
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.run.backend import Backend
 
 __all__ = [
     "actor_signal",

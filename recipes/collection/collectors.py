@@ -8,6 +8,7 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 
 from torchrl_vmfer import ActorCriticReplayBuffer
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.episodes import EpisodeReturns
@@ -21,7 +22,6 @@ from vmfer_recipes.environments.state import (
     load_environment_state,
     reseed_environment,
 )
-from vmfer_recipes.run.backend import Backend
 
 __all__ = ["AnyCollector", "StepCount", "TransitionCollector", "make_collector"]
 

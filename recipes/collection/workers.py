@@ -19,13 +19,13 @@ from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
+from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.collectors import StepCount
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.interruption import Interruption
 
 __all__ = ["Workers"]

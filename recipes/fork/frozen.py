@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
+from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.agent.networks import write_policy
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
@@ -24,7 +25,6 @@ from vmfer_recipes.fork.start import (
     recipe_of,
     starting_state,
 )
-from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED

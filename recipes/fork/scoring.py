@@ -15,8 +15,8 @@ from torchrl.data.replay_buffers.samplers import Sampler
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.fork.sessions import PartialSession
-from vmfer_recipes.run.backend import Backend
 
 __all__ = ["report_transitions", "score_buffer"]
 

@@ -8,7 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vmfer_recipes.run.backend import Backend
+from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.metrics import Averages
 from vmfer_recipes.run.session import Stateful, TrainingSession
 

@@ -20,12 +20,12 @@ from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.plain_state import load_checked
 from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
-from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.metrics import Averages

@@ -17,8 +17,8 @@ from torchrl_vmfer.compiled.stacked import Columns
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.population.members import Member
+from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import Interruption
-from vmfer_recipes.run.lock import LockedError
 from vmfer_recipes.run.progress import Progress
 
 __all__ = ["Population", "maker", "train_together"]

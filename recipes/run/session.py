@@ -16,13 +16,13 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 
+from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
 from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.backend import Backend, make_backend
 from vmfer_recipes.run.checkpoints import (
     BestPolicy,
     Checkpoints,

@@ -12,11 +12,11 @@ from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.batch_renorm import BatchRenorm
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.agent import AgentMaker
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.agent.networks import deterministic_actor, exploring, make_critics
 from vmfer_recipes.config.algorithms import WideCriticsConfig
 from vmfer_recipes.config.keys import key, other_default
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 
 NAMES = ["policy", "observations", "loss", "critic_optimizer", "actor_optimizer"]
 

@@ -17,10 +17,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.agent.replay import make_replay_buffer
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.checkpoints import Checkpoints, UnsavableError
 from vmfer_recipes.run.files import replacing
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from vmfer_recipes import crossq, sac, td3, td3_bc
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.agent.diagnostics import Diagnostics, signal_to_noise
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 
 RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
 OF_ACTOR = {"saturated_fraction", "gradient_snr", "gradient_cosine", "stored_transitions"}

@@ -11,9 +11,9 @@ from torch import nn
 
 from torchrl_vmfer import load_policy
 from vmfer_recipes import crossq, redq, tqc
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 
 RECIPES = {"redq": redq, "tqc": tqc, "crossq": crossq}
 # Small enough for a test; the published sizes are checked below.

@@ -10,12 +10,12 @@ import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes import sac, td3
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.collection.collectors import TransitionCollector
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.options import ForkConfig
 from vmfer_recipes.fork.plan import make_plan
 from vmfer_recipes.fork.start import load_source, make_agent, starting_state
-from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.files import lock
 
 # Episodes of 50 steps: a fork from step 80 contains the end of one, and the reset after it. The

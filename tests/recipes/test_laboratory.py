@@ -12,12 +12,12 @@ import torch
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.actor_batches import action_distances, weighted_mean
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import read_command_line
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.names import choices_of
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.metrics import Averages
 from vmfer_recipes.run.session import TrainingSession
 

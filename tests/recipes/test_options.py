@@ -12,9 +12,9 @@ import torch
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from vmfer_recipes.agent import agent as agent_module
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.agent.diagnostics import Diagnostics
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.session import Averages, TrainingSession
 
 CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}

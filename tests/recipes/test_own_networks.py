@@ -13,9 +13,9 @@ import torch
 from torchrl_vmfer import load_policy
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes import sac, td3
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 
 MODULE = """
 from torch import nn, stack, zeros

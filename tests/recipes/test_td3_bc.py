@@ -16,10 +16,10 @@ from torch import nn
 from helpers.minari_data import record
 from torchrl_vmfer import load_policy
 from vmfer_recipes import evaluate, td3_bc
+from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.backend import make_backend
 from vmfer_recipes.run.metrics import Averages
 from vmfer_recipes.run.session import TrainingSession
 
