@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         InverseTDSampler,
         LAPSampler,
         MixedSampler,
+        OldSampler,
         RankPrioritizedSampler,
         RecentSampler,
         VMFSampler,
@@ -46,6 +47,7 @@ __all__ = [
     "InverseTDSampler",
     "LAPSampler",
     "MixedSampler",
+    "OldSampler",
     "Policy",
     "RankPrioritizedSampler",
     "RecentSampler",
@@ -78,7 +80,8 @@ _MODULES = {
     "replay": ("ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"),
     "samplers": (
         *("GradientNormSampler", "InverseTDSampler", "LAPSampler", "MixedSampler"),
-        *("RankPrioritizedSampler", "RecentSampler", "VMFSampler", "effective_sample_size"),
+        *("OldSampler", "RankPrioritizedSampler", "RecentSampler", "VMFSampler"),
+        "effective_sample_size",
     ),
     "uncertainty": ("VMFUncertainty",),
 }

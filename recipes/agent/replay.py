@@ -21,6 +21,7 @@ from torchrl_vmfer import (
     InverseTDSampler,
     LAPSampler,
     MixedSampler,
+    OldSampler,
     RankPrioritizedSampler,
     RecentSampler,
     VMFSampler,
@@ -35,6 +36,7 @@ from vmfer_recipes.config.replay_groups import (
     HindsightReplayConfig,
     InverseTDSamplerConfig,
     LAPReplayConfig,
+    OldSamplerConfig,
     OwnReplayConfig,
     OwnSamplerConfig,
     PrioritizedReplayConfig,
@@ -135,6 +137,8 @@ def _actor_sampler(cfg: SamplerConfig) -> Sampler:
         return GradientNormSampler(power=cfg.power)
     if isinstance(cfg, RecentSamplerConfig):
         return RecentSampler(decay=cfg.decay, min_size=cfg.min_size, cycle=cfg.cycle)
+    if isinstance(cfg, OldSamplerConfig):
+        return OldSampler(exponent=cfg.exponent)
     return RandomSampler()
 
 

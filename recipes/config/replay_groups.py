@@ -15,6 +15,7 @@ __all__ = [
     "HindsightReplayConfig",
     "InverseTDSamplerConfig",
     "LAPReplayConfig",
+    "OldSamplerConfig",
     "OnPolicySamplerConfig",
     "OwnReplayConfig",
     "OwnSamplerConfig",
@@ -151,6 +152,20 @@ class RecentSamplerConfig(SamplerConfig):
     )
     min_size: int = key(5000, "smallest number of transitions to draw from", low=1)
     cycle: int = key(1000, "batches of the actor per cycle", low=1)
+
+
+@schema("old", group="sampler")
+@dataclass
+class OldSamplerConfig(SamplerConfig):
+    """OldSampler prefers old transitions for the actor's batch."""
+
+    kind: str = key("old", "OldSampler prefers old transitions", choices=("old",))
+    exponent: float = key(
+        2.0,
+        "draws at the fraction u^exponent of the buffer, oldest first, u uniform; 1 is uniform",
+        low=0.01,
+        high=100,
+    )
 
 
 @schema("on_policy", group="sampler")

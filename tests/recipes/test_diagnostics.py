@@ -97,6 +97,7 @@ def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorit
         ("sac", "sampler=vmf_power sampler.power=3", 100 * 4.5**2 / (8**2 + 1) * 2),
         ("sac", "sampler=vmf_uncertainty sampler.share=0.5", 300**2 / (50 * (3.5**2 + 2.5**2))),
         ("td3", "sampler=recent sampler.min_size=20 sampler.decay=0.3", 30),
+        ("sac", "sampler=old sampler.exponent=1", 100),
     ],
 )
 def test_the_effective_sample_size_is_that_of_the_actors_distribution(

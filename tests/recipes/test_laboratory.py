@@ -220,6 +220,7 @@ BAD = [
     ("td3", "sampler=vmf_power sampler.share=0", "sampler.share must be a number from"),
     ("td3", "sampler=vmf_power sampler.share=1.5", "sampler.share must be a number from"),
     ("sac", "sampler=on_policy sampler.num_batches=0", "sampler.num_batches must be a whole"),
+    ("td3", "sampler=old sampler.exponent=0", "sampler.exponent must be a number from 0.01"),
     ("sac", "sampler=recent sampler.decay=0", "sampler.decay must be a number from"),
     ("td3", "sampler=inverse_td sampler.floor=0", "sampler.floor must be a number from"),
     ("td3", "sampler=anti_vmf num_critics=1", "sampler=anti_vmf needs several critics"),
