@@ -73,25 +73,6 @@ def test_a_rejected_update_does_not_count(make_scored):
     assert buffer.sampler.priority_age() == 0
 
 
-@pytest.mark.parametrize(
-    ("entry", "bad"),
-    [
-        ("num_updates", -1),
-        ("num_updates", 2.0),
-        ("last_update", torch.zeros(3, dtype=torch.int32)),
-        ("last_update", torch.zeros(10)),
-        ("last_update", torch.full((10,), 9, dtype=torch.int32)),
-    ],
-)
-def test_a_bad_state_is_rejected_and_changes_nothing(entry, bad):
-    sampler = filled_buffer(VMFSampler()).sampler
-    before = sampler.probabilities()
-    state = filled_buffer(VMFSampler(initial_factor=2.0)).sampler.state_dict() | {entry: bad}
-    with pytest.raises(ValueError, match=entry):
-        sampler.load_state_dict(state)
-    assert torch.equal(sampler.probabilities(), before)
-
-
 def test_the_effective_sample_size_of_simple_distributions():
     assert effective_sample_size(torch.full((10,), 0.1)) == pytest.approx(10)
     assert effective_sample_size(torch.tensor([0.0, 1.0, 0.0])) == 1

@@ -53,7 +53,7 @@ class TestConstruction:
         [
             (
                 VMFSampler("rank", initial_factor=1.5, smoothing=0.9),
-                "VMFSampler(mode='rank', initial_factor=1.5, smoothing=0.9, pool_size=None)",
+                "VMFSampler(mode='rank', power=1.0, initial_factor=1.5, smoothing=0.9, pool_size=None)",
             ),
             (RankPrioritizedSampler(0.7, 0.5), "RankPrioritizedSampler(alpha=0.7, beta=0.5)"),
         ],

@@ -15,14 +15,6 @@ LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-class EagerlyMergingIndex(RankIndex):
-    """Merges after a few changes, so that small examples also test the merge."""
-
-    def _start_run(self, run):
-        super()._start_run(run)
-        self._merge_size = 3
-
-
 class Blocks(RankBlocks):
     """The index with compiled functions."""
 
@@ -36,9 +28,7 @@ class FewBlocks(Blocks):
     spare_blocks = 0
 
 
-index_types = pytest.mark.parametrize(
-    "index_type", [RankIndex, EagerlyMergingIndex, Blocks, FewBlocks]
-)
+index_types = pytest.mark.parametrize("index_type", [RankIndex, Blocks, FewBlocks])
 
 
 def slots_at(index, ranks):
@@ -97,23 +87,6 @@ def test_order_equals_a_full_sort_after_every_update(index_type, size, levels):
             index, priorities, slots, random_priorities(rng, len(slots), levels=levels)
         )
         assert_in_order(index, priorities)
-
-
-@pytest.mark.parametrize("levels", [None, 3])
-def test_order_is_correct_after_more_updates_than_a_merge(levels):
-    rng = np.random.default_rng(0)
-    index = RankIndex()
-    priorities = random_priorities(rng, 20_000, levels=levels)
-    index.rebuild(priorities)
-    merges = 0
-    for _ in range(30):
-        slots = rng.choice(len(priorities), size=index._merge_size // 4, replace=False)
-        priorities = changed(
-            index, priorities, slots, random_priorities(rng, len(slots), levels=levels)
-        )
-        assert_in_order(index, priorities)
-        merges += len(index._added) == 0
-    assert merges > 3, "the updates were too few to merge"
 
 
 @index_types

@@ -95,8 +95,8 @@ def draw_batches(buffer, count):
     ("make", "message"),
     [
         (VMFSampler, "never given a factor"),
-        (InverseTDSampler, r"never given a TD error.*critic update.*td_error\.abs"),
-        (GradientNormSampler, "never given a gradient norm.*vmf_gradient_norm"),
+        (InverseTDSampler, r"never given a td_error.*td_error\.abs"),
+        (GradientNormSampler, "never given a gradient_norm.*vmf_gradient_norm"),
     ],
 )
 def test_a_missing_signal_is_named_once(make, message):
