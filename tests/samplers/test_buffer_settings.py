@@ -20,7 +20,7 @@ from helpers.sampler_buffers import (
     rows,
     seeded,
 )
-from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer import MixedSampler, OldSampler, RankPrioritizedSampler, VMFSampler
 
 
 class TestConstruction:
@@ -48,17 +48,16 @@ class TestConstruction:
         buffer.extend(rows(0, 5))
         assert buffer.sample()["index"].max() < 5
 
-    @pytest.mark.parametrize(
-        ("sampler", "text"),
-        [
-            (
-                VMFSampler("rank", initial_factor=1.5, smoothing=0.9),
-                "VMFSampler(mode='rank', power=1.0, initial_factor=1.5, smoothing=0.9, pool_size=None)",
-            ),
-            (RankPrioritizedSampler(0.7, 0.5), "RankPrioritizedSampler(alpha=0.7, beta=0.5)"),
-        ],
-    )
-    def test_repr_shows_the_arguments_of_the_sampler(self, sampler, text):
+    def test_repr_shows_the_arguments(self):
+        mixed = MixedSampler(RankPrioritizedSampler(0.7, 0.5), OldSampler(2), 0.25)
+        assert repr(mixed) == (
+            "MixedSampler(first=RankPrioritizedSampler(alpha=0.7, beta=0.5), "
+            "second=OldSampler(exponent=2.0), share=0.25)"
+        )
+        text = (
+            "VMFSampler(mode='rank', power=1.0, initial_factor=1.5, smoothing=0.9, pool_size=None)"
+        )
+        sampler = VMFSampler("rank", initial_factor=1.5, smoothing=0.9)
         assert repr(sampler) == text
         assert text in repr(filled_buffer(sampler))
 

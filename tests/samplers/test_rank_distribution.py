@@ -57,17 +57,3 @@ def test_indices_may_be_overwritten_after_an_update():
         torch.manual_seed(0)
         drawn.append(sampler.sample(buffer.storage, 5000)[0])
     assert torch.equal(*drawn)
-
-
-def test_probabilities_do_not_affect_the_next_draw():
-    """A thread that prefetches batches may be drawing."""
-    priorities = np.arange(1, 9, dtype=np.float32)
-    draws = []
-    for is_asked in (False, True):
-        ranks, generator = RankDistribution(), torch.Generator().manual_seed(0)
-        ranks.draw(priorities, 4, generator)
-        ranks.mark_all()
-        if is_asked:
-            ranks.probabilities(priorities[::-1].copy())
-        draws.append(ranks.draw(priorities, 500, generator))
-    np.testing.assert_array_equal(*draws)
