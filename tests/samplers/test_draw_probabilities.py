@@ -118,20 +118,6 @@ def test_the_first_twenty_ranks_one_by_one(kind, tied):
         assert stats.binomtest(count, DRAWS, probability).pvalue > ALARM / len(head)  # Bonferroni
 
 
-@each([UNCERTAINTY, RANK, PRIORITIZED[0]])
-@pytest.mark.parametrize("size", [7, 1024, 100_000])
-def test_equal_priorities_do_not_favor_any_slot_number(kind, size):
-    recorded = RecordedBuffer(kind, size, seed=6)
-    recorded.extend(size)
-    np.testing.assert_allclose(recorded.sampler.probabilities(), 1 / size, rtol=1e-9)
-    slots = recorded.draw()
-    lower = size // 2
-    assert stats.binomtest(int((slots < lower).sum()), DRAWS, lower / size).pvalue > ALARM
-    # The mean slot number is normal with the variance of a uniform one. A slope would shift it.
-    z = (slots.mean() - (size - 1) / 2) / math.sqrt((size**2 - 1) / 12 / DRAWS)
-    assert abs(z) < stats.norm.isf(ALARM / 2)
-
-
 @each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])
 def test_positions_in_a_batch_are_independent_and_identically_distributed(kind):
     recorded = RecordedBuffer(kind, 7, seed=8)
@@ -143,17 +129,6 @@ def test_positions_in_a_batch_are_independent_and_identically_distributed(kind):
     for first, second in ((0, 1), (0, 3), (2, 3)):
         pairs = 7 * batches[:, first] + batches[:, second]
         assert_drawn_from(pairs, np.outer(recorded.probabilities, recorded.probabilities).ravel())
-
-
-@each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])
-@pytest.mark.parametrize("batch_size", [1, 256])
-def test_small_batches_follow_the_same_distribution_as_large_ones(kind, batch_size):
-    recorded = RecordedBuffer(kind, 100, seed=9)
-    recorded.extend(100)
-    recorded.update(np.arange(100), kind.random_priorities(np.random.default_rng(9), 100))
-    slots = np.concatenate([recorded.draw(batch_size) for _ in range(2000)])
-    assert len(slots) == 2000 * batch_size
-    assert_drawn_from(slots, recorded.probabilities)
 
 
 TINY = {

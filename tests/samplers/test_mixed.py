@@ -151,23 +151,15 @@ def test_storages_of_two_dimensions():
     assert torch.equal(batch["index"] @ torch.tensor([3, 1]), batch["row"])
 
 
-def test_data_that_were_there_before_can_be_drawn():
-    sampler = MixedSampler(prioritized(), VMFSampler(), 0.5)
-    buffer = ActorCriticReplayBuffer(
-        storage=TensorStorage(rows(0, 6)), actor_sampler=sampler, batch_size=400
-    )
-    batch = buffer.sample_actor()
-    assert len(batch["row"][:200].unique()) == len(batch["row"][200:].unique()) == 6
-
-
-@pytest.mark.parametrize("first", ["write", "priority"])
+@pytest.mark.parametrize("first", ["draw", "write", "priority"])
 def test_data_that_were_there_before_are_not_forgotten_by_later_calls(first):
     storage = LazyTensorStorage(10)
     storage.set(torch.arange(5), rows(0, 5))
     sampler = MixedSampler(prioritized(), RandomSampler(), 1.0)
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=400)
-    if first == "write":
-        buffer.mark_update(torch.tensor([4]))
+    if first != "priority":
+        if first == "write":
+            buffer.mark_update(torch.tensor([4]))
         assert len(buffer.sample()["index"].unique()) == 5
     else:
         buffer.update_priority(torch.tensor([1]), torch.tensor([1e-9]))

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torchrl.checkpoint import Checkpoint
 from torchrl.data import (
-    LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
     PrioritizedSampler,
     RandomSampler,
     TensorDictReplayBuffer,
@@ -36,8 +34,8 @@ def make(request):
     return EVERY[request.param]
 
 
-def empty_buffer(sampler, storage=LazyTensorStorage):
-    return TensorDictReplayBuffer(storage=storage(10), sampler=sampler, batch_size=64)
+def empty_buffer(sampler):
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=64)
 
 
 def plain(state):
@@ -92,18 +90,6 @@ def test_a_loaded_buffer_continues_with_identical_draws(make, by, is_used, tmp_p
         loaded.sample()
     by(saved, loaded, tmp_path)
     assert future(loaded) == future(saved)
-
-
-@pytest.mark.parametrize("storage", [ListStorage, LazyMemmapStorage])
-def test_other_storages_resume_as_well(make_sampler, storage, tmp_path):
-    saved, loaded = (empty_buffer(make_sampler(), storage) for _ in range(2))
-    saved.update_priority(saved.extend(rows(0, 6)), torch.linspace(1.1, 2.5, 6))
-    by = by_state if storage is ListStorage else by_file
-    by(saved, loaded, tmp_path)
-    assert torch.equal(loaded.sampler.probabilities(), saved.sampler.probabilities())
-    for buffer in (saved, loaded):
-        buffer.set_rng(seeded(0))
-    assert torch.equal(loaded.sample()["index"], saved.sample()["index"])
 
 
 def test_a_state_is_plain_and_independent_of_its_sampler(make):

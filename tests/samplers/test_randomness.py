@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from helpers.recorded_buffer import KINDS, RecordedBuffer, each
 from helpers.sampler_buffers import EVERY, distinct_priorities, filled_buffer, seeded
+from torchrl_vmfer import VMFSampler
 
 
 @pytest.fixture(params=EVERY)
@@ -66,3 +68,23 @@ def test_draws_depend_on_the_priorities_and_not_on_their_history(kind, size):
         assert torch.equal(index, other_index)
         assert info.keys() == other_info.keys()
         assert all(torch.equal(info[key], other_info[key]) for key in info)
+
+
+def test_indices_may_be_overwritten_after_an_update():
+    """Priorities are sorted at the next draw. Until then, the caller may change its array."""
+    size = 10_000
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=VMFSampler("rank"), batch_size=8)
+    written = buffer.extend(torch.arange(size))
+    buffer.sample()
+    index = torch.randint(size, (500,), generator=seeded(0))
+    buffer.update_priority(index, 1 + torch.rand(500))
+    index.zero_()
+    written.zero_()
+    buffer.sample()
+    fresh = VMFSampler("rank")
+    fresh.load_state_dict(buffer.sampler.state_dict())
+    drawn = []
+    for sampler in (buffer.sampler, fresh):
+        torch.manual_seed(0)
+        drawn.append(sampler.sample(buffer.storage, 5000)[0])
+    assert torch.equal(*drawn)
