@@ -39,13 +39,6 @@ def test_batches_of_a_cycle_are_uniform_over_the_newest_rows():
         assert_drawn_from(drawn, np.full(size, 1 / size))
 
 
-def test_a_small_buffer_is_drawn_uniformly():
-    buffer = filled_buffer(RecentSampler(), 10, batch_size=500)
-    for _ in range(3):
-        assert_newest_rows(buffer, 10)
-        assert len(buffer.sample()["index"].unique()) == 10
-
-
 @pytest.mark.parametrize("exponent", [0.3, 1, 2, 4.5])
 @pytest.mark.parametrize("written", [7, 130])
 def test_old_rows_are_drawn_by_their_position_in_the_order_of_writing(exponent, written):
