@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
@@ -161,12 +160,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         with self.locked():
             self._follow_writes()
             return self._episode_index
-
-    @pin_memory_output
-    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draws a relabeled batch for ``sample()``."""
-        # TorchRL's method would apply the transforms before the data can be relabeled.
-        return self.draw_with(self.sampler.sample, batch_size, None)
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         """Reads transitions and relabels them."""
