@@ -23,6 +23,7 @@ __all__ = [
     "RecentSamplerConfig",
     "ReplayConfig",
     "SamplerConfig",
+    "SaturatedSamplerConfig",
     "SharedSamplerConfig",
     "UniformReplayConfig",
     "VMFSamplerConfig",
@@ -136,6 +137,20 @@ class GradientNormSamplerConfig(SamplerConfig):
         choices=("gradient_norm",),
     )
     power: float = key(1.0, "P ∝ norm^power; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
+
+
+@schema("saturated", group="sampler")
+@dataclass
+class SaturatedSamplerConfig(SamplerConfig):
+    """The actor's batch is drawn by how close the policy's stored actions are to their bounds."""
+
+    kind: str = key("saturated", "prefers saturated actions of the policy", choices=("saturated",))
+    power: float = key(
+        4.0,
+        "P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
+        low=-_LARGEST_POWER,
+        high=_LARGEST_POWER,
+    )
 
 
 @schema("recent", group="sampler")

@@ -8,6 +8,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
@@ -98,6 +99,22 @@ def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_forc
     assert len(received) == 5
     for index, norm in received:
         torch.testing.assert_close(norm, expected[index], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_saturated_actions_are_drawn_by_their_size(algorithm, fast, make_agent, stored):
+    received = stored(VMFSampler)
+    agent = make_agent(algorithm, *FROZEN, "sampler=saturated", "sampler.power=-3", f"fast={fast}")
+    update(algorithm, agent, fast)
+    rows = agent.buffer[:]
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        size = agent.policy(rows.select("observation"))["action"].abs().mean(-1).double()
+    weights = torch.ones_like(size)
+    for index, _ in received:
+        weights[index] = torch.exp(-3 * size[index])
+    found = agent.buffer.actor_sampler.probabilities()
+    torch.testing.assert_close(found, weights / weights.sum(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("sampler", choices_of("sampler"))
