@@ -16,7 +16,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 
-from helpers.sampler_buffers import EVERY, filled_buffer, rows, seeded, used_buffer
+from helpers.sampler_buffers import EVERY, CubeSampler, filled_buffer, rows, seeded, used_buffer
 from torchrl_vmfer import (
     GradientNormSampler,
     InverseTDSampler,
@@ -248,6 +248,7 @@ SETTINGS = [
     (InverseTDSampler(0.4), InverseTDSampler(0.5), "exponent"),
     (LAPSampler(floor=1), LAPSampler(floor=2), "floor"),
     (GradientNormSampler(1), GradientNormSampler(2), "power"),
+    (CubeSampler(3.0), CubeSampler(2.0), "power"),
     (RecentSampler(0.9), RecentSampler(0.5), "decay"),
     (RecentSampler(cycle=11), RecentSampler(), "cycle"),
     (OldSampler(2), OldSampler(3), "exponent"),

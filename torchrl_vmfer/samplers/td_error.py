@@ -17,7 +17,7 @@ class _TDErrorSampler(BaseSampler):
 
     signal = "td_error"
     _sign: ClassVar[int]
-    _settings = ("exponent", "floor")
+    settings = ("exponent", "floor")
     _rule = "a TD error is a finite number of at least 0: pass |TD error|."
 
     def __init__(self, exponent: float = 0.4, floor: float = 1.0) -> None:
