@@ -191,22 +191,6 @@ def test_a_full_disk_leaves_the_older_file_intact(tmp_path, small_files_only):
     assert loaded.probabilities().shape == (10**5,)
 
 
-def test_an_interrupted_save_leaves_the_older_file_intact(tmp_path, monkeypatch):
-    older, loaded = used_buffer(VMFSampler()).sampler, VMFSampler()
-    older.dumps(tmp_path)
-
-    def write_half(state, stream):
-        stream.write(b"half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", write_half)
-        with pytest.raises(KeyboardInterrupt):
-            VMFSampler().dumps(tmp_path)
-    loaded.loads(tmp_path)
-    assert torch.equal(loaded.probabilities(), older.probabilities())
-
-
 # --- States and files that are rejected, and change nothing.
 
 
