@@ -14,7 +14,7 @@ import numpy as np
 from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.run.files import replacing
 
-__all__ = ["Table", "read_columns"]
+__all__ = ["Table", "aligned", "read_columns"]
 
 
 class Table:
@@ -118,3 +118,12 @@ def read_columns(file: Path) -> dict[str, np.ndarray]:
                 raise ValueError(f"{file.name}, line {number}: {first_line(error)}") from error
     values = np.array(rows, dtype=float).reshape(len(rows), len(header))
     return {name: values[:, i] for i, name in enumerate(header)}
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table for the terminal, whose first ``left`` columns are aligned on the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])])
+        for row in rows
+    ]
