@@ -21,7 +21,7 @@ from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
+from vmfer_recipes.environments.state import EnvironmentPart, environment_state
 from vmfer_recipes.offline.scores import reference_returns
 from vmfer_recipes.run.checkpoints import (
     BestPolicy,
@@ -242,7 +242,7 @@ class Session(TrainingSession):
 
     def _report_unsaved(self) -> None:
         """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
-        attribute = unsaved_attribute(self._environment)
+        attribute = environment_state(self._environment).get("unsaved")
         if attribute is not None and not self._is_reported:
             self._is_reported = True
             print(
