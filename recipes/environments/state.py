@@ -86,9 +86,10 @@ def reseed_environment(env: Environment, seed: int) -> None:
                 # In place: several objects may share a generator.
                 if isinstance(value, np.random.Generator):
                     value.bit_generator.state = type(value.bit_generator)(number).state
+                elif isinstance(value, torch.Generator):
+                    value.manual_seed(number)
                 else:
-                    is_torch = isinstance(value, torch.Generator)
-                    value.manual_seed(number) if is_torch else value.seed(number)
+                    value.seed(number)
 
 
 class EnvironmentPart:
@@ -187,10 +188,10 @@ class _Writer:
         if isinstance(value, np.random.Generator):
             bits = value.bit_generator
             return ["generator", type(bits).__name__, self.value(bits.state, place)]
-        if isinstance(value, _GENERATORS):
-            is_python = isinstance(value, random.Random)
-            state = value.getstate() if is_python else value.get_state()
-            return ["generator", type(value).__name__, self.value(state, place)]
+        if isinstance(value, random.Random):
+            return ["generator", "Random", self.value(value.getstate(), place)]
+        if isinstance(value, (np.random.RandomState, torch.Generator)):
+            return ["generator", type(value).__name__, self.value(value.get_state(), place)]
         if type(value) is np.ndarray and value.dtype.kind in "biufc":
             return [self._array_kind(value, place), torch.from_numpy(np.array(value))]
         if type(value) is torch.Tensor:

@@ -11,7 +11,6 @@ from tensordict import TensorDictBase
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.agent.networks import write_policy
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
@@ -26,8 +25,8 @@ from vmfer_recipes.fork.start import (
     starting_state,
 )
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
-from vmfer_recipes.run.logs import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED
+from vmfer_recipes.run.tables import RunLog
 
 __all__ = ["evaluate_checkpoint", "train_actor"]
 
@@ -49,13 +48,13 @@ def train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
     with directory.lock():
         if fork.is_finished:  # by the process that previously held the lock
             return
-        backend = _backend(cfg)
-        agent = make_agent(cfg, backend)
+        torch.set_num_threads(cfg.threads)
+        agent = make_agent(cfg)
         parts = starting_state(checkpoint, agent, fork)["parts"]
         components = {name: part for name, part in agent.components().items() if name != "policy"}
         load_source_parts({**components, "random": GlobalRNGState()}, parts, fork.source)
         frozen = dataclasses.replace(agent, buffer=_FrozenReplay(agent.buffer), compiled=None)  # type: ignore[arg-type]
-        session = PartialSession(backend, agent.actor_optimizer, updates)
+        session = PartialSession(agent.actor_optimizer, updates)
         for _ in session.steps(**agent.components()):
             recipe_of(cfg).update_actor(session, frozen, frozen.critic_batch())
         result = _evaluated(agent, cfg, parts)
@@ -76,17 +75,13 @@ def evaluate_checkpoint(moment: Moment, checkpoint: dict[str, Any]) -> Evaluatio
         checkpoint: its contents.
     """
     cfg = moment.forks[0].cfg
-    agent = make_agent(cfg, _backend(cfg))
+    torch.set_num_threads(cfg.threads)
+    agent = make_agent(cfg)
     parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
     load_source_parts(
         {"observations": agent.observations, "loss": agent.loss}, parts, moment.source
     )
     return _evaluated(agent, cfg, parts)
-
-
-def _backend(cfg: TrainingConfig) -> Backend:
-    torch.set_num_threads(cfg.threads)
-    return make_backend(cfg.fast)
 
 
 def _evaluated(agent: ForkedAgent, cfg: TrainingConfig, parts: dict[str, Any]) -> Evaluation:

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensordict.nn import TensorDictModuleBase
-
-from vmfer_recipes.agent.networks import write_policy
 from vmfer_recipes.fork.plan import Fork, ForkDirectory
 from vmfer_recipes.fork.start import make_agent, recipe_of, starting_state
 from vmfer_recipes.run.checkpoints import Checkpoints
-from vmfer_recipes.run.progress import Progress
 from vmfer_recipes.run.session import Session
 
 __all__ = ["continue_training"]
@@ -28,7 +24,7 @@ def continue_training(fork: Fork, checkpoint: dict[str, Any]) -> None:
     session = _ForkSession(fork.cfg, directory=ForkDirectory(fork.cfg), checkpoints=checkpoints)
     if session.finished:
         return
-    agent = make_agent(fork.cfg, session.backend)
+    agent = make_agent(fork.cfg)
     checkpoints.first = lambda: starting_state(checkpoint, agent, fork)
     recipe_of(fork.cfg).train(fork.cfg, session, agent)
 
@@ -51,12 +47,9 @@ class _ForkCheckpoints(Checkpoints):
 class _ForkSession(Session):
     """A session that ends with an evaluation and the policy, without a figure or a summary."""
 
-    def _finish(self, policy: TensorDictModuleBase, progress: Progress) -> None:
-        progress.close()
-        path = self._directory.path
+    def _finish(self) -> None:
+        self._progress.close()
         with self._directory.writing():
-            write_policy(
-                policy, self._environment, self.cfg, path / "policy.pt", self.cfg.total_frames
-            )
-            (path / "finished").touch()
+            self._write_policy()
+            (self._directory.path / "finished").touch()
             self._checkpoints.reduce(to=0)

@@ -15,7 +15,6 @@ from torchrl.data.replay_buffers.samplers import Sampler
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.agent.agent import Agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.fork.sessions import PartialSession
 
 __all__ = ["report_transitions", "score_buffer"]
@@ -35,7 +34,7 @@ def report_transitions(buffer: ActorCriticReplayBuffer) -> None:
         buffer.actor_sampler.extend(slots)
 
 
-def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> None:
+def score_buffer(agent: Agent, recipe: ModuleType) -> None:
     """Gives the actor's sampler the signal of every stored transition, if it uses one.
 
     The recipe's own update of the actor measures factors and gradient norms, and that of the
@@ -46,11 +45,10 @@ def score_buffer(agent: Agent, recipe: ModuleType, backend: Backend) -> None:
         agent: the agent. Statistics of its networks, such as those of batch normalization, may
             change.
         recipe: the module of its algorithm.
-        backend: the components of its training loop.
     """
     if agent.signal is None:
         return
-    session = PartialSession(backend)
+    session = PartialSession()
     with _without_smoothing(agent.buffer.actor_sampler):
         for slots in torch.arange(len(agent.buffer)).split(_CHUNK):
             chunk: Any = _Chunk(agent.buffer, slots)

@@ -8,8 +8,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vmfer_recipes.agent.backend import Backend
-from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.progress import Averages
 from vmfer_recipes.run.session import Stateful, TrainingSession
 
 __all__ = ["PartialSession"]
@@ -19,15 +18,11 @@ class PartialSession(TrainingSession):
     """A session in which at most one optimizer takes steps, and nothing is written.
 
     Args:
-        backend: the components of the training loop.
         optimizer: the optimizer that takes steps; by default none.
         count: the number of steps of the session.
     """
 
-    def __init__(
-        self, backend: Backend, optimizer: Optimizer | None = None, count: int = 0
-    ) -> None:
-        self.backend = backend
+    def __init__(self, optimizer: Optimizer | None = None, count: int = 0) -> None:
         self.metrics = _NoMetrics()
         self._optimizer = optimizer
         self._count = count

@@ -20,7 +20,6 @@ from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.plain_state import load_checked
 from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
-from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
@@ -28,7 +27,7 @@ from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.progress import Averages
 
 __all__ = [
     "ActorDraws",
@@ -114,9 +113,9 @@ def recipe_of(cfg: TrainingConfig) -> ModuleType:
     return importlib.import_module(f"vmfer_recipes.{cfg.algorithm}")
 
 
-def make_agent(cfg: TrainingConfig, backend: Backend) -> ForkedAgent:
+def make_agent(cfg: TrainingConfig) -> ForkedAgent:
     """Makes the agent of a fork."""
-    agent = recipe_of(cfg).make_agent(cfg, backend)
+    agent = recipe_of(cfg).make_agent(cfg)
     parts = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
     if agent.sample_actor is not None:
         parts["sample_actor"] = ActorDraws(agent.buffer, agent.sample_actor)
@@ -152,7 +151,7 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     report_transitions(agent.buffer)
     # Stochastic policies sample actions to compute the scores: the same ones in all draws.
     torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))
-    score_buffer(agent, recipe_of(fork.cfg), make_backend(fork.cfg.fast))
+    score_buffer(agent, recipe_of(fork.cfg))
     parts["replay"]["actor_sampler"] = _actor_sampler_state(agent)
     if agent.collector is not None:
         agent.collector.reseed(environment)

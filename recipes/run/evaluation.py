@@ -1,9 +1,12 @@
-"""Evaluation: whole episodes without exploration, in a separate environment."""
+"""Evaluation: whole episodes without exploration, in a separate environment; and videos."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -12,10 +15,13 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from tqdm import tqdm
 
 from torchrl_vmfer.networks import evaluating
-from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.environments.make import Environment, tensors
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import Environment, make_environment, tensors
+from vmfer_recipes.run.tables import Evaluation
 
 __all__ = [
     "Episode",
@@ -23,6 +29,7 @@ __all__ = [
     "Solved",
     "evaluate",
     "play_episode",
+    "record_video",
     "solved_at",
     "summary",
 ]
@@ -34,15 +41,6 @@ class Episode(NamedTuple):
     total: float
     length: int
     success: float | None
-
-
-class Evaluation(NamedTuple):
-    """A row of ``eval.csv`` without the step."""
-
-    return_mean: float
-    return_std: float
-    episode_length: float
-    success_rate: float | None
 
 
 @torch.no_grad()
@@ -135,6 +133,55 @@ def evaluate(
         float(np.mean([episode.length for episode in played])),
         float(np.mean(successes)) if successes else None,
     )
+
+
+def record_video(
+    policy: TensorDictModuleBase,
+    cfg: EnvConfig,
+    seed: int,
+    path: Path,
+    goals: bool = False,
+    max_steps: int = 10_000,
+) -> Path:
+    """Records one episode as an mp4 file, with a bar over its frames."""
+    # MuJoCo selects its renderer at the first import: use EGL without a display.
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    unfinished = path.with_stem(f"{path.stem}.unfinished")  # the ending tells the format
+    try:
+        import imageio.v3 as imageio
+
+        simulator = make_environment(cfg, seed, goals, render_mode="rgb_array").simulator
+        limit = simulator.spec.max_episode_steps if simulator.spec else None
+        with (
+            imageio.imopen(unfinished, "w", plugin="pyav") as video,
+            tqdm(
+                desc="Recording",
+                total=limit and limit + 1,
+                unit="frame",
+                mininterval=0.2 if sys.stderr.isatty() else 30,
+            ) as bar,
+        ):
+            video.init_video_stream("h264", fps=simulator.metadata.get("render_fps", 30))
+
+            # Encoded one by one: a long episode does not fit into memory.
+            def add_frame(step: dict[str, Any]) -> None:
+                video.write_frame(np.asarray(simulator.render()))
+                bar.update()
+
+            play_episode(policy, simulator, seed, add_frame, max_steps)
+        unfinished.replace(path)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"No video could be recorded ({type(error).__name__}: {first_line(error)}). It "
+            "needs a GL backend and an encoder: `apt-get install libegl1 libosmesa6`, then "
+            "MUJOCO_GL=egl or MUJOCO_GL=osmesa, and `pip install imageio av`."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
 
 
 class Solved(NamedTuple):

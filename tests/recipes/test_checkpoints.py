@@ -17,7 +17,6 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.agent.replay import make_replay_buffer
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
@@ -226,7 +225,7 @@ def test_run_whose_state_cannot_be_saved_ends_before_its_first_step(
 
     cfg = to_config(configuration("td3", tmp_path))
     session = Session(cfg)
-    agent = td3.make_agent(cfg, session.backend)
+    agent = td3.make_agent(cfg)
     monkeypatch.setattr(agent.observations, "state_dict", lambda: {"camera": Path("lens")})
     with pytest.raises(
         UserError, match=r"state\['parts'\]\['observations'\]\['camera'\] holds an object of type P"
@@ -237,7 +236,7 @@ def test_run_whose_state_cannot_be_saved_ends_before_its_first_step(
 
 def filled_buffer(cfg, rows: int):
     """A buffer of HalfCheetah transitions: 17 observations and 6 actions."""
-    buffer = make_replay_buffer(None, to_config(cfg), make_backend(fast=True))
+    buffer = make_replay_buffer(None, to_config(cfg))
     flags = torch.zeros(rows, 1, dtype=torch.bool)
     buffer.extend(
         TensorDict(
@@ -285,7 +284,7 @@ def test_full_ring_buffer_resumes_at_its_cursor(
     if sampler != "uniform":
         buffer.update_actor_priority(torch.arange(20, 60), torch.rand(40) + 1)
     Checkpoints(tmp_path).save(1, {"step": 1, "replay": buffer.state_dict()})
-    restored = make_replay_buffer(None, to_config(cfg), make_backend(fast=True))
+    restored = make_replay_buffer(None, to_config(cfg))
     restored.load_state_dict(Checkpoints(tmp_path).load()["replay"])
     more = filled_buffer(cfg, 5)[:].exclude("index")
     for one in (buffer, restored):

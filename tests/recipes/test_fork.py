@@ -10,7 +10,6 @@ import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.collection.collectors import TransitionCollector
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.options import ForkConfig
@@ -75,8 +74,8 @@ def made_agents(monkeypatch):
     made = []
     for recipe in (td3, sac):
 
-        def keep(cfg, backend, make=recipe.make_agent):
-            made.append(make(cfg, backend))
+        def keep(cfg, make=recipe.make_agent):
+            made.append(make(cfg))
             return made[-1]
 
         monkeypatch.setattr(recipe, "make_agent", keep)
@@ -172,7 +171,7 @@ def started(tmp_path):
     def start(run, arm):
         options = ForkConfig(run=[str(run)], at=[80], arms=["fresh", arm], out=str(tmp_path / "x"))
         chosen = make_plan(options).moments[0].forks[1]
-        agent = make_agent(chosen.cfg, make_backend(True))
+        agent = make_agent(chosen.cfg)
         state = starting_state(load_source(chosen.source), agent, chosen)
         agent.buffer.load_state_dict(state["parts"]["replay"])
         return agent
