@@ -17,7 +17,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
-from vmfer_recipes.agent.actor_batches import make_actor_sampling
+from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
     critic_network_spec,
@@ -51,6 +51,7 @@ class Agent:
 
     env: Environment
     policy: TensorDictModuleBase  # to evaluate; acts on raw observations
+    actor: TensorDictModuleBase  # the same policy for preprocessed observations
     observations: Observations  # the preprocessing of the networks' inputs
     loss: Any
     uncertainty: VMFUncertainty  # measures how much the critics of the loss agree
@@ -112,10 +113,14 @@ class Agent:
             _store(self.buffer.update_actor_priority, batch, td_error, self.signal)
 
     def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
-        """Passes factors or gradient norms to the actor's sampler, if it uses them."""
-        if self.signal in SIGNAL_ENTRIES:
+        """Passes what was measured on the actor's batch to its sampler, if it uses it."""
+        if self.signal == "saturation":
+            values = saturation(self.actor, batch).exp()
+        elif self.signal in SIGNAL_ENTRIES:
             values = info[SIGNAL_ENTRIES[self.signal]]
-            _store(self.buffer.update_actor_priority, batch, values, self.signal)
+        else:
+            return
+        _store(self.buffer.update_actor_priority, batch, values, self.signal)
 
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
@@ -227,6 +232,7 @@ class AgentMaker:
         return Agent(
             env=self.env,
             policy=observations.before(actor),
+            actor=actor,
             observations=observations,
             loss=loss,
             uncertainty=uncertainty,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
 from torchrl_vmfer.samplers.adapters import probabilities_of
-from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
+from vmfer_recipes.agent.actor_batches import policy_action, unchanged_random_numbers
 
 if TYPE_CHECKING:
     from vmfer_recipes.agent.agent import Agent
@@ -57,7 +56,11 @@ def measure(agent: Agent, batch: TensorDictBase) -> dict[str, Tensor]:
     """
     buffer = agent.buffer if isinstance(agent.buffer, ActorCriticReplayBuffer) else None
     with _without_effects(agent, None if buffer is None else buffer.generator):
-        found: dict[str, Any] = {"saturated_fraction": _saturated(agent.loss, batch)}
+        size = policy_action(agent.actor, batch).abs().double()
+        found: dict[str, Any] = {
+            "saturation": size.mean(),
+            "saturated_fraction": (size > _SATURATED).double().mean(),
+        }
         even = batch[: len(batch) // 2 * 2]
         if len(even):
             # Alternate rows: some samplers order the rows of a batch by where they come from.
@@ -102,17 +105,6 @@ def _actor_parameters(agent: Agent) -> list[Tensor]:
     return [tensor for group in agent.actor_optimizer.param_groups for tensor in group["params"]]
 
 
-def _saturated(loss: Any, batch: TensorDictBase) -> Tensor:
-    """The fraction of the components of the policy's mean actions that are near a bound."""
-    with (
-        torch.no_grad(),
-        set_exploration_type(ExplorationType.DETERMINISTIC),
-        loss.actor_network_params.to_module(loss.actor_network),
-    ):
-        action = loss.actor_network(batch.select("observation"))["action"]
-    return (action.abs() > _SATURATED).double().mean()
-
-
 def _gradient(agent: Agent, batch: TensorDictBase) -> Tensor:
     # A copy, because the loss adds entries. Not the method compiled by torch.compile, which would
     # be compiled again for batches of another size.
@@ -125,9 +117,13 @@ def _gradient(agent: Agent, batch: TensorDictBase) -> Tensor:
 def _distribution(
     buffer: ActorCriticReplayBuffer, batch: TensorDictBase, kind: str
 ) -> dict[str, float]:
-    """The distribution from which the actor's batch is drawn, and the age of its priorities."""
+    """The age of the batch, its distribution, and the age of the priorities."""
     stored = len(buffer)
-    found: dict[str, float] = {"stored_transitions": stored}
+    ages = (buffer.write_count - 1 - batch["index"].double()) % stored
+    found: dict[str, float] = {
+        "stored_transitions": stored,
+        "relative_age": float(ages.mean()) / max(stored - 1, 1),
+    }
     if kind in _WITHOUT_DISTRIBUTION:
         return found
     if kind == "weighted":
