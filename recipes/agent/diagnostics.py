@@ -147,10 +147,7 @@ def agreement(
 ) -> dict[str, Tensor]:
     """The mean and quantiles of the factor and the resultant length over an actor batch.
 
-    Args:
-        info: the metadata of the actor loss, which contain both if the loss measures them.
-        uncertainty: computes them otherwise.
-        batch: the batch.
+    They are read from the metadata of the actor loss, or else computed.
     """
     if "vmf_factor" not in info:
         with unchanged_random_numbers(batch["observation"].device):

@@ -130,11 +130,7 @@ def make_critics(
 ) -> list[ValueOperator] | ValueOperator:
     """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic.
 
-    Args:
-        env: defines the sizes of observations and actions.
-        spec: the specification of the networks.
-        count: the number of critics.
-        outputs: the outputs of a critic: its value, or quantiles of the return.
+    The outputs of a critic are its value, or quantiles of the return.
     """
     size = sum(_sizes(env))
     with _one_line():
@@ -152,11 +148,7 @@ def policy_data(
 ) -> dict[str, Any]:
     """A policy as plain data, which ``torchrl_vmfer.load_policy`` reads.
 
-    Args:
-        policy: an actor of this module, with or without preprocessing.
-        env: an environment of the run.
-        cfg: the configuration of the run.
-        step: the steps of the run so far.
+    It is an actor of this module, with or without preprocessing, after some steps of the run.
     """
     observations = policy.observations if isinstance(policy, ObservingPolicy) else None
     actor = policy.actor if isinstance(policy, ObservingPolicy) else policy

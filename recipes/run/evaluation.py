@@ -48,23 +48,21 @@ def play_episode(
     policy: TensorDictModuleBase | None,
     simulator: gym.Env,
     seed: int,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Episode:
-    """Plays one episode without exploration.
+    """Plays one episode without exploration; a longer one than ``max_steps`` is an error.
 
     Args:
         policy: the policy; ``None`` acts at random.
         simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
             steps, and none is stored.
         seed: the seed of the initial state.
-        on_step: called after the reset and after every step with ``observation``, and after a
-            step also with ``action``, ``reward``, ``terminated``, ``truncated`` and ``info``.
-        max_steps: a longer episode is an error.
+        on_step: called after the reset and after every step.
+        max_steps: the number of steps that an episode may have.
     """
     observation, info = simulator.reset(seed=seed)
-    if on_step is not None:
-        on_step({"observation": observation, "info": info})
+    on_step()
     total, length, is_over = 0.0, 0, False
     while not is_over:
         if length == max_steps:
@@ -75,17 +73,7 @@ def play_episode(
         action = simulator.action_space.sample() if policy is None else _act(policy, observation)
         observation, reward, terminated, truncated, info = simulator.step(action)
         total, length, is_over = total + float(reward), length + 1, terminated or truncated
-        if on_step is not None:
-            on_step(
-                {
-                    "observation": observation,
-                    "action": action,
-                    "reward": reward,
-                    "terminated": terminated,
-                    "truncated": truncated,
-                    "info": info,
-                }
-            )
+        on_step()
     success = info.get("is_success", info.get("success"))
     return Episode(total, length, None if success is None else float(success))
 
@@ -100,8 +88,8 @@ def evaluate(
     env: Environment,
     episodes: int,
     seed: int,
-    on_episode: Callable[[int, int], None] | None = None,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_episode: Callable[[int, int], None] = lambda number, episodes: None,
+    on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Evaluation:
     """Plays whole episodes without exploration, and with the policy in evaluation mode.
@@ -115,17 +103,15 @@ def evaluate(
         on_episode: called before each episode with its number, from 1, and ``episodes``, and with
             0 after the last one.
         on_step: as in :func:`play_episode`.
-        max_steps: a longer episode is an error.
+        max_steps: as there.
     """
     env.simulator.action_space.seed(seed)
     played = []
     with nullcontext() if policy is None else evaluating(policy):
         for number in range(episodes):
-            if on_episode is not None:
-                on_episode(number + 1, episodes)
+            on_episode(number + 1, episodes)
             played.append(play_episode(policy, env.simulator, seed + number, on_step, max_steps))
-    if on_episode is not None:
-        on_episode(0, episodes)
+    on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]
     return Evaluation(
         float(np.mean([episode.total for episode in played])),
@@ -165,7 +151,7 @@ def record_video(
             video.init_video_stream("h264", fps=simulator.metadata.get("render_fps", 30))
 
             # Encoded one by one: a long episode does not fit into memory.
-            def add_frame(step: dict[str, Any]) -> None:
+            def add_frame() -> None:
                 video.write_frame(np.asarray(simulator.render()))
                 bar.update()
 
@@ -200,11 +186,7 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
     """The level of ``solved_at``, or else the reward threshold that Gymnasium registers.
 
     The threshold is that of the task as registered: it does not hold with other arguments or
-    wrappers.
-
-    Args:
-        cfg: the configuration of a run.
-        reports_success: whether the task reports success; its level is then a success rate.
+    wrappers. If the task reports success, the level is a success rate.
     """
     if cfg.solved_at is not None:
         return Solved(cfg.solved_at, reports_success)
@@ -219,14 +201,7 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
 def summary(
     trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
 ) -> str:
-    """The result of a run in one line.
-
-    Args:
-        trained: the last evaluation.
-        at_random: the evaluation of the random policy.
-        episodes: the number of episodes of each.
-        solved: the level at which the task counts as solved, if it is known.
-    """
+    """The result of a run in one line: its last evaluation, and that of the random policy."""
     played = "1 episode" if episodes == 1 else f"{episodes} episodes"
     line = (
         f"{_shown(trained)} over {played}; the random policy gets "

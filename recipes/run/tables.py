@@ -38,9 +38,7 @@ _EVALUATION = ("step", *Evaluation._fields)
 class Table:
     """A CSV file whose state is its size. Loading a state removes later rows and columns.
 
-    Args:
-        path: the file.
-        columns: the first columns; an empty table has these.
+    An empty table has the columns that are given.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
@@ -118,12 +116,7 @@ class Table:
 
 
 class RunLog:
-    """The tables of a run, and the logger that mirrors them.
-
-    Args:
-        run_dir: the directory of the run.
-        cfg: the configuration of the run.
-    """
+    """The tables of a run, and the logger that mirrors them."""
 
     def __init__(self, run_dir: Path, cfg: TrainingConfig) -> None:
         self.tables = {
