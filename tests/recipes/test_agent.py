@@ -10,7 +10,6 @@ from tensordict import TensorDict
 
 from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.batch_renorm import BatchRenorm
-from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.agent import AgentMaker, adam
 from vmfer_recipes.agent.networks import deterministic_actor, exploring, make_critics
 from vmfer_recipes.config.algorithms import WideCriticsConfig
@@ -93,22 +92,6 @@ def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path)
     assert {layer.warmup for layer in renorms} == {100}
     td = TensorDict({"observation": torch.randn(7, 4), "action": torch.randn(7, 1)}, [7])
     assert critics[1](td)["state_action_value"].shape == (7, 25)
-
-
-def test_checkpoints_name_the_components_of_an_agent(configuration, tmp_path):
-    agents = {
-        recipe.__name__: recipe.make_agent(to_config(configuration(name, tmp_path)))
-        for name, recipe in (("td3", td3), ("sac", sac))
-    }
-    assert list(agents["vmfer_recipes.td3"].components()) == [*NAMES, "replay", "collector"]
-    assert list(agents["vmfer_recipes.sac"].components()) == [
-        *NAMES,
-        "alpha_optimizer",
-        "replay",
-        "collector",
-    ]
-    for agent in agents.values():
-        assert agent.components()["replay"] is agent.buffer
 
 
 def test_an_agent_for_a_dataset_has_no_collector(configuration, tmp_path):

@@ -12,6 +12,7 @@ from torch import nn
 
 from vmfer_recipes import crossq, sac, td3, td3_bc
 from vmfer_recipes.agent import agent as agent_module
+from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
 from vmfer_recipes.agent.diagnostics import measure, signal_to_noise
 from vmfer_recipes.config.training import to_config
 
@@ -236,3 +237,14 @@ def test_a_run_does_not_depend_on_them(
     assert other_rows[-1].keys() < rows[-1].keys()
     for row, other in zip(rows, other_rows, strict=True):
         assert {name: row[name] for name in other} == other
+
+
+@pytest.mark.parametrize(("device", "saved"), [("cpu", []), ("cuda:1", [1])])
+def test_only_the_device_of_the_networks_is_used(device, saved, monkeypatch):
+    used = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda each: used.append(each.index))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, each: None)
+    with unchanged_random_numbers(device):
+        pass
+    assert used == saved

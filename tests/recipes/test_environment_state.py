@@ -107,8 +107,6 @@ def test_state_in_containers_and_generators_resumes_bitwise():
     [
         ("td3", "true"),
         pytest.param("sac", "false", marks=pytest.mark.slow),
-        pytest.param("td3", "false", marks=pytest.mark.slow),
-        pytest.param("sac", "true", marks=pytest.mark.slow),
     ],
 )
 def test_float64_actions_train_and_resume(
