@@ -24,15 +24,18 @@ def run_forks(plan: Plan) -> list[UserError]:
     """
     failures, elsewhere = [], []
     total, number = len(plan.forks), 0
+    for moment in plan.moments:  # all of them, before anything is written
+        if _is_waiting(moment):
+            load_source(moment.source, mmap=True)
     for moment in plan.moments:
         waiting = [fork for fork in moment.forks if not fork.is_finished]
         number += len(moment.forks) - len(waiting)
-        if not waiting and moment.record.exists():
+        if not _is_waiting(moment):
             continue
         checkpoint = load_source(moment.source)
-        plan.write_settings()  # not before a checkpoint can be read
         if not moment.record.exists():
             _write_record(moment, checkpoint)
+        plan.write_settings()  # not before a checkpoint can be used
         for fork in waiting:
             number += 1
             print(f"Fork {number} of {total}: {fork.title}.", file=sys.stderr)
@@ -51,6 +54,10 @@ def run_forks(plan: Plan) -> list[UserError]:
             file=sys.stderr,
         )
     return failures
+
+
+def _is_waiting(moment: Moment) -> bool:
+    return not moment.record.exists() or not all(fork.is_finished for fork in moment.forks)
 
 
 def _run(fork: Fork, plan: Plan, checkpoint: dict[str, Any]) -> None:

@@ -46,10 +46,10 @@ _NEEDED = (
 )
 
 
-def load_source(source: Source) -> dict[str, Any]:
-    """Loads a checkpoint."""
+def load_source(source: Source, **kwargs: Any) -> dict[str, Any]:
+    """Loads a checkpoint. The arguments are those of ``torch.load``."""
     try:
-        state = load_checked(source.file)
+        state = load_checked(source.file, **kwargs)
         if not (isinstance(state["parts"], dict) and state["step"] == source.step):
             raise ValueError(f"it is not a checkpoint of step {source.step}")
     except Exception as error:

@@ -390,9 +390,11 @@ def test_a_checkpoint_of_another_algorithm_is_refused(
     assert "does not match td3 with the configuration" in line
     damaged = run / "checkpoint/kept/step_000000000100.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
-    line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/other")
-    assert "cannot be read" in line
-    assert not (tmp_path / "other/settings.yaml").exists()
+    shutil.copy(source / "checkpoint/kept/step_000000000080.pt", damaged.parent)
+    for steps in ("at=100", "at=[80,100]"):  # of two, also if only the later one is damaged
+        line = failure(capsys, execute, f"run={run}", steps, f"out={tmp_path}/other")
+        assert "cannot be read" in line
+        assert not (tmp_path / "other").exists()
 
 
 def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, capsys):
