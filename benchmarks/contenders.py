@@ -25,7 +25,6 @@ from workload import BATCH, CAPACITY, HIDDEN, LEARNING_RATE, TASK, peer_loop, re
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.agent import networks
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.session import Averages, TrainingSession
 
@@ -167,7 +166,7 @@ def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) ->
             compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
         )
     session = BenchmarkSession(connection)
-    agent = module.make_agent(cfg, session.backend)
+    agent = module.make_agent(cfg)
     fill(agent.buffer, filled)
     watch(agent, session.stopwatch)
     module.train(cfg, session, agent)
@@ -252,7 +251,6 @@ class BenchmarkSession(TrainingSession):
     """A ``TrainingSession`` that takes as many steps as requested, and writes nothing."""
 
     def __init__(self, connection: Connection) -> None:
-        self.backend = make_backend(fast=True)
         self.metrics = Averages()
         self.stopwatch = Stopwatch()
         self._connection = connection
