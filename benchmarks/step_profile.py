@@ -1,7 +1,7 @@
 """Where the time of a training step goes, by cProfile, and how many page faults it causes.
 
     python benchmarks/step_profile.py td3 vmf_uncertainty
-    VMFER_KERNELS=0 python benchmarks/step_profile.py td3 vmf_uncertainty    # PyTorch's products
+    python benchmarks/step_profile.py td3 uniform --size small
 
 cProfile makes every Python function slower, so the fraction of matrix products is a lower bound.
 """
@@ -20,6 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from contenders import recipe
+from workload import SIZES
 
 WARM_UP = 100
 # The names of functions, by what they compute.
@@ -80,11 +81,13 @@ def main() -> None:
     parser.add_argument("algorithm", choices=("td3", "sac"))
     parser.add_argument("sampler")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--size", choices=SIZES, default="large")
     parser.add_argument("--filled", type=float, default=1e6)
     options = parser.parse_args()
     torch.set_num_threads(1)
     profiler: Any = Profiler(options.steps)
-    recipe(options.algorithm, int(options.filled), options.sampler, profiler)
+    size = SIZES[options.size]
+    recipe(options.algorithm, int(options.filled), size, options.sampler, None, profiler)
 
 
 if __name__ == "__main__":
