@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -342,9 +343,15 @@ class StackedUpdates:
 
     def _each(self, value: Any) -> np.ndarray:
         """One number in double precision for each agent."""
-        if type(value) is np.ndarray and value.dtype == np.float64 and value.ndim == 1:
-            return value
-        return np.array(np.broadcast_to(np.asarray(value, np.float64), self.members))
+        if type(value) is float:
+            return _repeated(value, self.members)
+        given = np.asarray(value, np.float64)
+        return given if given.ndim else np.full(self.members, given)
+
+
+@lru_cache(maxsize=64)
+def _repeated(value: float, count: int) -> np.ndarray:
+    return np.full(count, value)
 
 
 def _arrays(state: AdamState) -> tuple[np.ndarray | None, ...]:
