@@ -15,7 +15,7 @@
 /* A block has DEPTH rows of SPAN floats, 32 KB. */
 enum { SUMS = 8, SPAN = SUMS * VECTOR, DEPTH = 8192 / SPAN, LISTED = 128 };
 #if defined(__AVX512F__)
-static const double FULL = 0.45; /* the fraction of nonzero factors at which skipping saves no time */
+static const double FULL = 0.52; /* the fraction of nonzero factors at which skipping saves no time */
 #elif defined(__AVX2__)
 static const double FULL = 0.68;
 #else
