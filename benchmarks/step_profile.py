@@ -3,7 +3,7 @@
     python benchmarks/step_profile.py td3 vmf_uncertainty
     python benchmarks/step_profile.py td3 uniform --size small
 
-cProfile makes every Python function slower, so the fraction of matrix products is a lower bound.
+cProfile makes every Python function slower, so the fraction of compiled functions is a lower bound.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from contenders import recipe
 from workload import SIZES
 
 WARM_UP = 100
-# The names of functions, by what they compute.
+# Words in the names of functions, by what they compute.
 GROUPS = {
-    # The operator @ counts as part of the function that contains it.
-    "matrix products": (
-        *("_outputs", "_gradients", "_slopes", "_weight_gradient"),
-        *("baddbmm", "bmm", "linear"),
-    ),
-    "Adam and target networks": ("_fused_adam_", "_foreach_lerp_"),
+    "compiled updates and actions": ("Updates",),  # methods of the extension module's objects
     "simulator": ("mj_step",),
-    "reading rows": ("index_select", "read_rows", "_read"),
+    "compiled draws and rows": (
+        *("read_rows", "write_rows", "index_select", "accept_slots", "store_factors"),
+        *("ranks_update", "ranks_draw", "ranks_at"),
+    ),
+    "random numbers": ("randn", "rand"),
 }
 
 
