@@ -222,8 +222,8 @@ class Explorer(nn.Module):
     Args:
         network: the network of the actor, or a function with the same outputs.
         noise: the standard deviation of the Gaussian noise on the actions of a deterministic actor,
-            which are clipped to [-1, 1]. ``None`` for a Gaussian actor: its actions are drawn,
-            unless exploration is off.
+            which are clipped to [-1, 1]. ``None`` for a Gaussian actor, whose actions are drawn.
+            Neither is done if ``exploration_type()`` is not ``RANDOM``.
     """
 
     def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
@@ -236,6 +236,8 @@ class Explorer(nn.Module):
         if self.noise is None:
             return drawn_action(*self.network(observation))
         action = self.network(observation)
+        if exploration_type() is not ExplorationType.RANDOM:
+            return action
         return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 
 
