@@ -19,6 +19,7 @@ from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.population.simulators import Result
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.run.interruption import Interruption
 from vmfer_recipes.run.progress import Progress
@@ -76,12 +77,13 @@ class MemberCollector:
         extend: writes a transition to a replay buffer.
 
     Attributes:
+        env: the environment.
         observation: the current observation.
         episodes: the returns of the training episodes.
     """
 
     def __init__(self, agent: Agent, extend: Callable[[Any, Any], Any]) -> None:
-        self._env, self._buffer, self._extend = agent.env, agent.buffer, extend
+        self.env, self._buffer, self._extend = agent.env, agent.buffer, extend
         self._steps = 0
         self.observation: np.ndarray = _carried(agent.collector)
         self.episodes = EpisodeReturns()
@@ -91,18 +93,23 @@ class MemberCollector:
         keys = ("observation", "reward", "done", "terminated")
         self._next = [following[key].numpy()[0] for key in keys]
 
-    def collect(self, action: np.ndarray) -> None:
-        """Takes one environment step and stores the transition."""
+    def collect(self, action: np.ndarray, step: Callable[[], Result]) -> None:
+        """Takes one environment step and stores the transition.
+
+        Args:
+            action: the action.
+            step: takes the step with this action.
+        """
         now, chosen = self._now
         now[:], chosen[:] = self.observation, action
         try:
-            after, reward, terminated, truncated, _ = self._env.simulator.step(action)
+            after, reward, terminated, truncated = step()
             is_over = terminated or truncated
             observation, reward_, done, terminated_ = self._next
             observation[:], reward_[:], done[:] = after, reward, is_over
             terminated_[:] = terminated
             if is_over:
-                after = self._env.simulator.reset()[0]
+                after = self.env.simulator.reset()[0]
         except UserError as error:
             raise UserError(f"At step {self._steps + 1}: {error}") from error
         self.observation = after
@@ -113,7 +120,7 @@ class MemberCollector:
     def state_dict(self) -> dict[str, Any]:
         """The state of the environment within its episode, and the number of steps."""
         return {
-            "environment": environment_state(self._env),
+            "environment": environment_state(self.env),
             "observation": torch.from_numpy(self.observation.copy()),
             "frames": self._steps,
             "episodes": self.episodes.state_dict(),
@@ -121,7 +128,7 @@ class MemberCollector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes within the episode."""
-        load_environment_state(self._env, state["environment"])
+        load_environment_state(self.env, state["environment"])
         self.observation = state["observation"].numpy().copy()
         self._steps = state["frames"]
         self.episodes.load_state_dict(state["episodes"])
