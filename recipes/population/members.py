@@ -51,9 +51,6 @@ class _MemberSession(Session):
         """No progress of its own."""
         return _Silent(start, self.cfg.total_frames, 0)
 
-    def picture(self) -> None:
-        """None: drawing hundreds of curves takes longer than short runs."""
-
     def report(self, trained: Evaluation, *others: Any) -> None:
         """One line for each member."""
         print(f"{self.cfg.run_dir}: return {trained.return_mean:.1f}")

@@ -353,15 +353,11 @@ class Session(TrainingSession):
             last = cfg.total_frames
             write_policy(policy, self._environment, cfg, path / "policy.pt", last)
             self._log.write_random(at_random)
-            picture = self.picture()
+            picture = draw_learning_curve(path)
             (path / "finished").touch()
             # The older ones were for the case that the last could not be saved.
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
         self.report(trained, at_random, picture, checkpoint)
-
-    def picture(self) -> Path | None:
-        """Draws the learning curve. Returns its file, if there is one."""
-        return draw_learning_curve(self._directory.path)
 
     def report(
         self,
