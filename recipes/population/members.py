@@ -14,6 +14,7 @@ from torch import Tensor
 from torchrl_vmfer._torchrl import stored_rows
 from torchrl_vmfer.compiled import CompiledUpdates
 from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.networks import exploring
 from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.config.errors import UserError
@@ -29,15 +30,22 @@ __all__ = ["Member", "MemberCollector"]
 class _Silent(Progress):
     """Shows nothing: a population has one bar for all members."""
 
+    def __init__(self) -> None:
+        pass  # tqdm would look at the clock in every step
+
     def __enter__(self) -> Progress:
         return self
 
-    def close(self) -> None:
-        """Nothing was drawn."""
+    def _nothing(self, *_: Any) -> None:
+        pass
+
+    __exit__ = advance = evaluate = show = close = _nothing  # type: ignore[assignment]
 
 
 class _MemberSession(Session):
     """The session of a member, which leaves signals and messages to its population."""
+
+    draws = False  # a picture takes as long as a thousand steps
 
     def __init__(self, cfg: Any, interruption: Interruption) -> None:
         self._shared = interruption
@@ -49,7 +57,11 @@ class _MemberSession(Session):
 
     def progress(self, start: int) -> AbstractContextManager[Progress]:
         """No progress of its own."""
-        return _Silent(start, self.cfg.total_frames, 0)
+        return _Silent()
+
+    def _play(self, policy: Any, progress: Progress) -> Evaluation:
+        noise = getattr(self.cfg, "exploration_noise", None)  # off in evaluations
+        return super()._play(exploring(self.backend, policy, noise), progress)
 
     def report(self, trained: Evaluation, *others: Any) -> None:
         """One line for each member."""
