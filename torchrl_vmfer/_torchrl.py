@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.synchronize import SemLock
+from operator import contains
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from torchrl.data import (
 )
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 from torchrl.envs import EnvBase, GymWrapper
 from torchrl.objectives import (
@@ -102,9 +105,9 @@ class TappedLoss(LossMixin):
         setattr(self, name, self.critics)
 
 
-def temperature(loss: Any) -> Tensor:
-    """The temperature α of an entropy-regularized loss, within its bounds and without gradient."""
-    return loss.alpha if isinstance(loss, REDQLoss) else loss._alpha
+def temperature(loss: SACLoss) -> Tensor:
+    """The temperature α of a SAC loss, within its bounds and without gradient."""
+    return loss._alpha
 
 
 def reduced(loss: LossModule, values: Tensor, tensordict: TensorDictBase) -> Tensor:
@@ -133,28 +136,36 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 
 class ModuleWatch:
-    """Detects hooks on modules and replaced submodules, within microseconds."""
+    """Detects hooks on networks, replaced submodules and replaced tensors, within microseconds.
 
-    def __init__(self, *modules: nn.Module) -> None:
-        parts = [part for module in modules for part in module.modules()]
+    Args:
+        loss: a loss, whose own parameters and modules are watched.
+        *networks: networks, which are watched with all their parts.
+    """
+
+    def __init__(self, loss: nn.Module, *networks: nn.Module) -> None:
+        parts = [part for network in networks for part in network.modules()]
         # PyTorch changes these dictionaries in place.
         self._attributes = [vars(part) for part in parts]
         self._hooks = [getattr(part, name) for part in parts for name in _HOOKS]
         self._hooks += [getattr(module_globals, f"_global{name}") for name in _HOOKS]
-        self._children = [
-            (part._modules, tuple(part._modules.values())) for part in parts if part._modules
-        ]
+        self._entries: list[dict[str, Any]] = [part._modules for part in parts if part._modules]
+        self._entries += [loss._modules, loss._parameters, loss._buffers]
+        self._seen = self._values()
+
+    def _values(self) -> list[list[int]]:
+        return [list(map(id, entries.values())) for entries in self._entries]
 
     def has_hooks(self) -> bool:
-        """Whether any of the modules has a hook, or a global module hook is registered.
+        """Whether any of the networks has a hook, or a global module hook is registered.
 
         A ``forward`` that was assigned to an instance counts as a hook.
         """
-        return any(self._hooks) or any("forward" in names for names in self._attributes)
+        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
 
     def is_unchanged(self) -> bool:
-        """Whether the modules still have the same submodules."""
-        return all(tuple(children.values()) == seen for children, seen in self._children)
+        """Whether the networks still have the same parts, and the loss the same members."""
+        return self._values() == self._seen
 
 
 # --- Optimizers -----------------------------------------------------------------------------
@@ -246,20 +257,22 @@ _CPU = torch.device("cpu")
 class SeamReplayBuffer(TensorDictReplayBuffer):
     """TorchRL's buffer with public names for its private hooks.
 
-    Subclasses override ``make_parts``, ``check_parts`` and ``draw_batch``.
+    Subclasses define ``make_parts``, ``check_parts`` and ``draw_batch``.
     """
 
     _initialized: bool
 
     def make_parts(self) -> None:
         """Makes additional components, before TorchRL makes its own."""
+        raise NotImplementedError
 
     def check_parts(self) -> None:
         """Raises an error if the components are not compatible."""
+        raise NotImplementedError
 
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         """Draws a batch for ``sample()``. May be called in a prefetching thread."""
-        return super()._sample(batch_size)
+        raise NotImplementedError
 
     def ensure_built(self) -> None:
         """Makes the components now, if the buffer was constructed with ``delayed_init=True``."""
@@ -276,6 +289,7 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
             self._initialized = False
             raise
 
+    @pin_memory_output
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         return self.draw_batch(batch_size)
 
@@ -522,16 +536,9 @@ def write_rows(writer: TensorDictRoundRobinWriter, slots: Tensor, data: TensorDi
 # --------------------------------------------------------------------------------------------
 
 RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
-    (TD3Loss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
-    (TD3BCLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
-    (REDQLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
-    (SACLoss, "TappedLoss"): ("_make_vmap", "_vmap_qnetworkN0"),
-    (CrossQLoss, "TappedLoss"): ("_make_vmap", "_vmap_qnetworkN0"),
-    (CQLLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_networkN0"),
+    **{(loss, "TappedLoss"): ("_make_vmap", name) for loss, (name, _) in _BATCHED_CRITICS.items()},
     (objective_utils, "paired_critics"): ("_vmap_func",),
     (SACLoss, "temperature"): ("_alpha",),
-    (CrossQLoss, "temperature"): ("_alpha",),
-    (CQLLoss, "temperature"): ("_alpha",),
     (LossModule, "reduced"): ("_reduce_loss",),
     (REDQLoss, "bounded_temperature"): ("_safe_log_alpha",),
     (nn.Module, "has_module_hooks"): _HOOKS,

@@ -13,11 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 
 from vmfer_recipes.agent.agent import Agent
-from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.agent.networks import write_policy
 from vmfer_recipes.config.errors import UserError, counted, unwritable
 from vmfer_recipes.config.training import TrainingConfig
@@ -36,9 +34,8 @@ from vmfer_recipes.fork.start import (
 from vmfer_recipes.run.checkpoints import Checkpoints
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.files import LockedError, replacing
-from vmfer_recipes.run.logs import RunLog
-from vmfer_recipes.run.progress import Progress
 from vmfer_recipes.run.session import EVALUATION_SEED, Session
+from vmfer_recipes.run.tables import RunLog
 
 __all__ = ["run_forks"]
 
@@ -54,10 +51,13 @@ def run_forks(plan: Plan) -> list[UserError]:
     """
     failures, elsewhere = [], []
     total, number = len(plan.forks), 0
+    for moment in plan.moments:  # all of them, before anything is written
+        if _is_waiting(moment):
+            load_source(moment.source, mmap=True)
     for moment in plan.moments:
         waiting = [fork for fork in moment.forks if not fork.is_finished]
         number += len(moment.forks) - len(waiting)
-        if not waiting and moment.record.exists():
+        if not _is_waiting(moment):
             continue
         checkpoint = load_source(moment.source)
         if not moment.record.exists():
@@ -87,10 +87,15 @@ def run_forks(plan: Plan) -> list[UserError]:
     return failures
 
 
+def _is_waiting(moment: Moment) -> bool:
+    return not moment.record.exists() or not all(fork.is_finished for fork in moment.forks)
+
+
 def _write_record(moment: Moment, checkpoint: dict[str, Any]) -> None:
     """Evaluates a checkpoint as its forks are evaluated, and records the result."""
     cfg, source = moment.forks[0].cfg, moment.source
-    agent = make_agent(cfg, _backend(cfg))
+    torch.set_num_threads(cfg.threads)
+    agent = make_agent(cfg)
     parts = copy.deepcopy({name: checkpoint["parts"].get(name) for name in _EVALUATED})
     load_source_parts({"observations": agent.observations, "loss": agent.loss}, parts, source)
     record = {
@@ -114,7 +119,7 @@ def _continue_training(fork: Fork, checkpoint: dict[str, Any]) -> None:
     session = _ForkSession(fork.cfg, directory=ForkDirectory(fork.cfg), checkpoints=checkpoints)
     if session.finished:
         return
-    agent = make_agent(fork.cfg, session.backend)
+    agent = make_agent(fork.cfg)
     checkpoints.first = lambda: starting_state(checkpoint, agent, fork)
     recipe_of(fork.cfg).train(fork.cfg, session, agent)
 
@@ -133,12 +138,11 @@ class _ForkCheckpoints(Checkpoints):
 class _ForkSession(Session):
     """A session that ends with an evaluation and the policy, without a figure or a summary."""
 
-    def _finish(self, policy: TensorDictModuleBase, progress: Progress) -> None:
-        progress.close()
-        cfg, path = self.cfg, self._directory.path
+    def _finish(self) -> None:
+        self._progress.close()
         with self._directory.writing():
-            write_policy(policy, self._environment, cfg, path / "policy.pt", cfg.total_frames)
-            (path / "finished").touch()
+            self._write_policy()
+            (self._directory.path / "finished").touch()
             self._checkpoints.reduce(to=0)
 
 
@@ -151,12 +155,12 @@ def _train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
     with directory.lock():
         if fork.is_finished:  # by the process that previously held the lock
             return
-        backend = _backend(cfg)
-        agent = make_agent(cfg, backend)
+        torch.set_num_threads(cfg.threads)
+        agent = make_agent(cfg)
         parts = starting_state(checkpoint, agent, fork)["parts"]
         components = {name: part for name, part in agent.components().items() if name != "policy"}
         load_source_parts({**components, "random": GlobalRNGState()}, parts, fork.source)
-        session = PartialSession(backend, agent.actor_optimizer)
+        session = PartialSession(agent.actor_optimizer)
         frozen = with_batches(agent, agent.buffer.sample)
         for _ in range(updates):
             recipe_of(cfg).update_actor(session, frozen, frozen.critic_batch())
@@ -168,11 +172,6 @@ def _train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
             log.write_evaluation(cfg.total_frames, result)
             write_policy(agent.policy, agent.env, cfg, fork.path / "policy.pt", cfg.total_frames)
             (fork.path / "finished").touch()
-
-
-def _backend(cfg: TrainingConfig) -> Backend:
-    torch.set_num_threads(cfg.threads)
-    return make_backend(cfg.fast)
 
 
 def _evaluated(agent: Agent, cfg: TrainingConfig, parts: dict[str, Any]) -> Evaluation:

@@ -22,14 +22,13 @@ from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.plain_state import load_checked
 from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
-from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.progress import Averages
 from vmfer_recipes.run.session import Stateful, TrainingSession
 
 __all__ = [
@@ -40,10 +39,10 @@ __all__ = [
 _CHUNK = 2048
 
 
-def load_source(source: Source) -> dict[str, Any]:
-    """Loads a checkpoint."""
+def load_source(source: Source, **kwargs: Any) -> dict[str, Any]:
+    """Loads a checkpoint. The arguments are those of ``torch.load``."""
     try:
-        state = load_checked(source.file)
+        state = load_checked(source.file, **kwargs)
         if not (isinstance(state["parts"], dict) and state["step"] == source.step):
             raise ValueError(f"it is not a checkpoint of step {source.step}")
     except Exception as error:
@@ -102,9 +101,9 @@ def recipe_of(cfg: TrainingConfig) -> ModuleType:
     return importlib.import_module(f"vmfer_recipes.{cfg.algorithm}")
 
 
-def make_agent(cfg: TrainingConfig, backend: Backend) -> Agent:
+def make_agent(cfg: TrainingConfig) -> Agent:
     """Makes the agent of a fork."""
-    agent = recipe_of(cfg).make_agent(cfg, backend)
+    agent = recipe_of(cfg).make_agent(cfg)
     if agent.sample_actor is None:
         return agent
     return dataclasses.replace(agent, sample_actor=ActorDraws(agent.buffer, agent.sample_actor))
@@ -113,8 +112,7 @@ def make_agent(cfg: TrainingConfig, backend: Backend) -> Agent:
 class PartialSession(TrainingSession):
     """A session in which at most one optimizer takes steps, and nothing is written."""
 
-    def __init__(self, backend: Backend, optimizer: Optimizer | None = None) -> None:
-        self.backend = backend
+    def __init__(self, optimizer: Optimizer | None = None) -> None:
         self.metrics = _NoMetrics()
         self._optimizer = optimizer
 
@@ -230,7 +228,7 @@ def _score_buffer(agent: Agent, cfg: TrainingConfig) -> None:
     """
     if agent.signal is None:
         return
-    recipe, session, buffer = recipe_of(cfg), PartialSession(make_backend(cfg.fast)), agent.buffer
+    recipe, session, buffer = recipe_of(cfg), PartialSession(), agent.buffer
     sampler: Any = buffer.actor_sampler
     # Before the first score, priorities are only defaults: smoothing is turned off.
     parts = getattr(sampler, "parts", [sampler])

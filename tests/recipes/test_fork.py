@@ -10,7 +10,6 @@ import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.collection.collectors import TransitionCollector
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.plan import ForkConfig, make_plan
@@ -74,8 +73,8 @@ def made_agents(monkeypatch):
     made = []
     for recipe in (td3, sac):
 
-        def keep(cfg, backend, make=recipe.make_agent):
-            made.append(make(cfg, backend))
+        def keep(cfg, make=recipe.make_agent):
+            made.append(make(cfg))
             return made[-1]
 
         monkeypatch.setattr(recipe, "make_agent", keep)
@@ -155,7 +154,7 @@ def started(tmp_path):
     def start(run, arm):
         options = ForkConfig(run=[str(run)], at=[80], arms=["fresh", arm], out=str(tmp_path / "x"))
         chosen = make_plan(options).moments[0].forks[1]
-        agent = make_agent(chosen.cfg, make_backend(True))
+        agent = make_agent(chosen.cfg)
         state = starting_state(load_source(chosen.source), agent, chosen)
         agent.buffer.load_state_dict(state["parts"]["replay"])
         return agent
@@ -361,9 +360,11 @@ def test_a_checkpoint_of_another_algorithm_is_refused(
     assert "does not match td3 with the configuration" in line
     damaged = run / "checkpoint/kept/step_000000000100.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
-    line = failure(capsys, execute, f"run={run}", "at=100", f"out={tmp_path}/other")
-    assert "cannot be read" in line
-    assert not (tmp_path / "other").exists()
+    shutil.copy(source / "checkpoint/kept/step_000000000080.pt", damaged.parent)
+    for steps in ("at=100", "at=[80,100]"):  # of two, also if only the later one is damaged
+        line = failure(capsys, execute, f"run={run}", steps, f"out={tmp_path}/other")
+        assert "cannot be read" in line
+        assert not (tmp_path / "other").exists()
 
 
 def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, capsys):

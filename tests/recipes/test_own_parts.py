@@ -75,7 +75,7 @@ def main(cfg):
     session = Session(cfg)
     if not session.finished:
         cfg.exploration_noise *= cfg.scale
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 '''
 SMALL = (
     *("env=InvertedPendulum-v4", "hidden=[16,16]", "batch_size=32", "replay.buffer_size=5000"),
