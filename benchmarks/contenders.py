@@ -26,7 +26,6 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
 from torchrl_vmfer.compiled import extension
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.agent import networks
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.session import Averages, TrainingSession
 
@@ -179,7 +178,7 @@ def recipe(
         options += [f"sampler={sampler}", "init_random_frames=0"]
         cfg = to_config(compose(algorithm, options))
     session = BenchmarkSession(connection)
-    agent = module.make_agent(cfg, session.backend)
+    agent = module.make_agent(cfg)
     fill(agent.buffer, size.task, filled)
     watch(agent, session.stopwatch)
     module.train(cfg, session, agent)
@@ -270,7 +269,6 @@ class BenchmarkSession(TrainingSession):
     """A ``TrainingSession`` that takes as many steps as requested, and writes nothing."""
 
     def __init__(self, connection: Connection) -> None:
-        self.backend = make_backend(fast=True)
         self.metrics = Averages()
         self.stopwatch = Stopwatch()
         self._connection = connection

@@ -64,7 +64,7 @@ class CompiledExplorer(Explorer):
         if not is_single or observation.dtype is not torch.float32 or not self._is_current():
             return super().forward(observation)
         noise = None
-        if self.noise is not None or exploration_type() is ExplorationType.RANDOM:
+        if exploration_type() is ExplorationType.RANDOM:
             noise = torch.randn(self._size, dtype=torch.float32, device="cpu").numpy()
         array = observation.contiguous().numpy()
         return torch.from_numpy(self._updates.act(array, noise, self.noise or 0.0)[0])
