@@ -30,7 +30,8 @@ _MODULES = {
     "replay": ("ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"),
     "samplers": (
         *("GradientNormSampler", "InverseTDSampler", "LAPSampler", "MixedSampler"),
-        *("RankPrioritizedSampler", "RecentSampler", "VMFSampler", "effective_sample_size"),
+        *("OldSampler", "RankPrioritizedSampler", "RecentSampler", "VMFSampler"),
+        "effective_sample_size",
     ),
     "uncertainty": ("VMFUncertainty",),
 }

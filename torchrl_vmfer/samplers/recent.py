@@ -1,8 +1,8 @@
-"""The sampler that emphasizes recent experience."""
+"""Samplers by the order of writing: one prefers recent experience, the other old experience."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +11,9 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray, flat_slots, stored_slots
-from torchrl_vmfer.samplers.distributions import uniform
+from torchrl_vmfer.samplers.distributions import check_count, uniform
 
-__all__ = ["RecentSampler"]
+__all__ = ["OldSampler", "RecentSampler"]
 
 
 class WriteOrder:
@@ -22,13 +22,6 @@ class WriteOrder:
     Round-robin writers fill the slots in ascending order and then start again at slot 0, so that
     the newest slot determines the order of all others. After other writes, the order is found by
     sorting, when it is needed.
-
-    Examples:
-        >>> order = WriteOrder()
-        >>> order.write(np.array([0, 1, 2, 3]))
-        >>> order.write(np.array([0, 1]))
-        >>> order.slots_of_age(np.array([0, 1, 2, 3]))
-        array([1, 0, 3, 2])
     """
 
     def __init__(self) -> None:
@@ -90,7 +83,57 @@ class WriteOrder:
         self._sorted = None if self._is_ring else np.argsort(-self.numbers, kind="stable")
 
 
-class RecentSampler(BaseSampler):
+class _WriteOrderSampler(BaseSampler):
+    """A sampler without priorities, whose draws depend only on the order of the writes."""
+
+    records_updates = False
+    update_priority = Sampler.update_priority  # has no effect, and says so
+
+    @property
+    def num_slots(self) -> int:
+        """The number of live slots that the sampler knows of."""
+        return len(self._order)
+
+    @torch.compiler.disable
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Records the order of written slots. TorchRL calls it at every write."""
+        self._order.write(stored_slots(flat_slots(index, storage)))
+
+    def _resize(self, length: int) -> None:
+        self._order.resize(length)
+
+    def _ages(self, count: int) -> np.ndarray:
+        """Draws ages of slots, where the newest has age 0."""
+        raise NotImplementedError
+
+    def _age_probabilities(self) -> np.ndarray:
+        """P of every age."""
+        raise NotImplementedError
+
+    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.from_numpy(self._order.slots_of_age(self._ages(count))), {}
+
+    def _probabilities(self) -> np.ndarray:
+        probabilities = np.empty(self.num_slots)
+        slots = self._order.slots_of_age(np.arange(self.num_slots))
+        probabilities[slots] = self._age_probabilities()
+        return probabilities
+
+    def reset(self) -> None:
+        """Forgets the order of the slots."""
+        self._order = WriteOrder()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain tensors, numbers and strings."""
+        return self._header() | {"written": torch.from_numpy(self._order.numbers.copy())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a copy of a state. An incompatible state changes nothing."""
+        self._check_header(state_dict)
+        self._order.load(state_dict["written"].cpu().numpy())
+
+
+class RecentSampler(_WriteOrderSampler):
     """A sampler that emphasizes recent experience (ERE).
 
     Batches are drawn in cycles. With N stored transitions, batch k = 1, ..., ``cycle`` of a cycle
@@ -125,95 +168,80 @@ class RecentSampler(BaseSampler):
         tensor([0., 0., 0., 1.], dtype=torch.float64)
     """
 
-    records_updates = False
-    update_priority = Sampler.update_priority  # has no effect, and says so
-    _file: ClassVar[str] = "write_order.pt"
+    _settings = ("decay", "min_size", "cycle")
 
     def __init__(self, decay: float = 0.996, min_size: int = 5000, cycle: int = 1000) -> None:
         if not 0 < decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {decay!r}.")
-        for name, value in {"min_size": min_size, "cycle": cycle}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+        check_count("min_size", min_size)
+        check_count("cycle", cycle)
         super().__init__()
-        self._decay, self._min_size, self._cycle = float(decay), min_size, cycle
-        self._order = WriteOrder()
-        self._position = 0  # the number of batches drawn in this cycle
-
-    @property
-    def decay(self) -> float:
-        """The factor by which the number of transitions shrinks from batch to batch."""
-        return self._decay
-
-    @property
-    def min_size(self) -> int:
-        """The smallest number of transitions to draw from."""
-        return self._min_size
-
-    @property
-    def cycle(self) -> int:
-        """The number of batches after which a cycle starts again."""
-        return self._cycle
-
-    @property
-    def num_slots(self) -> int:
-        """The number of live slots that the sampler knows of."""
-        return len(self._order)
-
-    def _num_recent(self) -> int:
-        """The number of transitions that the next batch is drawn from."""
-        size = self.num_slots * self._decay ** (self._position + 1)
-        return min(self.num_slots, max(int(size), self._min_size))
-
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
-        self._position = (self._position + 1) % self._cycle
-        return torch.from_numpy(self._order.slots_of_age(ages)), {}
-
-    def _probabilities(self) -> np.ndarray:
-        recent = self._num_recent()
-        probabilities = np.zeros(self.num_slots)
-        probabilities[self._order.slots_of_age(np.arange(recent))] = 1 / max(recent, 1)
-        return probabilities
-
-    @torch.compiler.disable
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Records the order of written slots. TorchRL calls it at every write."""
-        self._order.write(stored_slots(flat_slots(index, storage)))
-
-    def _resize(self, length: int) -> None:
-        self._order.resize(length)
+        self.decay, self.min_size, self.cycle = float(decay), min_size, cycle
 
     def reset(self) -> None:
         """Forgets the order of the slots and starts a cycle."""
-        self._order = WriteOrder()
-        self._position = 0
+        super().reset()
+        self._position = 0  # the number of batches drawn in this cycle
 
-    def _settings(self) -> dict[str, Any]:
-        return {"decay": self._decay, "min_size": self._min_size, "cycle": self._cycle}
+    def _num_recent(self) -> int:
+        """The number of transitions that the next batch is drawn from."""
+        size = self.num_slots * self.decay ** (self._position + 1)
+        return min(self.num_slots, max(int(size), self.min_size))
+
+    def _ages(self, count: int) -> np.ndarray:
+        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
+        self._position = (self._position + 1) % self.cycle
+        return ages
+
+    def _age_probabilities(self) -> np.ndarray:
+        recent = self._num_recent()
+        return (np.arange(self.num_slots) < recent) / max(recent, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return self._header() | {
-            "position": self._position,
-            "written": torch.from_numpy(self._order.numbers.copy()),
-        }
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        position, written = state_dict["position"], state_dict["written"]
-        if not (isinstance(position, int) and 0 <= position < self._cycle):
-            raise ValueError(
-                f"position of the state is {position!r}, not a batch of a cycle of {self._cycle}."
-            )
-        if not (isinstance(written, Tensor) and written.dtype is torch.int64 and written.ndim == 1):
-            raise ValueError("written of the state is not a vector of integers.")
+        return super().state_dict() | {"position": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
-        self._check_header(state_dict)
-        self._check_state(state_dict)
-        self._order.load(state_dict["written"].cpu().numpy())
+        super().load_state_dict(state_dict)
         self._position = state_dict["position"]
 
-    def __repr__(self) -> str:
-        return f"RecentSampler(decay={self.decay}, min_size={self.min_size}, cycle={self.cycle})"
+
+class OldSampler(_WriteOrderSampler):
+    """A sampler that prefers old experience, whatever the critics say: a control.
+
+    With n stored transitions in the order of their writes, the one at position ⌊n u^exponent⌋ is
+    drawn, where u is uniform in [0, 1) and the oldest transition has position 0. The probability of
+    position k is therefore ((k + 1) / n)^(1 / exponent) - (k / n)^(1 / exponent). The order is that
+    of :class:`RecentSampler`.
+
+    Args:
+        exponent: how strongly old transitions are preferred, from 0.01 to 100; 1 is uniform, and
+            less than 1 prefers new transitions.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> sampler = OldSampler(exponent=2.0)
+        >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+        >>> index = buffer.extend(TensorDict({"observation": torch.randn(4, 2)}, [4]))
+        >>> sampler.probabilities()
+        tensor([0.5000, 0.2071, 0.1589, 0.1340], dtype=torch.float64)
+    """
+
+    _settings = ("exponent",)
+
+    def __init__(self, exponent: float = 2.0) -> None:
+        if not 0.01 <= exponent <= 100:
+            raise ValueError(f"exponent must lie in [0.01, 100], got {exponent!r}.")
+        super().__init__()
+        self.exponent = float(exponent)
+
+    def _ages(self, count: int) -> np.ndarray:
+        newest = self.num_slots - 1
+        place = uniform(count, self.generator) ** self.exponent * self.num_slots
+        return newest - np.minimum(place.astype(np.int64), newest)  # a power may round to 1
+
+    def _age_probabilities(self) -> np.ndarray:
+        bounds = np.linspace(0, 1, self.num_slots + 1) ** (1 / self.exponent)
+        return np.diff(bounds)[::-1]
