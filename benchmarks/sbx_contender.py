@@ -1,4 +1,6 @@
-"""SBX as a contender of ``throughput.py``, in an environment of its own.
+"""SBX as a contender of ``throughput.py`` and ``population.py``, in an environment of its own.
+
+    python sbx_contender.py td3 10000 [Reacher-v5 64x64/64]
 
 Reads numbers of steps from standard input, and prints the seconds that they took.
 """
@@ -9,15 +11,19 @@ import sys
 import time
 import warnings
 
-from workload import peer_loop
+import workload
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     import sbx
 
-    algorithm, filled = sys.argv[1], int(sys.argv[2])
-    run = peer_loop({"td3": sbx.TD3, "sac": sbx.SAC}[algorithm], algorithm, filled)
+    algorithm, filled, *task = sys.argv[1:]
+    if task:
+        workload.TASK, size = task
+        hidden, batch = size.split("/")
+        workload.HIDDEN, workload.BATCH = [int(units) for units in hidden.split("x")], int(batch)
+    run = workload.peer_loop({"td3": sbx.TD3, "sac": sbx.SAC}[algorithm], algorithm, int(filled))
     for line in sys.stdin:
         start = time.perf_counter()
         run(int(line))
