@@ -90,7 +90,7 @@ def _load_config(file: Path) -> SimpleNamespace:
         saved = read_config(file)
         env = EnvConfig(**saved["env"])
         validate(env, "env.")
-        goals = saved["replay"]["kind"] == "her"
+        goals = "her_ratio" in saved["replay"]
     except Exception as error:
         raise UserError(
             f"{file} is not the configuration of a run ({first_line(error)})."

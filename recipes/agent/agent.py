@@ -166,7 +166,7 @@ class AgentMaker:
     def __init__(self, cfg: TrainingConfig, backend: Backend) -> None:
         self._cfg = cfg
         self._backend = backend
-        self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
+        self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals)
         check_memory(self.env, cfg.replay.buffer_size)
         self._observations = make_observations(self.env, cfg)
         self.networks = network_spec(cfg)
@@ -246,7 +246,7 @@ class AgentMaker:
                 buffer,
                 observations,
                 observations.stored_keys(actor_keys),
-                cfg.sampler.kind,
+                cfg.sampler,
             ),
             critic_optimizer=critic_optimizer,
             actor_optimizer=actor_optimizer,

@@ -15,12 +15,19 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sam
 from torchrl_vmfer.samplers.adapters import probabilities_of
 from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
 from vmfer_recipes.agent.observations import Observations
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    OnPolicySamplerConfig,
+    SamplerConfig,
+    SharedSamplerConfig,
+    WeightedSamplerConfig,
+)
 
 __all__ = ["Diagnostics", "agreement", "cosine", "signal_to_noise"]
 
 _SATURATED = 0.99  # absolute value of actions scaled to [-1, 1]
 # The current networks choose among candidates: there are no stored probabilities.
-_WITHOUT_DISTRIBUTION = ("direct", "on_policy")
+_WITHOUT_DISTRIBUTION = (DirectSamplerConfig, OnPolicySamplerConfig)
 
 
 def signal_to_noise(first: Tensor, second: Tensor) -> Tensor:
@@ -62,7 +69,7 @@ class Diagnostics:
         buffer: the replay buffer. What requires its contents is left out if it is in a Ray actor.
         observations: the preprocessing of batches.
         keys: the stored entries of the actor's batch.
-        kind: the ``kind`` of ``sampler=``.
+        sampler: the configuration of ``sampler=``.
     """
 
     def __init__(
@@ -72,14 +79,14 @@ class Diagnostics:
         buffer: Any,
         observations: Observations,
         keys: Sequence[str],
-        kind: str,
+        sampler: SamplerConfig,
     ) -> None:
         self._loss = loss
         self._parameters = list(parameters)
         self._buffer = buffer if isinstance(buffer, ActorCriticReplayBuffer) else None
         self._observations = observations
         self._keys = list(keys)
-        self._kind = kind
+        self._sampler = sampler
 
     def measure(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """The diagnostics by the names of their columns. Those that are not defined are left out.
@@ -159,13 +166,13 @@ class Diagnostics:
         """The distribution from which the actor's batch is drawn, and the age of its priorities."""
         stored = len(buffer)
         found: dict[str, float] = {"stored_transitions": stored}
-        if self._kind in _WITHOUT_DISTRIBUTION:
+        if isinstance(self._sampler, _WITHOUT_DISTRIBUTION):
             return found
-        if self._kind == "weighted":
+        if isinstance(self._sampler, WeightedSamplerConfig):
             weight = batch["priority_weight"].double()
             fraction = effective_sample_size(weight / weight.sum()) / len(weight)
             return found | {"effective_sample_size": fraction * stored}
-        is_shared = self._kind == "shared"
+        is_shared = isinstance(self._sampler, SharedSamplerConfig)
         sampler = buffer.critic_sampler if is_shared else buffer.actor_sampler
         try:
             probabilities = probabilities_of(sampler, buffer.storage)

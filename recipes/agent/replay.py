@@ -10,38 +10,23 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import PrioritizedSampler, RandomSampler
+from torchrl.data import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.envs import GymWrapper
 
-from torchrl_vmfer import (
-    ActorCriticReplayBuffer,
-    GradientNormSampler,
-    HindsightReplayBuffer,
-    InverseTDSampler,
-    LAPSampler,
-    MixedSampler,
-    RankPrioritizedSampler,
-    RecentSampler,
-    VMFSampler,
-)
+from torchrl_vmfer import ActorCriticReplayBuffer, HindsightReplayBuffer, MixedSampler
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.collection.transitions import ENVIRONMENT
-from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.plugins import import_class
+from vmfer_recipes.config.errors import UserError, diverged
+from vmfer_recipes.config.groups import RayCollectorConfig
+from vmfer_recipes.config.plugins import import_class, instantiate
 from vmfer_recipes.config.replay_groups import (
-    GradientNormSamplerConfig,
+    DirectSamplerConfig,
     HindsightReplayConfig,
-    InverseTDSamplerConfig,
-    LAPReplayConfig,
-    OwnReplayConfig,
-    OwnSamplerConfig,
-    PrioritizedReplayConfig,
-    RecentSamplerConfig,
     ReplayConfig,
     SamplerConfig,
-    VMFSamplerConfig,
+    SharedSamplerConfig,
 )
 from vmfer_recipes.config.training import TrainingConfig
 
@@ -68,15 +53,15 @@ def make_replay_buffer(
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
-    is_alone = cfg.collector.kind == "single"  # other processes do not read its counters
+    is_alone = cfg.collector.is_single  # other processes do not read its counters
     parts: dict[str, Callable[[], Any]] = {
         "storage": partial(backend.storage, cfg.replay.buffer_size, compilable=is_alone),
         # Workers may overwrite transitions that the learner is about to score.
         "writer": partial(backend.writer, compilable=is_alone, track_generations=not is_alone),
-        "critic_sampler": partial(_critic_sampler, cfg.replay),
+        "critic_sampler": partial(instantiate, cfg.replay, Sampler, "replay"),
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
     }
-    if cfg.collector.kind == "ray":
+    if isinstance(cfg.collector, RayCollectorConfig):
         from vmfer_recipes.collection.ray_workers import RemoteReplay
 
         return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has the same methods
@@ -112,55 +97,12 @@ def check_memory(env: GymWrapper, buffer_size: int) -> None:
         )
 
 
-def _critic_sampler(cfg: ReplayConfig) -> Sampler:
-    if isinstance(cfg, OwnReplayConfig):
-        return _own_sampler(cfg, "replay")
-    if isinstance(cfg, PrioritizedReplayConfig):
-        if cfg.kind == "per_rank":
-            return RankPrioritizedSampler(alpha=cfg.alpha, beta=cfg.beta)
-        return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
-    if isinstance(cfg, LAPReplayConfig):
-        return LAPSampler(exponent=cfg.alpha)
-    return RandomSampler()
-
-
 def _actor_sampler(cfg: SamplerConfig) -> Sampler:
-    if isinstance(cfg, OwnSamplerConfig):
-        return _own_sampler(cfg, "sampler")
-    if isinstance(cfg, VMFSamplerConfig):
-        return _vmf_sampler(cfg)
-    if isinstance(cfg, InverseTDSamplerConfig):
-        return InverseTDSampler(exponent=cfg.exponent, floor=cfg.floor)
-    if isinstance(cfg, GradientNormSamplerConfig):
-        return GradientNormSampler(power=cfg.power)
-    if isinstance(cfg, RecentSamplerConfig):
-        return RecentSampler(decay=cfg.decay, min_size=cfg.min_size, cycle=cfg.cycle)
-    return RandomSampler()
-
-
-def _vmf_sampler(cfg: VMFSamplerConfig) -> Sampler:
-    try:
-        sampler = VMFSampler(
-            cfg.mode,  # type: ignore[arg-type]  # one of its choices
-            power=cfg.power,
-            initial_factor=cfg.initial_factor,
-            smoothing=cfg.smoothing,
-            pool_size=cfg.pool_size,
-        )
-    except ValueError as error:  # keys that do not work together
-        raise UserError(f"sampler={cfg.name}: {first_line(error)}") from error
-    return sampler if cfg.share == 1 else MixedSampler(sampler, RandomSampler(), cfg.share)
-
-
-def _own_sampler(cfg: OwnSamplerConfig | OwnReplayConfig, group: str) -> Sampler:
-    kind = import_class(cfg.path, Sampler, group)
-    try:
-        return kind(**cfg.kwargs)
-    except Exception as error:
-        raise UserError(
-            f"{group}={cfg.path} could not be created with {group}.kwargs={cfg.kwargs} "
-            f"({type(error).__name__}: {first_line(error)})."
-        ) from error
+    if isinstance(cfg, (SharedSamplerConfig, DirectSamplerConfig)):
+        return RandomSampler()  # it draws no batches
+    sampler = instantiate(cfg, Sampler, "sampler")
+    share = getattr(cfg, "share", 1)
+    return sampler if share == 1 else MixedSampler(sampler, RandomSampler(), share)
 
 
 def actor_signal(cfg: SamplerConfig) -> str | None:
@@ -179,12 +121,10 @@ def actor_signal(cfg: SamplerConfig) -> str | None:
 
 
 def stores_td_errors(cfg: ReplayConfig) -> bool:
-    """Whether a ``replay=`` uses TD errors; one of the user's own if it takes priorities."""
-    if isinstance(cfg, OwnReplayConfig):
-        # The method of TorchRL's base class only warns.
-        kind = import_class(cfg.path, Sampler, "replay")
-        return kind.update_priority is not Sampler.update_priority
-    return isinstance(cfg, (PrioritizedReplayConfig, LAPReplayConfig))
+    """Whether the sampler of a ``replay=`` takes priorities, which are then TD errors."""
+    # The method of TorchRL's base class only warns.
+    sampler = import_class(cfg._target_, Sampler, "replay")
+    return sampler.update_priority is not Sampler.update_priority
 
 
 def store_priorities(

@@ -15,6 +15,7 @@ from vmfer_recipes.collection.episodes import EpisodeReturns
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.collection.vectorized import VectorCollector
 from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import RayCollectorConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.environments.state import (
@@ -56,9 +57,9 @@ def make_collector(
     """Makes the collector selected by ``collector=`` and ``num_envs=``."""
     if cfg.num_envs > 1:
         return VectorCollector(env, policy, observations, buffer, cfg)
-    if cfg.collector.kind == "single":
+    if cfg.collector.is_single:
         return TransitionCollector(env, policy, observations, buffer, cfg, backend)
-    if cfg.collector.kind == "ray":
+    if isinstance(cfg.collector, RayCollectorConfig):
         from vmfer_recipes.collection.ray_workers import RayWorkers
 
         return RayWorkers(policy, buffer, cfg)

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import key, other_default, recipe_schemas, schema
 from vmfer_recipes.config.names import dataset_name
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    LAPReplayConfig,
+    WeightedSamplerConfig,
+)
 from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
@@ -83,7 +88,9 @@ class SACConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.sampler.kind in ("direct", "weighted") and self.entropy_gradient:
+        if self.entropy_gradient and isinstance(
+            self.sampler, (DirectSamplerConfig, WeightedSamplerConfig)
+        ):
             raise UserError(
                 f"entropy_gradient=true does not affect the scores of sampler={self.sampler.name}: "
                 "leave it out, or use another sampler."
@@ -152,7 +159,7 @@ class TQCConfig(WideCriticsConfig):
                 f"dropped_quantiles={self.quantiles_to_drop} leaves none of "
                 f"num_quantiles={self.num_quantiles}: lower the first or raise the second."
             )
-        if self.replay.kind == "lap":
+        if isinstance(self.replay, LAPReplayConfig):
             raise UserError(
                 f"replay={self.replay.name} requires the Huber loss of one value per critic, but "
                 f"the critics of {self.algorithm} predict quantiles: use replay=per."
@@ -251,7 +258,7 @@ class TD3BCConfig(TrainingConfig):
                 f"{self.algorithm} learns from a dataset: set dataset= to a run directory, such as "
                 "dataset=runs/td3/Hopper-v4/uniform-uniform/seed0, or to minari:<id>."
             )
-        if self.replay.kind == "her":
+        if self.replay.has_goals:
             raise UserError(
                 f"replay=her requires whole episodes, which a dataset does not store: use "
                 f"another replay= for {self.algorithm}."
@@ -262,9 +269,9 @@ class TD3BCConfig(TrainingConfig):
                     f"{name}={getattr(self, name)} has no effect on {self.algorithm}, which takes "
                     "no environment steps: leave it out."
                 )
-        if self.collector.kind != "single":
+        if not self.collector.is_single:
             raise UserError(
-                f"collector={self.collector.kind} has no effect on {self.algorithm}, which takes "
+                f"collector={self.collector.name} has no effect on {self.algorithm}, which takes "
                 "no environment steps: leave it out."
             )
         if self.env.normalize_observations:
@@ -293,7 +300,7 @@ def _check_importance_weights(cfg: TrainingConfig) -> None:
 
 
 def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
-    if cfg.sampler.kind == "weighted":
+    if isinstance(cfg.sampler, WeightedSamplerConfig):
         raise UserError(
             f"sampler={cfg.sampler.name} weights the actor loss, but TorchRL's loss for "
             f"{cfg.algorithm} {reason}: use another sampler, such as vmf_uncertainty."

@@ -166,6 +166,9 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         return argument
     if name == "algorithm":
         raise UserError(f"{argument} does not change the algorithm: run that recipe instead.")
+    if name.endswith("._target_"):
+        group = name.partition(".")[0]
+        raise UserError(f"{name} follows from {group}=: write {group}=my_package.MyClass.")
     if name == "experiment":
         _check_experiment(override, argument)
         return argument
@@ -173,7 +176,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if name in groups(config):
         _check_choice(name, override, argument)
         return argument.lstrip("+")
-    keys = describe(config)
+    keys = [*describe(config)]
     if any(dict in key.types and f"{name}.".startswith(f"{key.name}.") for key in keys):
         return f"++{argument.lstrip('+')}"  # entries of a dictionary, which may be new
     # Several choices of a group can have a key of the same name.

@@ -57,7 +57,7 @@ def _lines(name: str, config: type[Config], program: str) -> Iterator[str]:
             yield from _entry(f"{group}={default}", f"{meaning}: {', '.join(choices_of(group))}")
         experiments = ", ".join(choices_of("experiment"))
         yield from _entry("+experiment=", f"settings of a study, with -m: {experiments}")
-    keys = [key for key in describe(config) if not _is_fixed(key)]
+    keys = [key for key in describe(config) if not key.is_fixed]
     yield "\nKeys, with defaults:"
     for key in keys:
         if "." not in key.name:
@@ -88,15 +88,10 @@ def _default_choices(name: str) -> dict[str, str]:
     }
 
 
-def _is_fixed(key: Key) -> bool:
-    """Whether the recipe or the choice of a group determines the key."""
-    return key.name == "algorithm" or key.name.endswith(".kind")
-
-
 def _key(key: Key) -> Iterator[str]:
     default = "" if key.default == MISSING else _written(key.default)
     notes = [key.range] if key.range else []
-    notes += [f"only {', '.join(key.kinds)}"] if key.kinds else []
+    notes += [f"only {', '.join(key.only)}"] if key.only else []
     note = f" [{'; '.join(notes)}]".replace(" ", _HARD_SPACE) if notes else ""
     yield from _entry(f"{key.name}={default}", f"{key.meaning} {note.strip()}")
 

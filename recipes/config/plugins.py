@@ -17,17 +17,20 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import OwnLoggerConfig
-from vmfer_recipes.config.keys import Config, describe, recipe_schemas
-from vmfer_recipes.config.replay_groups import OwnReplayConfig, OwnSamplerConfig
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import CustomLoggerConfig
+from vmfer_recipes.config.keys import Config, PartConfig, describe, recipe_schemas
+from vmfer_recipes.config.replay_groups import CustomReplayConfig, CustomSamplerConfig
 
 __all__ = [
     "import_class",
     "import_module",
     "importing",
+    "instantiate",
+    "is_custom",
     "own_choice",
     "register_choice",
     "register_recipe",
@@ -35,9 +38,9 @@ __all__ = [
 ]
 
 _GROUPS: dict[str, Callable[..., Config]] = {
-    "sampler": OwnSamplerConfig,
-    "replay": OwnReplayConfig,
-    "logger": OwnLoggerConfig,
+    "sampler": CustomSamplerConfig,
+    "replay": CustomReplayConfig,
+    "logger": CustomLoggerConfig,
 }
 
 
@@ -50,7 +53,13 @@ def own_choice(group: str, choice: str) -> Config | None:
     *module, name = choice.split(".")
     if group not in _GROUPS or not module or not all(map(str.isidentifier, [*module, name])):
         return None
-    return _GROUPS[group](name=name, path=choice)
+    named = {} if group == "logger" else {"name": name}
+    return _GROUPS[group](_target_=choice, **named)
+
+
+def is_custom(part: Config) -> bool:
+    """Whether a choice of a group is a class of the user."""
+    return type(part) in _GROUPS.values()
 
 
 def register_choice(group: str, choice: str) -> None:
@@ -117,6 +126,35 @@ def import_class(path: str, base: type[_Base], key: str) -> type[_Base]:
 
     with importing():
         return imports.import_class(path, base, f"{key}={path}")
+
+
+def instantiate(
+    part: PartConfig, base: type[_Base], group: str, /, *first: Any, **further: Any
+) -> _Base:
+    """Creates the object of a ``_target_``, whether the class is one of this package or not.
+
+    Args:
+        part: the configuration.
+        base: the class that its class must be derived from.
+        group: the group, for error messages.
+        *first: its first arguments, which are not part of the configuration.
+        **further: other arguments of this sort.
+    """
+    import hydra.utils
+
+    path, arguments = str(part._target_), part.arguments
+    checked = {"_target_": import_class(path, base, group), **arguments, **further}
+    try:
+        # A value that names another target is passed as it is, not called.
+        made: _Base = hydra.utils.instantiate(checked, *first, _recursive_=False, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        choice = path if is_custom(part) else getattr(part, "name", path)
+        raise UserError(
+            f"{group}={choice} could not be created with {arguments} "
+            f"({type(cause).__name__}: {first_line(cause)})."
+        ) from error
+    return made
 
 
 def import_module(name: str, setting: str) -> ModuleType:

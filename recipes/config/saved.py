@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,8 +17,6 @@ __all__ = ["load_config"]
 
 def load_config(run_dir: Path) -> TrainingConfig:
     """The configuration of a run of this package's recipes.
-
-    Keys that the run does not have, because an earlier version wrote it, have their defaults.
 
     Args:
         run_dir: the directory of the run.
@@ -46,12 +43,8 @@ def load_config(run_dir: Path) -> TrainingConfig:
             f"of {', '.join(algorithms())}."
         )
     try:
-        config = _restored(algorithms()[algorithm], saved)
+        config = _restored(algorithms()[algorithm], saved, "")
         validate(config)
-    except KeyError as error:
-        raise UserError(
-            f"{file} does not fit this version of {algorithm} (the key {error} is missing)."
-        ) from error
     except (UserError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{file} does not fit this version of {algorithm} ({first_line(error)})."
@@ -59,31 +52,27 @@ def load_config(run_dir: Path) -> TrainingConfig:
     return config
 
 
-def _restored(kind: type[Config], saved: dict[str, Any]) -> Any:
-    """A configuration as a dataclass, with the dataclasses that the kinds of its groups select."""
-    hints = get_type_hints(kind)
-    values = dict(saved)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        hint = hints[field.name]
+def _restored(config: type[Config], saved: dict[str, Any], prefix: str) -> Any:
+    """A configuration as a dataclass, with the dataclasses of the choices of its groups."""
+    hints, values = get_type_hints(config), dict(saved)
+    for name in sorted(hints.keys() ^ values.keys()):
+        what = "has no value" if name in hints else "is not one of its keys"
+        raise UserError(f"{prefix}{name} {what}")
+    for name, hint in hints.items():
         if isinstance(hint, type) and issubclass(hint, Config):
-            values[field.name] = _restored(_class_of(field.name, hint, saved), saved[field.name])
-    unknown = values.keys() - hints.keys()
-    if unknown:
-        raise UserError(f"there is no key {min(unknown)}")
-    missing = [key.name for key in describe(kind) if key.default == MISSING]
-    missing = [name for name in missing if "." not in name and name not in values]
-    if missing:
-        raise UserError(f"{missing[0]} has no value")
-    return kind(**values)
+            chosen = _class_of(name, hint, values[name])
+            values[name] = _restored(chosen, values[name], f"{name}.")
+    return config(**values)
 
 
 def _class_of(group: str, base: type[Config], saved: dict[str, Any]) -> type[Config]:
-    """The dataclass of a saved group, as selected by its kind."""
-    schemas = schemas_of(group)
-    if not schemas:
-        return base
-    kind = saved[group]["kind"]
-    for schema in schemas.values():
-        if any(key.name == "kind" and kind in key.choices for key in describe(schema)):
-            return schema
-    raise UserError(f"there is no {group}.kind={kind}")
+    """The dataclass whose keys and fixed values a saved group has. Nothing is imported."""
+    for choice in schemas_of(group).values():
+        keys = describe(choice)
+        fixed = {key.name: key.default for key in keys if key.is_fixed and key.default != MISSING}
+        is_same = all(saved.get(name, MISSING) == value for name, value in fixed.items())
+        if is_same and saved.keys() == {key.name for key in keys}:
+            return choice
+    if schemas_of(group):
+        raise UserError(f"there is no {group}= with the keys {', '.join(map(str, saved))}")
+    return base

@@ -16,7 +16,8 @@ from vmfer_recipes.config.keys import describe
 from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
 from vmfer_recipes.config.plugins import own_choice
 from vmfer_recipes.config.replay_groups import (
-    OwnSamplerConfig,
+    CustomSamplerConfig,
+    FreshSamplerConfig,
     SamplerConfig,
     VMFSamplerConfig,
 )
@@ -81,10 +82,10 @@ class Arm:
         sampler = self.apply(cfg).sampler
         if not all(key.startswith("sampler.") for key in self.values):
             return None
-        if sampler.kind == "fresh":
+        if isinstance(sampler, FreshSamplerConfig):
             return 0.0
         plain = {key.name: key.default for key in describe(type(sampler))}
-        compared = [name for name in plain if name not in ("name", "kind", "power")]
+        compared = [name for name in plain if name not in ("name", "power")]
         if not isinstance(sampler, VMFSamplerConfig):
             return None
         if any(getattr(sampler, name) != plain[name] for name in compared):
@@ -122,12 +123,13 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     for word in words:
         _check_override(word, name)
     sampler = cfg.sampler
-    if choice is None and sampler.kind != "own" and sampler.name not in choices_of("sampler"):
+    is_custom = isinstance(sampler, CustomSamplerConfig)
+    if choice is None and not is_custom and sampler.name not in choices_of("sampler"):
         raise UserError(
             f"The arm {name!r} has no sampler, and the run's sampler.name={sampler.name} is not a "
             "choice of sampler=: put a sampler before the overrides."
         )
-    start = choice or (sampler.path if isinstance(sampler, OwnSamplerConfig) else sampler.name)
+    start = choice or (sampler._target_ if is_custom else sampler.name)
     composed = _composed([f"sampler={start}", *words], name, cfg)
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     values = {key: OmegaConf.select(composed, key) for key in keys}

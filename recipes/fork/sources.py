@@ -95,9 +95,9 @@ def _directories(runs: list[str]) -> list[Path]:
 
 
 def _check_forkable(run_dir: Path, cfg: TrainingConfig) -> None:
-    if cfg.collector.kind != "single":
+    if not cfg.collector.is_single:
         raise UserError(
-            f"{run_dir} was trained with collector={cfg.collector.kind}, whose checkpoints do not "
+            f"{run_dir} was trained with collector={cfg.collector.name}, whose checkpoints do not "
             "hold the episodes of its workers: fork a run with collector=single."
         )
 

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.keys import MISSING, Key, describe
+from vmfer_recipes.config.keys import Key, describe
 from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
@@ -133,7 +133,7 @@ def _read(run_dir: Path, path: str) -> Run:
     config = read_config(run_dir / "config.yaml")
     steps, values = _read_evaluations(run_dir / "eval.csv")
     variant, settings = {}, {}
-    for name, value in (_defaults(config) | config).items():
+    for name, value in config.items():
         group, _, rest = name.partition(".")
         if name == "dataset" or (
             group == "env" and rest != "name" and value != getattr(_PLAIN, rest, None)
@@ -194,18 +194,7 @@ def _cut(run: Run, until: int) -> Run:
 
 
 @functools.cache
-def described(algorithm: str) -> list[Key]:
+def described(algorithm: str) -> tuple[Key, ...]:
     """The keys of a recipe of this package; none for other algorithms."""
     known = algorithms()
-    return describe(known[algorithm]) if algorithm in known else []
-
-
-def _defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The defaults that count for keys which a run of an earlier version lacks."""
-    found = {}
-    for key in described(config["algorithm"]):
-        group = key.name.rpartition(".")[0]
-        kind = config.get(f"{group}.kind")
-        if key.default != MISSING and (not group or (kind and kind in (key.kinds or (kind,)))):
-            found[key.name] = key.default
-    return found
+    return describe(known[algorithm]) if algorithm in known else ()

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import Config, describe, groups
 from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.plugins import is_custom
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.sweep.jobs import Job, nothing_started
@@ -77,8 +78,8 @@ def _reference(key: str, job: Job) -> str:
         return "${hydra:runtime.choices.experiment}"
     part = getattr(job.config, name, None)
     if isinstance(part, Config):
-        names = ("path", "name", "kind")  # two classes with one name differ by their paths
-        name += "." + next(each for each in names if hasattr(part, each))
+        # Two classes of users with one name differ by their paths.
+        name += "._target_" if is_custom(part) or not hasattr(part, "name") else ".name"
     return f"${{{name}}}"
 
 

@@ -74,7 +74,7 @@ def check_parts(jobs: list[Job]) -> None:
 
     Each one is tried once, because a misspelled name must not end a run hours later.
     """
-    from vmfer_recipes.config.plugins import import_class
+    from vmfer_recipes.config.plugins import import_class, is_custom
     from vmfer_recipes.environments.make import make_environment
 
     seen: set[Any] = set()
@@ -82,16 +82,17 @@ def check_parts(jobs: list[Job]) -> None:
         cfg = job.config
         if not isinstance(cfg, TrainingConfig):
             continue
-        goals, part = cfg.replay.kind == "her", repr((cfg.env, cfg.replay.kind))
+        goals = cfg.replay.has_goals
+        part = repr((cfg.env, goals))
         with nothing_started(job):
             if part not in seen:
                 make_environment(cfg.env, cfg.seed, goals=goals).close()
                 seen.add(part)
             for group in ("sampler", "replay", "logger"):
                 chosen = getattr(cfg, group)
-                if chosen.kind == "own" and (group, chosen.path) not in seen:
-                    import_class(chosen.path, object, group)
-                    seen.add((group, chosen.path))
+                if is_custom(chosen) and (group, chosen._target_) not in seen:
+                    import_class(chosen._target_, object, group)
+                    seen.add((group, chosen._target_))
 
 
 def position_override(total: int) -> str:

@@ -359,16 +359,18 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
 
     own = copy("own", "algorithm: td3", "algorithm: my_td3")
     assert "is a run of my_td3, which is not a recipe" in failure(capsys, execute, own)
-    workers = copy("workers", "kind: single", "kind: multi_sync\n  num_workers: 2")
+    workers = copy("workers", "name: single", "name: multi_sync\n  num_workers: 2")
     assert "fork a run with collector=single" in failure(capsys, execute, workers)
     twice = f"run=[{source},{tmp_path / 'own'}]"
     assert "my_td3" in failure(capsys, execute, twice)
     same = copy("same", "gamma: 0.99", "gamma: 0.98")
     assert "both have seed=0" in failure(capsys, execute, f"run=[{source},{same[4:]}]")
     other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
-    assert "does not fit this version of td3 (there is no key" in failure(capsys, execute, other)
-    lacking = copy("lacking", "logger:\n  kind: csv\n", "")
-    assert "does not fit this version of td3 (the key 'logger' is missing)" in failure(
+    assert "does not fit this version of td3 (old_key is not one of its keys)" in failure(
+        capsys, execute, other
+    )
+    lacking = copy("lacking", "logger:\n  _target_: null\n", "")
+    assert "does not fit this version of td3 (logger has no value)" in failure(
         capsys, execute, lacking
     )
     renamed = copy("renamed", "name: fresh", "name: mine")

@@ -56,10 +56,10 @@ def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of
         composed = OmegaConf.to_container(compose(name))
     defaults = dict(re.findall(r"^  ([\w.]+)=(\S*)", shown, re.MULTILINE))
     for full, value in leaves(composed):
-        if full == "algorithm" or full.endswith(".kind"):
+        if full in ("algorithm", "collector.name") or full.endswith("._target_"):
             continue  # which follow from the recipe and the choice
         assert full in defaults
-        if defaults[full] and not full.startswith("replay."):  # whose kinds have several
+        if defaults[full] and not full.startswith("replay."):  # whose choices have several
             written = OmegaConf.to_container(OmegaConf.create(f"v: {defaults[full]}"))
             assert written == {"v": value}, full
 
@@ -109,15 +109,10 @@ def test_an_external_recipe_adds_keys_and_changes_defaults():
     assert {each.name for each in describe(TD3Config)} < described.keys()
 
 
-def test_the_kinds_of_a_key_are_values_of_the_kind():
-    choices = {each.name: set() for each in describe(TD3Config) if each.name.endswith(".kind")}
-    for each in describe(TD3Config):
-        if each.name in choices:
-            choices[each.name] |= {*each.choices}
-    assert {"per", "per_rank"} <= choices["replay.kind"]
-    for each in describe(TD3Config):
-        if each.kinds:
-            assert {*each.kinds} <= choices[f"{each.name.split('.')[0]}.kind"], each.name
+def test_a_key_names_the_choices_that_have_it():
+    only = {each.name: each.only for each in describe(TD3Config)}
+    assert only["sampler.pool_size"] == ("vmf",)
+    assert only["sampler.name"] == only["gamma"] == ()
 
 
 def test_a_field_without_a_description_raises_an_error():

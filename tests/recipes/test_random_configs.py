@@ -124,7 +124,7 @@ def assert_accepted_or_rejected_by_name(name, argument):
 @example("td3", f"seed={HUGE}")
 @example("td3", "seed={}")
 @example("sac", "seed=[[" + "[" * 999 + "]" * 999 + "]]")
-@example("td3", "~sampler.kind")
+@example("td3", "~sampler.name")
 @example("td3", "logger=[]")
 @example("td3", "device='a\nb'")
 @example("sac", "target_entropy=nan")

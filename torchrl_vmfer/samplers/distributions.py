@@ -17,8 +17,6 @@ __all__ = [
     "PowerDistribution",
     "RankDistribution",
     "Resampling",
-    "check_mode",
-    "check_pool_size",
     "draw_by_inversion",
     "powers",
     "uniform",
@@ -53,18 +51,6 @@ def draw_by_inversion(
     """Draws positions with P ∝ weight, in double precision, at a cost linear in their number."""
     mass = _running_sums(weights)
     return mass[:-1].searchsorted(uniform(count, generator) * mass[-1], side="right")
-
-
-def check_mode(mode: str) -> None:
-    """Raises an error for an unknown mode."""
-    if mode not in ("uncertainty", "rank"):
-        raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
-
-
-def check_pool_size(name: str, size: int) -> None:
-    """Raises an error unless the number of candidates is an integer of at least 1."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
 
 
 class Distribution(Protocol):

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from torchrl_vmfer.samplers.base import BaseSampler, check_exponent
+from torchrl_vmfer import arguments
+from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
 __all__ = ["GradientNormSampler"]
@@ -47,8 +48,8 @@ class GradientNormSampler(BaseSampler):
     signal: ClassVar[str] = "gradient_norm"
     _rule = "a gradient norm is a finite number of at least 0: check the gradients."
 
-    def __init__(self, power: float = 1.0) -> None:
-        check_exponent("power", power)
+    def __init__(self, power: float = arguments.NORM_POWER.default) -> None:
+        arguments.NORM_POWER.check("power", power)
         super().__init__(PowerDistribution(float(power)))
 
     @property

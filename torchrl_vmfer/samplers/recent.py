@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray, flat_slots, stored_slots
 from torchrl_vmfer.samplers.distributions import uniform
 
@@ -129,12 +130,15 @@ class RecentSampler(BaseSampler):
     update_priority = Sampler.update_priority  # has no effect, and says so
     _file: ClassVar[str] = "write_order.pt"
 
-    def __init__(self, decay: float = 0.996, min_size: int = 5000, cycle: int = 1000) -> None:
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {decay!r}.")
-        for name, value in {"min_size": min_size, "cycle": cycle}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    def __init__(
+        self,
+        decay: float = arguments.DECAY.default,
+        min_size: int = arguments.MIN_SIZE.default,
+        cycle: int = arguments.CYCLE.default,
+    ) -> None:
+        arguments.DECAY.check("decay", decay)
+        arguments.MIN_SIZE.check("min_size", min_size)
+        arguments.CYCLE.check("cycle", cycle)
         super().__init__()
         self._decay, self._min_size, self._cycle = float(decay), min_size, cycle
         self._order = WriteOrder()

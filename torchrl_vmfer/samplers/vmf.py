@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer.directional import MAX_FACTOR
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import (
@@ -18,8 +19,6 @@ from torchrl_vmfer.samplers.distributions import (
     PowerDistribution,
     RankDistribution,
     Resampling,
-    check_mode,
-    check_pool_size,
     draw_by_inversion,
     powers,
     uniform,
@@ -31,7 +30,6 @@ __all__ = ["VMFSampler"]
 # Proposals per missing draw in each round. If critics mostly agree, the first round suffices. With
 # all factors at 1, the lowest value for two critics, one proposal in e is accepted.
 _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
-_LARGEST_POWER = 100
 
 
 class VMFSampler(BaseSampler):
@@ -92,32 +90,24 @@ class VMFSampler(BaseSampler):
 
     def __init__(
         self,
-        mode: Mode = "uncertainty",
+        mode: Mode = arguments.MODE.default,
         *,
-        power: float = 1.0,
-        initial_factor: float = 1.0,
-        smoothing: float = 0.0,
-        pool_size: int | None = None,
+        power: float = arguments.POWER.default,
+        initial_factor: float = arguments.INITIAL_FACTOR.default,
+        smoothing: float = arguments.SMOOTHING.default,
+        pool_size: int | None = arguments.POOL_SIZE.default,
     ) -> None:
-        check_mode(mode)
+        arguments.MODE.check("mode", mode)
+        arguments.POWER.check("power", power)
+        arguments.INITIAL_FACTOR.check("initial_factor", initial_factor)
+        arguments.SMOOTHING.check("smoothing", smoothing)
         if pool_size is not None:
-            check_pool_size("pool_size", pool_size)
-        if isinstance(power, bool) or not isinstance(power, (int, float)):
-            raise ValueError(f"power must be a number, got {power!r}.")
-        if not -_LARGEST_POWER <= power <= _LARGEST_POWER:
-            raise ValueError(
-                f"power must lie in [-{_LARGEST_POWER}, {_LARGEST_POWER}], so that p^power does "
-                f"not overflow, got {power!r}."
-            )
+            arguments.POOL_SIZE.check("pool_size", pool_size)
         if mode == "rank" and power != 1:
             raise ValueError(
                 f"power must be 1 with mode='rank', got {power!r}: ranks do not depend on it. Use "
                 "mode='uncertainty'."
             )
-        if not (0 < initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
-            raise ValueError(f"initial_factor must lie in (0, e], got {initial_factor}.")
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
         super().__init__()
         self._mode = mode
         self._power = float(power)
