@@ -6,18 +6,14 @@ python recipes/tqc.py env=Hopper-v4 +experiment=tqc_cpu   # smaller critics
 
 from __future__ import annotations
 
-from vmfer_recipes.config.algorithms import TQCConfig
-from vmfer_recipes.config.launch import check_command_line, recipe
-
-if __name__ == "__main__":
-    check_command_line("tqc", TQCConfig)  # before the slow imports below
-
 from collections.abc import Callable
+from typing import Any
 
-from torchrl_vmfer import VMFTQCLoss
-from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.agent.backend import Backend
-from vmfer_recipes.run.session import Session
+import torchrl_vmfer
+from vmfer_recipes import agent as agents
+from vmfer_recipes import run
+from vmfer_recipes.config.algorithms import TQCConfig
+from vmfer_recipes.config.launch import recipe
 from vmfer_recipes.sac import train, update_actor, update_critics
 
 __all__ = ["main", "make_agent", "train", "update_actor", "update_critics"]
@@ -31,25 +27,25 @@ def main(cfg: TQCConfig) -> None:
     TD target pools the quantiles of all critics and drops the largest ones, and the actor maximizes
     the mean over critics and quantiles.
     """
-    session = Session(cfg)
+    session = run.Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg, session.backend))
 
 
 def make_agent(
-    cfg: TQCConfig, backend: Backend, make_loss: Callable[..., VMFTQCLoss] = VMFTQCLoss
-) -> Agent:
+    cfg: TQCConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
+) -> agents.Agent:
     """Makes the components of TQC.
 
     Args:
         cfg: the configuration of the run.
         backend: TorchRL's components or the fast ones.
-        make_loss: the loss, or a function that makes it from the same arguments.
+        make_loss: a function that makes the loss; ``VMFTQCLoss`` by default.
     """
-    return gaussian_agent(
+    return agents.gaussian_agent(
         cfg,
         backend,
-        make_loss,
+        make_loss or torchrl_vmfer.VMFTQCLoss,
         outputs=cfg.num_quantiles,
         top_quantiles_to_drop_per_net=cfg.quantiles_to_drop,
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -36,6 +35,7 @@ __all__ = [
 ]
 
 _Config = TypeVar("_Config", bound=Config)
+_HYDRAS = ("hydra.", "hydra/")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class CommandLine:
         is_question: whether the program prints information, such as ``--help``, and ends.
         has_own_config: whether the configuration does not come from this package.
         config_dir: a directory with further configuration files, or ``None``.
-        groups: the groups of the recipe.
     """
 
     overrides: list[str]
@@ -60,25 +59,17 @@ class CommandLine:
     is_question: bool = False
     has_own_config: bool = False
     config_dir: str | None = None
-    groups: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
         """All arguments, in the order that Hydra's parser accepts."""
         return [*self.overrides, *self.options]
 
-    def sample_jobs(self) -> Iterator[list[str]]:
-        """Overrides of the only run, or of enough runs of a sweep to see every choice once."""
-        own = [] if self.config_dir is None else [Path(self.config_dir).absolute()]
-        paths = [f"hydra.searchpath=['file://{path}']" for path in own]
-        values = [_single_values(each) for each in self.overrides]
-        first = [each[:1] for each in values]
-        yield [*itertools.chain(*first), *paths]
-        for position, choices in enumerate(values):
-            if self.overrides[position].partition("=")[0] in self.groups:
-                for choice in choices[1:]:
-                    others = [*first[:position], [choice], *first[position + 1 :]]
-                    yield [*itertools.chain(*others), *paths]
+    @property
+    def needs_hydra(self) -> bool:
+        """Whether Hydra's own program is needed: for a sweep, a question, or a key of Hydra."""
+        is_hydras = any(each.lstrip("+").startswith(_HYDRAS) for each in self.overrides)
+        return self.is_sweep or self.is_question or self.has_own_config or is_hydras
 
 
 def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine:
@@ -110,7 +101,6 @@ def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine
         ),
         has_own_config=bool(options.config_path or options.config_name),
         config_dir=options.config_dir,
-        groups=tuple(groups(config)),
     )
 
 
@@ -162,7 +152,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         ) from error
     if override.is_sweep_override() and not is_sweep:
         raise UserError(f"{argument} gives several values: add -m to train one run for each.")
-    if name.startswith(("hydra.", "hydra/")):
+    if name.startswith(_HYDRAS):
         return argument
     if name == "algorithm":
         raise UserError(f"{argument} does not change the algorithm: run that recipe instead.")
@@ -207,14 +197,6 @@ def _values(override: Override) -> list[Any]:
             return []  # Hydra knows the choices that a pattern matches
         return list(override.sweep_iterator(transformer=Transformer.identity))
     return [override.value()]
-
-
-def _single_values(argument: str) -> list[str]:
-    """An override of a sweep as one override for each value; none for a range of real numbers."""
-    override = OverridesParser.create().parse_override(argument)
-    if not override.is_sweep_override():
-        return [argument]
-    return [f"{argument.partition('=')[0]}={_written(value)}" for value in _values(override)]
 
 
 def _check_numbers(keys: list[Key], override: Override) -> None:

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from vmfer_recipes import td3
-from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import unwritable
-from vmfer_recipes.config.launch import check_command_line
 
 
 class Unbounded(gym.Env):
@@ -23,12 +21,6 @@ class Unbounded(gym.Env):
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-
-
-def _run_script():
-    """Does what ``python recipes/td3.py`` does."""
-    check_command_line("td3", TD3Config)
-    td3.main()
 
 
 @pytest.fixture
@@ -42,7 +34,7 @@ def error_line(command, tmp_path, monkeypatch, capsys):
         arguments = command("td3", run_dir or tmp_path / "run", "total_frames=70", *overrides)[1:]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as exit_:
-            _run_script()
+            td3.main()
         lines = capsys.readouterr().err.splitlines()
         assert exit_.value.code == 2
         assert len(lines) == 1, lines
