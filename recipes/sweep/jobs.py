@@ -27,16 +27,16 @@ class Job:
         overrides: its overrides, one value for each key.
         swept: the keys whose values differ between runs, with the values of this one: names of
             choices, or parsed values.
-        config: its configuration, validated.
-        template: its directory as written, with unresolved references.
         lists: the keys for which its configuration has lists of values.
+        template: its directory as written, with unresolved references.
+        config: its configuration, validated.
     """
 
     overrides: list[str]
     swept: dict[str, Any]
-    config: Any
-    template: str
     lists: list[str]
+    template: str = ""
+    config: Any = None
 
     @property
     def values(self) -> dict[str, str]:

@@ -140,22 +140,22 @@ def _validated(
     composed: DictConfig, overrides: list[str], swept: list[str], number: int, extends: bool
 ) -> Job:
     """A run from its composed configuration, and its directory extended by swept keys if wanted."""
-    written: Any = OmegaConf.to_container(composed, resolve=False)
-    lists = list(composed.hydra.sweeper.params or {})
-    job = Job(overrides, dict.fromkeys(swept), None, str(written["run_dir"]), lists)
+    job = Job(overrides, dict.fromkeys(swept), lists=list(composed.hydra.sweeper.params or {}))
     with current_job(composed, number), job.not_started():
-        job.config = to_config(without_hydra(composed))
+        task = without_hydra(composed)
+        written: Any = OmegaConf.to_container(task, resolve=False)
+        job.template, job.config = str(written["run_dir"]), to_config(task)
         for key in swept:
             name = key.lstrip("+")
             if name == "experiment" or name in groups(type(job.config)):
                 job.swept[key] = job.values[key]
             else:
-                value = OmegaConf.select(composed, name)
+                value = OmegaConf.select(task, name)
                 is_part = OmegaConf.is_config(value)
                 job.swept[key] = OmegaConf.to_container(value) if is_part else value
         if extends:
-            composed.run_dir = with_swept_keys(job)
-            job.config.run_dir = composed.run_dir
+            task.run_dir = with_swept_keys(job)
+            job.config.run_dir = task.run_dir
     return job
 
 

@@ -199,10 +199,8 @@ def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
         composer([*overrides, "batch_size=999"])  # leaves no trace
         expected = loader.load_sweep_config(master, list(overrides))
         composed = composer(overrides)
-    task, expected_task = (
-        OmegaConf.to_container(each, resolve=False) for each in (composed, expected)
-    )
-    assert task == expected_task
+    contents = [OmegaConf.to_container(each, resolve=False) for each in (composed, expected)]
+    assert contents[0] == contents[1]
     objects = [OmegaConf.to_object(without_hydra(each)) for each in (composed, expected)]
     assert objects[0] == objects[1]
 
