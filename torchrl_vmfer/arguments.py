@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    *("CYCLE", "DECAY", "EXPONENT", "FLOOR", "HER_RATIO", "INITIAL_FACTOR", "MIN_SIZE", "MODE"),
+    *(
+        "AGE_EXPONENT",
+        "CYCLE",
+        "DECAY",
+        "EXPONENT",
+        "FLOOR",
+        "HER_RATIO",
+        "INITIAL_FACTOR",
+        "MIN_SIZE",
+        "MODE",
+    ),
     *("NORM_POWER", "POOL_SIZE", "POWER", "RANK_ALPHA", "RANK_BETA", "SMOOTHING", "STRATEGY"),
     "Argument",
 ]
@@ -98,5 +108,11 @@ DECAY = Argument(
 )
 MIN_SIZE = Argument(5000, "smallest number of transitions to draw from", low=1, is_integer=True)
 CYCLE = Argument(1000, "batches of the actor per cycle", low=1, is_integer=True)
+AGE_EXPONENT = Argument(
+    2.0,
+    "draws at the fraction u^exponent of the buffer, oldest first, u uniform; 1 is uniform",
+    low=0.01,
+    high=100,
+)
 HER_RATIO = Argument(0.8, "fraction of a batch whose goals are relabeled", low=0, high=1)
 STRATEGY = Argument("future", "where new goals come from", choices=("future", "final", "episode"))

@@ -14,7 +14,12 @@ from torchrl.data import RandomSampler
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.envs import GymWrapper
 
-from torchrl_vmfer import ActorCriticReplayBuffer, HindsightReplayBuffer, MixedSampler
+from torchrl_vmfer import (
+    ActorCriticReplayBuffer,
+    HindsightReplayBuffer,
+    MixedSampler,
+    VMFSampler,
+)
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.collection.transitions import ENVIRONMENT
@@ -42,6 +47,7 @@ _SIGNALS = {
     "factor": "a sampling factor",
     "td_error": "a TD error",
     "gradient_norm": "the norm of an action gradient",
+    "saturation": "an action of the policy",
 }
 
 
@@ -95,6 +101,12 @@ def check_memory(env: GymWrapper, buffer_size: int) -> None:
             f"replay.buffer_size={buffer_size} needs {size / 1e9:,.1f} GB for the transitions of "
             f"this task, but this machine has {memory / 1e9:,.1f} GB of memory: lower it."
         )
+
+
+class SaturatedSampler(VMFSampler):
+    """Draws by exp(saturation) instead of the factor. Both are from 1 to e, and 1 if unknown."""
+
+    signal = "saturation"
 
 
 def _actor_sampler(cfg: SamplerConfig) -> Sampler:

@@ -21,12 +21,14 @@ __all__ = [
     "HindsightReplayConfig",
     "InverseTDSamplerConfig",
     "LAPReplayConfig",
+    "OldSamplerConfig",
     "OnPolicySamplerConfig",
     "PrioritizedReplayConfig",
     "RankPrioritizedReplayConfig",
     "RecentSamplerConfig",
     "ReplayConfig",
     "SamplerConfig",
+    "SaturatedSamplerConfig",
     "SharedSamplerConfig",
     "UniformReplayConfig",
     "VMFSamplerConfig",
@@ -126,6 +128,20 @@ class GradientNormSamplerConfig(SamplerConfig):
     power: float = argument(library.NORM_POWER)
 
 
+@schema("saturated", group="sampler")
+@dataclass
+class SaturatedSamplerConfig(SamplerConfig):
+    """The actor's batch is drawn by how close the policy's stored actions are to their bounds."""
+
+    _target_: str = target("vmfer_recipes.agent.replay.SaturatedSampler")
+    power: float = key(
+        4.0,
+        "P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
+        low=library.POWER.low,
+        high=library.POWER.high,
+    )
+
+
 @schema("recent", group="sampler")
 @dataclass
 class RecentSamplerConfig(SamplerConfig):
@@ -135,6 +151,15 @@ class RecentSamplerConfig(SamplerConfig):
     decay: float = argument(library.DECAY)
     min_size: int = argument(library.MIN_SIZE)
     cycle: int = argument(library.CYCLE)
+
+
+@schema("old", group="sampler")
+@dataclass
+class OldSamplerConfig(SamplerConfig):
+    """OldSampler prefers old transitions for the actor's batch."""
+
+    _target_: str = target("torchrl_vmfer.OldSampler")
+    exponent: float = argument(library.AGE_EXPONENT)
 
 
 @schema("on_policy", group="sampler")

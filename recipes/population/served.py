@@ -15,7 +15,7 @@ __all__ = ["check_served", "grouped"]
 _SAMPLERS = (
     *(groups.SharedSamplerConfig, groups.FreshSamplerConfig, groups.VMFSamplerConfig),
     *(groups.InverseTDSamplerConfig, groups.GradientNormSamplerConfig),
-    groups.RecentSamplerConfig,
+    *(groups.RecentSamplerConfig, groups.OldSamplerConfig, groups.SaturatedSamplerConfig),
 )
 _REPLAYS = (
     *(groups.UniformReplayConfig, groups.PrioritizedReplayConfig),
