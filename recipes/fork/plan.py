@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
 from vmfer_recipes.config.groups import CSVLoggerConfig
 from vmfer_recipes.config.names import differing, folder_name, group_name
+from vmfer_recipes.config.saved import read_config, written_config
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.arms import Arm, make_arms
 from vmfer_recipes.fork.options import ForkConfig
@@ -154,8 +153,8 @@ class Plan:
         file = self.out / "settings.yaml"
         if file.exists():
             try:
-                before: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-                before, now = _flat_settings(before), _flat_settings(self.settings)
+                before = _flat_settings(read_config(file))
+                now = _flat_settings(self.settings)
             except Exception as error:
                 raise UserError(
                     f"{file} cannot be read ({first_line(error)}): choose another out=."
@@ -177,7 +176,7 @@ class Plan:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             with replacing(self.out / "settings.yaml") as file:
-                file.write(OmegaConf.to_yaml(self.settings))
+                file.write(written_config(self.settings))
         except OSError as error:
             raise unwritable(self.out, error) from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from vmfer_recipes.config.errors import first_line
-from vmfer_recipes.report.runs import NoTrainingRunError, read_config
+from vmfer_recipes.report.runs import NoTrainingRunError, read_settings
 from vmfer_recipes.run.files import checkpoint_files, holder_is_gone, step_of
 from vmfer_recipes.run.tables import read_columns
 from vmfer_recipes.sweep.records import read_records
@@ -86,7 +86,7 @@ def _extended(run: Progress, total: int) -> Progress:
 
 
 def _progress(run_dir: Path, recent: float) -> Progress:
-    config = read_config(run_dir / "config.yaml")
+    config = read_settings(run_dir / "config.yaml")
     total = config["total_frames"]
     checkpoints = checkpoint_files(run_dir / "checkpoint")
     start = max(map(step_of, checkpoints), default=0)

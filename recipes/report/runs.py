@@ -9,21 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from omegaconf import OmegaConf
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import Key, describe
 from vmfer_recipes.config.names import flat
+from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
     *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "described", "final"),
-    *("read_config", "read_runs"),
+    *("read_runs", "read_settings"),
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
@@ -99,22 +98,13 @@ class NoTrainingRunError(ValueError):
     """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def read_config(file: Path, is_quick: bool = False) -> dict[str, Any]:
-    """A ``config.yaml`` as a flat dictionary of dotted keys.
-
-    Args:
-        file: the file.
-        is_quick: ten times faster, for whole numbers and strings; 1e-3 is then a string.
-    """
+def read_settings(file: Path) -> dict[str, Any]:
+    """The ``config.yaml`` of a training run as a flat dictionary of dotted keys."""
     try:
-        # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        if is_quick:
-            content = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        else:
-            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        content = read_config(file)
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
-    config = flat(content) if isinstance(content, dict) else {}
+    config = flat(content)
     missing = [key for key in _REQUIRED if key not in config]
     if config and "algorithm" in missing and "total_frames" in missing:
         raise NoTrainingRunError("config.yaml is not that of a training run")
@@ -130,7 +120,7 @@ def read_config(file: Path, is_quick: bool = False) -> dict[str, Any]:
 
 
 def _read(run_dir: Path, path: str) -> Run:
-    config = read_config(run_dir / "config.yaml")
+    config = read_settings(run_dir / "config.yaml")
     steps, values = _read_evaluations(run_dir / "eval.csv")
     variant, settings = {}, {}
     for name, value in config.items():

@@ -1,4 +1,4 @@
-"""Files of a run: its configuration, atomic writes, names of checkpoints, and the lock."""
+"""Files of a run: atomic writes, names of checkpoints, and the lock."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import os
 import platform
 from io import FileIO
 from pathlib import Path
-from typing import Any
 from weakref import WeakSet
-
-from omegaconf import OmegaConf
 
 from torchrl_vmfer.files import replacing
 from vmfer_recipes.config.errors import UserError
@@ -20,19 +17,9 @@ __all__ = [
     "checkpoint_files",
     "holder_is_gone",
     "lock",
-    "read_config",
     "replacing",
     "step_of",
 ]
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """The contents of a ``config.yaml``."""
-    # Not resolved: a file from elsewhere must not read this machine's environment variables.
-    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    if not isinstance(content, dict):
-        raise ValueError("it holds no keys")
-    return {str(key): value for key, value in content.items()}
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
