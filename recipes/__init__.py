@@ -36,10 +36,6 @@ def lazy_names(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package whose names are imported when they are first used.
 
     ``--help`` of a recipe and its error messages then do not wait for torch.
-
-    Args:
-        package: the name of the package.
-        modules: the module of each name.
     """
 
     def get(name: str) -> Any:

@@ -46,13 +46,7 @@ def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) 
 def make_agent(
     cfg: CrossQConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
 ) -> agents.Agent:
-    """Makes the components of CrossQ.
-
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
-        make_loss: a function that makes the loss; ``VMFCrossQLoss`` by default.
-    """
+    """Makes the components of CrossQ, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
         backend,

@@ -35,13 +35,7 @@ def main(cfg: REDQConfig) -> None:
 def make_agent(
     cfg: REDQConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
 ) -> agents.Agent:
-    """Makes the components of REDQ.
-
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
-        make_loss: a function that makes the loss; ``VMFREDQLoss`` by default.
-    """
+    """Makes the components of REDQ, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
         backend,

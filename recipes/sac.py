@@ -79,13 +79,7 @@ def update_actor(
 def make_agent(
     cfg: SACConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
 ) -> agents.Agent:
-    """Makes the components of SAC.
-
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
-        make_loss: a function that makes the loss; ``VMFSACLoss`` by default.
-    """
+    """Makes the components of SAC, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
         backend,

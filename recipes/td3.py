@@ -81,13 +81,7 @@ def update_actor(
 def make_agent(
     cfg: TD3Config, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
 ) -> agents.Agent:
-    """Makes the components of TD3.
-
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
-        make_loss: a function that makes the loss; ``VMFTD3Loss`` by default.
-    """
+    """Makes the components of TD3, with another loss if ``make_loss`` is given."""
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
     return agents.deterministic_agent(
         cfg,

@@ -42,13 +42,7 @@ def train(cfg: TD3BCConfig, session: run.TrainingSession, agent: agents.Agent) -
 def make_agent(
     cfg: TD3BCConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
 ) -> agents.Agent:
-    """Makes the components of TD3+BC, and fills the replay buffer with the dataset.
-
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
-        make_loss: a function that makes the loss; ``VMFTD3BCLoss`` by default.
-    """
+    """Makes the components of TD3+BC, and fills the replay buffer with the dataset."""
     agent = agents.deterministic_agent(
         cfg,
         backend,

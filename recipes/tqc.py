@@ -35,13 +35,7 @@ def main(cfg: TQCConfig) -> None:
 def make_agent(
     cfg: TQCConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
 ) -> agents.Agent:
-    """Makes the components of TQC.
-
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
-        make_loss: a function that makes the loss; ``VMFTQCLoss`` by default.
-    """
+    """Makes the components of TQC, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
         backend,

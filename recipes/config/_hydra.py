@@ -23,11 +23,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, open_dict
 
 __all__ = [
-    "RELIED_ON",
-    "SweepComposer",
-    "current_job",
-    "register_launcher",
-    "register_sweeper",
+    *("RELIED_ON", "SweepComposer", "current_job", "register_launcher", "register_sweeper"),
     "without_hydra",
 ]
 
@@ -102,12 +98,7 @@ class SweepComposer:
 
 @contextmanager
 def current_job(composed: DictConfig, number: int) -> Iterator[None]:
-    """A context in which values may refer to the job that will start: ``${hydra:job.num}``.
-
-    Args:
-        composed: the configuration of the job, with that of Hydra.
-        number: its number in a sweep, from 0.
-    """
+    """A context in which values may refer to the job that will start: ``${hydra:job.num}``."""
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number
     before = HydraConfig.instance().cfg

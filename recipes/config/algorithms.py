@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import key, other_default, recipe_schemas, schema
+from vmfer_recipes.config.keys import key, recipe_schemas, schema
 from vmfer_recipes.config.names import dataset_name
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
@@ -15,16 +15,11 @@ from vmfer_recipes.config.replay_groups import (
 from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
-    "CrossQConfig",
-    "REDQConfig",
-    "SACConfig",
-    "TD3BCConfig",
-    "TD3Config",
-    "TQCConfig",
-    "TemperatureConfig",
-    "WideCriticsConfig",
-    "algorithms",
+    *("CrossQConfig", "REDQConfig", "SACConfig", "TD3BCConfig", "TD3Config", "TQCConfig"),
+    *("TemperatureConfig", "algorithms"),
 ]
+
+_CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
 @schema("td3")
@@ -62,17 +57,6 @@ class TemperatureConfig(TrainingConfig):
     alpha_init: float = key(1.0, "initial temperature", low=1e-9)
     target_entropy: int | float | str = key(
         "auto", "target entropy for the temperature; auto is -dim(A)", choices=("auto",)
-    )
-
-
-@dataclass
-class WideCriticsConfig(TemperatureConfig):
-    """The keys shared by algorithms with a temperature whose critics are wider than the actor."""
-
-    critic_hidden: list[int] = key(
-        [512, 512, 512],
-        "hidden units of the critics with network=mlp; hidden= is the actor's",
-        low=1,
     )
 
 
@@ -134,7 +118,7 @@ class REDQConfig(TemperatureConfig):
 
 @schema("tqc")
 @dataclass
-class TQCConfig(WideCriticsConfig):
+class TQCConfig(TemperatureConfig):
     """TQC with vMFER (Kuznetsov et al., 2020, with the hyperparameters of their appendix)."""
 
     algorithm: str = "tqc"
@@ -142,6 +126,7 @@ class TQCConfig(WideCriticsConfig):
     num_critics: int = key(
         5, "size of the ensemble; all critics enter the TD target and the actor loss", low=1
     )
+    critic_hidden: list[int] = key([512, 512, 512], _CRITIC_HIDDEN, low=1)
     num_quantiles: int = key(25, "quantiles of the return that each critic predicts", low=1)
     dropped_quantiles: int | str = key(
         "auto",
@@ -175,7 +160,7 @@ class TQCConfig(WideCriticsConfig):
 
 @schema("crossq")
 @dataclass
-class CrossQConfig(WideCriticsConfig):
+class CrossQConfig(TemperatureConfig):
     """CrossQ with vMFER (Bhatt et al., 2024, with the hyperparameters of their appendix)."""
 
     algorithm: str = "crossq"
@@ -183,7 +168,7 @@ class CrossQConfig(WideCriticsConfig):
     critic_lr: float = 1e-3
     actor_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    critic_hidden: list[int] = other_default([2048, 2048])
+    critic_hidden: list[int] = key([2048, 2048], _CRITIC_HIDDEN, low=1)
     policy_delay: int = key(3, "environment steps per actor update", low=1)
     adam_beta1: float = key(0.5, "Adam's beta1 for actor and critics", low=0, high=0.999999)
     batch_renorm: bool = key(True, "batch renormalization in the critics (network=mlp)")

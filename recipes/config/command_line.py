@@ -24,14 +24,8 @@ from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import to_config, wrong_value
 
 __all__ = [
-    "CommandLine",
-    "check_form",
-    "explain",
-    "no_choice",
-    "read_command_line",
-    "read_folder_and_options",
-    "read_options",
-    "unknown_key",
+    *("CommandLine", "check_form", "explain", "no_choice", "read_command_line"),
+    *("read_folder_and_options", "read_options", "unknown_key"),
 ]
 
 _Config = TypeVar("_Config", bound=Config)
@@ -241,13 +235,7 @@ def _written(value: Any) -> str:
 def read_folder_and_options(
     usage: str, arguments: list[str], config: type[_Config]
 ) -> tuple[Path, _Config]:
-    """Reads the command line of a program with a folder and a few options, without Hydra.
-
-    Args:
-        usage: how the program is called, up to the folder.
-        arguments: the folder, and ``key=value`` for each option.
-        config: the dataclass of the options.
-    """
+    """Reads the command line of a program with a folder and a few options, without Hydra."""
     keys = describe(config)
     _answer_help(usage, arguments, config)
     check_form([each for each in arguments if not Path(each).is_dir()], keys, set())
@@ -263,11 +251,6 @@ def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Co
     """Reads the command line of a program that has only options, without Hydra.
 
     A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``.
-
-    Args:
-        usage: how the program is called.
-        arguments: ``key=value`` for each option.
-        config: the dataclass of the options.
     """
     _answer_help(usage, arguments, config)
     check_form(arguments, describe(config), set())

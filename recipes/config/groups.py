@@ -8,17 +8,9 @@ from typing import Any
 from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema, target
 
 __all__ = [
-    "CSVLoggerConfig",
-    "CollectorConfig",
-    "CustomLoggerConfig",
-    "EnvConfig",
-    "LoggerConfig",
-    "MultiAsyncCollectorConfig",
-    "MultiSyncCollectorConfig",
-    "RayCollectorConfig",
-    "SingleCollectorConfig",
-    "TensorBoardLoggerConfig",
-    "WandbLoggerConfig",
+    *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
+    *("MultiAsyncCollectorConfig", "MultiSyncCollectorConfig", "RayCollectorConfig"),
+    *("SingleCollectorConfig", "TensorBoardLoggerConfig", "WandbLoggerConfig"),
 ]
 
 

@@ -19,23 +19,12 @@ _HARD_SPACE = "\u00a0"  # prevents a line break
 
 
 def help_text(name: str, config: type[Config], program: str) -> str:
-    """The usage, groups and keys of a recipe.
-
-    Args:
-        name: its configuration file.
-        config: its configuration.
-        program: how it is called.
-    """
+    """The usage, groups and keys of a recipe."""
     return "\n".join(_lines(name, config, program))
 
 
 def folder_help_text(usage: str, config: type[Config]) -> str:
-    """The usage and keys of a program that reads a folder.
-
-    Args:
-        usage: how the program is called, up to the folder.
-        config: the dataclass of its options; the first line of its docstring says what it does.
-    """
+    """The usage and keys of a program that reads a folder."""
     lines = [f"Usage: {usage} [key=value ...]", ""]
     lines += [*textwrap.wrap((config.__doc__ or "").strip().splitlines()[0], _WIDTH)]
     lines += ["", "Keys, with defaults:"]

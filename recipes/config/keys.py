@@ -16,20 +16,8 @@ from torchrl_vmfer.arguments import Argument
 from vmfer_recipes.config.names import folder_name
 
 __all__ = [
-    "MISSING",
-    "Config",
-    "Key",
-    "PartConfig",
-    "argument",
-    "describe",
-    "group",
-    "groups",
-    "key",
-    "other_default",
-    "recipe_schemas",
-    "schema",
-    "schemas_of",
-    "target",
+    *("MISSING", "Config", "Key", "PartConfig", "argument", "describe", "group", "groups", "key"),
+    *("other_default", "recipe_schemas", "schema", "schemas_of", "target"),
 ]
 
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
@@ -253,10 +241,6 @@ def schema(name: str, group: str = "") -> Callable[[_Class], _Class]:
     """Registers a dataclass with Hydra, which validates configurations against it.
 
     A configuration file refers to it in its defaults list: ``schema/<name>@_here_``.
-
-    Args:
-        name: the name of a recipe, or of choices of a group.
-        group: the group, such as ``sampler``; empty for a recipe.
     """
 
     def register(config: _Class) -> _Class:

@@ -96,11 +96,7 @@ class Recipe:
         self._has_started = False
 
     def __call__(self, program_name: str | None = None) -> None:
-        """Runs the program. User errors end it with a one-line message and exit code 2.
-
-        Args:
-            program_name: how the program is called, for ``--help``.
-        """
+        """Runs the program. User errors end it with a one-line message and exit code 2."""
         self._program = program_name or self._program
         program(self._main)()
 

@@ -26,15 +26,8 @@ from vmfer_recipes.config.keys import Config, PartConfig, describe, recipe_schem
 from vmfer_recipes.config.replay_groups import CustomReplayConfig, CustomSamplerConfig
 
 __all__ = [
-    "import_class",
-    "import_module",
-    "importing",
-    "instantiate",
-    "is_custom",
-    "own_choice",
-    "register_choice",
-    "register_recipe",
-    "script_name",
+    *("import_class", "import_module", "importing", "instantiate", "is_custom", "own_choice"),
+    *("register_choice", "register_recipe", "script_name"),
 ]
 
 _GROUPS: dict[str, Callable[..., Config]] = {
@@ -45,11 +38,7 @@ _GROUPS: dict[str, Callable[..., Config]] = {
 
 
 def own_choice(group: str, choice: str) -> Config | None:
-    """The configuration of a choice such as ``sampler=my_package.MySampler``.
-
-    Returns:
-        ``None`` if the choice is not an import path or the group has no choices of this kind.
-    """
+    """The configuration of a choice such as ``sampler=my_package.MySampler``."""
     *module, name = choice.split(".")
     if group not in _GROUPS or not module or not all(map(str.isidentifier, [*module, name])):
         return None
@@ -70,17 +59,7 @@ def register_choice(group: str, choice: str) -> None:
 
 
 def register_recipe(base: str, config: type[Config], algorithm: str, configs: Path) -> str:
-    """Registers the configuration of a recipe, unless it is one of this package.
-
-    Args:
-        base: the configuration file whose choices it starts from, without the ending.
-        config: the dataclass of its keys.
-        algorithm: its name in run directories.
-        configs: the folder of the configuration files.
-
-    Returns:
-        The name of the configuration for Hydra.
-    """
+    """Registers the configuration of a recipe, unless it is one of this package."""
     file = configs / f"{base}.yaml"
     if (algorithm == base and recipe_schemas().get(base) is config) or not file.exists():
         return base
@@ -98,12 +77,7 @@ def register_recipe(base: str, config: type[Config], algorithm: str, configs: Pa
 
 
 def script_name(function: Callable[..., Any], default: str) -> str:
-    """The name of the file that defines a function, without the ending.
-
-    Args:
-        function: the function.
-        default: the name for a function that was typed in, such as in a notebook.
-    """
+    """The name of the file that defines a function, without the ending."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = Path(code.co_filename if code else "")
     if file.suffix != ".py" or not file.exists():
@@ -115,13 +89,7 @@ _Base = TypeVar("_Base")
 
 
 def import_class(path: str, base: type[_Base], key: str) -> type[_Base]:
-    """Imports a class such as ``my_package.MySampler``.
-
-    Args:
-        path: the module and the name of the class, separated by a dot.
-        base: the class that it must be derived from. Nothing else is ever called.
-        key: the configuration key that names it, for error messages.
-    """
+    """Imports a class such as ``my_package.MySampler``."""
     from torchrl_vmfer import imports  # imported here, so that --help stays fast
 
     with importing():
@@ -158,12 +126,7 @@ def instantiate(
 
 
 def import_module(name: str, setting: str) -> ModuleType:
-    """Imports a module that is installed or lies in the current directory.
-
-    Args:
-        name: the name of the module.
-        setting: the setting that names it, for error messages.
-    """
+    """Imports a module that is installed or lies in the current directory."""
     from torchrl_vmfer import imports
 
     with importing():

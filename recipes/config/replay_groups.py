@@ -13,25 +13,11 @@ from torchrl_vmfer import arguments as library
 from vmfer_recipes.config.keys import MISSING, PartConfig, argument, key, schema, target
 
 __all__ = [
-    "CustomReplayConfig",
-    "CustomSamplerConfig",
-    "DirectSamplerConfig",
-    "FreshSamplerConfig",
-    "GradientNormSamplerConfig",
-    "HindsightReplayConfig",
-    "InverseTDSamplerConfig",
-    "LAPReplayConfig",
-    "OldSamplerConfig",
-    "OnPolicySamplerConfig",
-    "PrioritizedReplayConfig",
-    "RankPrioritizedReplayConfig",
-    "RecentSamplerConfig",
-    "ReplayConfig",
-    "SamplerConfig",
-    "SaturatedSamplerConfig",
-    "SharedSamplerConfig",
-    "UniformReplayConfig",
-    "VMFSamplerConfig",
+    *("CustomReplayConfig", "CustomSamplerConfig", "DirectSamplerConfig", "FreshSamplerConfig"),
+    *("GradientNormSamplerConfig", "HindsightReplayConfig", "InverseTDSamplerConfig"),
+    *("LAPReplayConfig", "OldSamplerConfig", "OnPolicySamplerConfig", "PrioritizedReplayConfig"),
+    *("RankPrioritizedReplayConfig", "RecentSamplerConfig", "ReplayConfig", "SamplerConfig"),
+    *("SaturatedSamplerConfig", "SharedSamplerConfig", "UniformReplayConfig", "VMFSamplerConfig"),
     "WeightedSamplerConfig",
 ]
 

@@ -55,14 +55,7 @@ def read_env(saved: dict[str, Any]) -> EnvConfig:
 
 
 def load_config(run_dir: Path) -> TrainingConfig:
-    """The configuration of a run of this package's recipes.
-
-    Args:
-        run_dir: the directory of the run.
-
-    Raises:
-        UserError: if there is no such file, or it is not the configuration of a known recipe.
-    """
+    """The configuration of a run of this package's recipes."""
     file = run_dir / "config.yaml"
     if not file.exists():
         raise UserError(

@@ -44,11 +44,7 @@ def wrong_value(name: str, expected: Key, value: Any) -> UserError:
 
 
 def to_config(cfg: DictConfig) -> Any:
-    """Converts a composed Hydra configuration to its dataclass and validates it.
-
-    Args:
-        cfg: a configuration that was composed with the schema of a recipe.
-    """
+    """Converts a composed Hydra configuration to its dataclass and validates it."""
     try:
         config = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:

@@ -55,11 +55,7 @@ def _is_installed(package: str) -> bool:
 
 
 def make_logger(cfg: TrainingConfig, run_dir: Path) -> Any:
-    """The logger of a run, in addition to its CSV files; ``None`` for ``logger=csv``.
-
-    Returns:
-        A ``torchrl.record.loggers.Logger`` that has received all hyperparameters.
-    """
+    """The logger of a run, in addition to its CSV files; ``None`` for ``logger=csv``."""
     if cfg.logger._target_ is None:
         return None
     from torchrl.record.loggers import Logger

@@ -17,6 +17,7 @@ from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_choice
+from vmfer_recipes.run.progress import start_message
 from vmfer_recipes.sweep.jobs import position_override, sweep_position
 from vmfer_recipes.sweep.records import read_records
 from vmfer_recipes.toy.settings import ShootingConfig
@@ -128,7 +129,7 @@ def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypa
 
     def run(cfg):
         recorded.append({run.run_dir for run in read_records(tmp_path)[0]})
-        assert sweep_position() == (len(recorded), 2)
+        assert start_message(cfg, 0).startswith(f"Run {len(recorded)} of 2: td3 on HalfCheetah-v4")
 
     arguments = ["-m", "tau=0.1,0.2", "run_dir=out/${tau}"]
     monkeypatch.setattr(sys, "argv", ["td3.py", *arguments])
