@@ -106,3 +106,15 @@ def test_automatic_target_entropy_is_minus_the_number_of_actions():
         target_entropy=defaults("sac").target_entropy,
     )
     assert float(loss.target_entropy) == -6
+
+
+@pytest.mark.slow
+def test_a_misspelled_key_in_a_recipe_fails_the_type_check(tmp_path, monkeypatch):
+    api = pytest.importorskip("mypy.api")
+    monkeypatch.chdir(CONFIGS.parent)
+    code = "from vmfer_recipes.config.algorithms import TD3Config\ncfg = TD3Config()\n"
+    (tmp_path / "recipe.py").write_text(f"{code}cfg.gamma, cfg.sampler.name, cfg.gama\n")
+    output, _, code = api.run([str(tmp_path / "recipe.py")])
+    assert code == 1
+    assert output.count("error:") == 1
+    assert '"TD3Config" has no attribute "gama"' in output
