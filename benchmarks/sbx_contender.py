@@ -9,15 +9,16 @@ import sys
 import time
 import warnings
 
-from workload import peer_loop
+from workload import SIZES, peer_loop
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     import sbx
 
-    algorithm, filled = sys.argv[1], int(sys.argv[2])
-    run = peer_loop({"td3": sbx.TD3, "sac": sbx.SAC}[algorithm], algorithm, filled)
+    algorithm, filled, size = sys.argv[1:]
+    make = {"td3": sbx.TD3, "sac": sbx.SAC}[algorithm]
+    run = peer_loop(make, algorithm, int(filled), SIZES[size])
     for line in sys.stdin:
         start = time.perf_counter()
         run(int(line))

@@ -22,7 +22,7 @@ def main(cfg: CrossQConfig) -> None:
     """Trains one agent, unless the run is already finished."""
     session = run.Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) -> None:
@@ -43,13 +43,10 @@ def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) 
             update_actor(session, agent, batch)
 
 
-def make_agent(
-    cfg: CrossQConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
-) -> agents.Agent:
+def make_agent(cfg: CrossQConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
     """Makes the components of CrossQ, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
-        backend,
         make_loss or torchrl_vmfer.VMFCrossQLoss,
         betas=(cfg.adam_beta1, 0.999),
         has_targets=False,

@@ -29,16 +29,13 @@ def main(cfg: REDQConfig) -> None:
     """
     session = run.Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
-def make_agent(
-    cfg: REDQConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
-) -> agents.Agent:
+def make_agent(cfg: REDQConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
     """Makes the components of REDQ, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
-        backend,
         make_loss or torchrl_vmfer.VMFREDQLoss,
         sub_sample_len=cfg.subset_size,
         target_entropy=cfg.entropy,

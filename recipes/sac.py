@@ -23,7 +23,7 @@ def main(cfg: SACConfig) -> None:
     """Trains one agent, unless the run is already finished."""
     session = run.Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: TemperatureConfig, session: run.TrainingSession, agent: agents.Agent) -> None:
@@ -76,13 +76,10 @@ def update_actor(
     agent.store_signal(batch, info)
 
 
-def make_agent(
-    cfg: SACConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
-) -> agents.Agent:
+def make_agent(cfg: SACConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
     """Makes the components of SAC, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
-        backend,
         make_loss or torchrl_vmfer.VMFSACLoss,
         entropy_gradient=cfg.entropy_gradient,
         loss_function=cfg.critic_distance,

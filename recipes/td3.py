@@ -24,7 +24,7 @@ def main(cfg: TD3Config) -> None:
     """Trains one agent, unless the run is already finished."""
     session = run.Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: TD3Config, session: run.TrainingSession, agent: agents.Agent) -> None:
@@ -78,14 +78,11 @@ def update_actor(
     return info
 
 
-def make_agent(
-    cfg: TD3Config, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
-) -> agents.Agent:
+def make_agent(cfg: TD3Config, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
     """Makes the components of TD3, with another loss if ``make_loss`` is given."""
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
     return agents.deterministic_agent(
         cfg,
-        backend,
         make_loss or torchrl_vmfer.VMFTD3Loss,
         exploration_noise=cfg.exploration_noise,
         objective=cfg.actor_objective,

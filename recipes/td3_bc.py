@@ -22,7 +22,7 @@ def main(cfg: TD3BCConfig) -> None:
     """Trains one agent, unless the run is already finished."""
     session = run.Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: TD3BCConfig, session: run.TrainingSession, agent: agents.Agent) -> None:
@@ -39,13 +39,10 @@ def train(cfg: TD3BCConfig, session: run.TrainingSession, agent: agents.Agent) -
             agent.update_targets()
 
 
-def make_agent(
-    cfg: TD3BCConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
-) -> agents.Agent:
+def make_agent(cfg: TD3BCConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
     """Makes the components of TD3+BC, and fills the replay buffer with the dataset."""
     agent = agents.deterministic_agent(
         cfg,
-        backend,
         make_loss or torchrl_vmfer.VMFTD3BCLoss,
         exploration_noise=None,
         actor_keys=("observation", "action"),

@@ -29,16 +29,13 @@ def main(cfg: TQCConfig) -> None:
     """
     session = run.Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
-def make_agent(
-    cfg: TQCConfig, backend: agents.Backend, make_loss: Callable[..., Any] | None = None
-) -> agents.Agent:
+def make_agent(cfg: TQCConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
     """Makes the components of TQC, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,
-        backend,
         make_loss or torchrl_vmfer.VMFTQCLoss,
         outputs=cfg.num_quantiles,
         top_quantiles_to_drop_per_net=cfg.quantiles_to_drop,

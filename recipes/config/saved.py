@@ -36,7 +36,7 @@ def read_config(file: Path) -> dict[str, Any]:
     References are not resolved: a file from elsewhere must not read this machine's environment
     variables. Nothing is imported or executed.
     """
-    content = yaml.load(file.read_text(), _Loader)
+    content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     if not isinstance(content, dict):
         raise ValueError("it holds no keys")
     return {str(key): value for key, value in content.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.keys import Key, describe
 from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.config.training import INCIDENTAL
@@ -21,8 +18,8 @@ from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
-    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "described", "final"),
-    *("read_runs", "read_settings"),
+    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "final", "read_runs"),
+    "read_training_config",
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
@@ -70,11 +67,8 @@ def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[L
     """All runs at and under a folder, in the order of their paths, and what was left out.
 
     A seed that is found twice with the same settings is taken once: the run that got further.
-
-    Args:
-        folder: where to look.
-        until: read the runs as if they had ended at this step, which they must have reached.
-            Longer training does not change earlier steps, so runs of any length are comparable.
+    ``until`` reads the runs as if they had ended at this step, which they must have reached. Longer
+    training does not change earlier steps, so runs of any length are comparable.
     """
     found: dict[tuple[Task, Method, int], Run] = {}
     left_out = []
@@ -98,29 +92,25 @@ class NoTrainingRunError(ValueError):
     """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def read_settings(file: Path) -> dict[str, Any]:
-    """The ``config.yaml`` of a training run as a flat dictionary of dotted keys."""
+def read_training_config(run_dir: Path) -> dict[str, Any]:
+    """The configuration of a training run, by dotted key."""
     try:
-        content = read_config(file)
+        config = flat(read_config(run_dir / "config.yaml"))
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
-    config = flat(content)
-    missing = [key for key in _REQUIRED if key not in config]
-    if config and "algorithm" in missing and "total_frames" in missing:
+    if not {"algorithm", "total_frames"} & config.keys():
         raise NoTrainingRunError("config.yaml is not that of a training run")
-    if missing:
-        raise ValueError(f"config.yaml has no {', '.join(missing)}")
     for key in _REQUIRED:
         kind = int if key in ("seed", "total_frames") else str
-        if type(config[key]) is not kind:
-            raise ValueError(f"config.yaml has {key}={config[key]!r}")
+        if type(config.get(key)) is not kind:
+            raise ValueError(f"config.yaml has {key}={config.get(key)!r}")
     if config["total_frames"] < 1:
         raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
     return config
 
 
 def _read(run_dir: Path, path: str) -> Run:
-    config = read_settings(run_dir / "config.yaml")
+    config = read_training_config(run_dir)
     steps, values = _read_evaluations(run_dir / "eval.csv")
     variant, settings = {}, {}
     for name, value in config.items():
@@ -181,10 +171,3 @@ def _cut(run: Run, until: int) -> Run:
     values = {name: np.interp(steps, run.steps, column) for name, column in run.values.items()}
     task = replace(run.task, total_frames=until)
     return replace(run, task=task, steps=steps, values=values, finished=True)
-
-
-@functools.cache
-def described(algorithm: str) -> tuple[Key, ...]:
-    """The keys of a recipe of this package; none for other algorithms."""
-    known = algorithms()
-    return describe(known[algorithm]) if algorithm in known else ()

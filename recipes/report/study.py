@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.keys import describe
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.report import inference
 from vmfer_recipes.report.baselines import Baseline
 from vmfer_recipes.report.inference import Estimate, estimate, holm
 from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
 from vmfer_recipes.report.results import LEVEL, Average, Cell, Comparison, Curve, Study
-from vmfer_recipes.report.runs import LeftOut, Run, area, described, final
+from vmfer_recipes.report.runs import LeftOut, Run, area, final
 
 __all__ = ["make_study"]
 
@@ -201,7 +203,8 @@ def _changed(method: Method) -> list[str]:
     """The keys of the recipe, the sampler and the replay whose values are not the defaults."""
     # Several for some keys, because the default may depend on the sampler.
     defaults: dict[str, set[str]] = defaultdict(set)
-    for each in described(method.algorithm):
+    known = algorithms()
+    for each in describe(known[method.algorithm]) if method.algorithm in known else []:
         group, _, name = each.name.rpartition(".")
         # The choice of a sampler, such as sampler=vmf_rank, does not count as a change.
         if not group or (

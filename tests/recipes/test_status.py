@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from vmfer_recipes.report.progress import read_progress
+from vmfer_recipes.status import read_progress
 from vmfer_recipes.sweep.records import PlannedRun, write_record
 
 ROOT = Path(__file__).parents[2]

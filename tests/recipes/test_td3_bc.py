@@ -16,11 +16,10 @@ from torch import nn
 from helpers.minari_data import record
 from torchrl_vmfer import load_policy
 from vmfer_recipes import evaluate, td3_bc
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.progress import Averages
 from vmfer_recipes.run.session import TrainingSession
 
 PENDULUM = "InvertedPendulum-v4"
@@ -71,8 +70,8 @@ def recorded(recorded_run, checkpoint):
 class Steps(TrainingSession):
     """A session that counts steps and writes nothing."""
 
-    def __init__(self, count, fast=True):
-        self.backend, self.metrics, self._count = make_backend(fast), Averages(), count
+    def __init__(self, count):
+        self.metrics, self._count = Averages(), count
         torch.manual_seed(0)
 
     def steps(self, policy, **components):
@@ -81,8 +80,8 @@ class Steps(TrainingSession):
 
 def trained(cfg, count, prepare=lambda agent: None):
     """An agent after some steps, and the averages of its metrics."""
-    session = Steps(count, cfg.fast)
-    agent = td3_bc.make_agent(cfg, session.backend)
+    session = Steps(count)
+    agent = td3_bc.make_agent(cfg)
     prepare(agent)
     td3_bc.train(cfg, session, agent)
     return agent, session.metrics.means()

@@ -29,15 +29,6 @@ def test_smoothing_is_the_running_average_with_the_last_duplicate(mode, smoothin
     np.testing.assert_allclose(priorities, expected, rtol=1e-6)
 
 
-def test_one_smoothed_update_is_bitwise_exact():
-    sampler = VMFSampler(smoothing=0.9)
-    recorded = RecordedBuffer(UNCERTAINTY, 4, sampler=sampler)
-    recorded.extend(4)
-    recorded.buffer.update_priority(torch.tensor([1, 1, 2]), torch.tensor([2.5, 2.0, 1.0]))
-    expected = torch.tensor([1.0, 0.9 * 1 + 0.1 * 2.0, 1.0, 1.0])
-    torch.testing.assert_close(sampler.state_dict()["priorities"], expected, rtol=1.2e-7, atol=0)
-
-
 def test_smoothing_restarts_at_the_initial_factor_when_a_slot_is_overwritten():
     sampler = VMFSampler(smoothing=0.9, initial_factor=2.0)
     recorded = RecordedBuffer(UNCERTAINTY, 3, sampler=sampler)
@@ -63,13 +54,3 @@ def test_new_transitions_get_the_highest_priority_seen():
     recorded.extend(2)
     assert recorded.sampler.state_dict()["priorities"].tolist() == [8, 0.125, 0.5, 8]
     assert recorded.sampler.probabilities().argmax() in (0, 3)
-
-
-def test_overwritten_slots_return_to_the_initial_factor():
-    sampler = VMFSampler(initial_factor=1.5)
-    recorded = RecordedBuffer(UNCERTAINTY, 4, sampler=sampler)
-    recorded.extend(4)
-    recorded.buffer.update_priority(torch.arange(4), torch.tensor([2.0, 2.25, 2.5, 1.0]))
-    recorded.extend(1)
-    recorded.extend(2)
-    assert sampler.state_dict()["priorities"].tolist() == [1.5, 1.5, 1.5, 1]

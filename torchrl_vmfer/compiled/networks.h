@@ -6,7 +6,7 @@
 #ifndef NETWORKS_H
 #define NETWORKS_H
 
-#include "gemm.h"
+#include "sparse.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -160,7 +160,7 @@ static float *forward(Arena *arena, const Network *net, long which, int is_targe
         float *first = take(arena, padded(layer->out));
         memcpy(first, bias, sizeof(float) * layer->out);
         memset(first + layer->out, 0, sizeof(float) * (padded(layer->out) - layer->out));
-        pack_transposed(layer->in, layer->out, weight, packed);
+        pack_transposed(layer->in, layer->out, weight, packed, LANES * layer->in);
         product(rows, layer->in, layer->out, pass.units[l], packed, first,
                 !is_last && !net->has_norm, 0, pass.units[l + 1]);
         if (!is_last && net->has_norm)
@@ -244,7 +244,8 @@ static float *backward(Arena *arena, const Network *net, long member, long which
             normalize_back(rows, layer->out, value_of(&layer->scale, which, 0), pass.normal[l],
                            pass.inverse[l], slopes, gradient.parts[2], gradient.parts[3]);
         if (adam) {
-            weight_gradient(rows, layer->in, layer->out, slopes, pass.units[l], gradient.parts[0]);
+            weight_gradient(rows, layer->in, layer->out, slopes, pass.units[l],
+                            take(arena, padded(rows) * layer->out), gradient.parts[0]);
             column_sums(rows, layer->out, slopes, gradient.parts[1]);
         }
         long wanted = l ? layer->in : count;

@@ -9,14 +9,24 @@ enum { FIRST, LOWEST, MEAN };       /* which critic */
 enum { L2, L1, SMOOTH_L1 };         /* distances of values to targets */
 enum { DETERMINISTIC, GAUSSIAN };   /* policies */
 
+/* The settings of stacked.py, which says what they mean. */
+#define WHOLE_SETTINGS(each)                                                                      \
+    each(members) each(observation) each(action) each(num_targets) each(dropped) each(policy)     \
+    each(is_quantile) each(is_action_first) each(is_squashed) each(followed) each(used)           \
+    each(measures) each(has_norms) each(is_pre_tanh) each(distance) each(is_mean)                 \
+    each(is_cloning) each(has_alpha_bounds) each(is_alpha_loss_exp)
+#define REAL_SETTINGS(each)                                                                       \
+    each(critic_scale) each(actor_scale) each(policy_noise) each(noise_clip) each(actor_noise)    \
+    each(actor_noise_clip) each(cloning) each(log_low) each(log_high) each(alpha_low)             \
+    each(alpha_high) each(target_entropy)
+#define ARRAY_SETTINGS(each)                                                                      \
+    each(low) each(high) each(middle) each(half) each(seen_middle) each(seen_half) /* [action] */
+
 typedef struct {
-    long members, observation, action, num_targets, dropped;
-    int policy, is_quantile, is_action_first, is_squashed, followed, used, measures, has_norms;
-    int is_pre_tanh, distance, is_mean, is_cloning, has_alpha_bounds, is_alpha_loss_exp;
-    double critic_scale, actor_scale, policy_noise, noise_clip, actor_noise, actor_noise_clip;
-    double cloning, log_low, log_high, alpha_low, alpha_high, target_entropy;
-    /* [action]: bounds of actions, the policy's a = middle + half · tanh(u), that of directions */
-    float *low, *high, *middle, *half, *seen_middle, *seen_half;
+#define WHOLE(name) long name;
+#define REAL(name) double name;
+#define ARRAY(name) float *name;
+    WHOLE_SETTINGS(WHOLE) REAL_SETTINGS(REAL) ARRAY_SETTINGS(ARRAY)
     Network actor, critics;
     Param log_alpha; /* value NULL if there is no temperature */
     Adam adam_of_actor, adam_of_critics, adam_of_alpha;

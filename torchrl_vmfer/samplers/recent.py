@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +23,6 @@ class WriteOrder:
     Round-robin writers fill the slots in ascending order and then start again at slot 0, so that
     the newest slot determines the order of all others. After other writes, the order is found by
     sorting, when it is needed.
-
-    Examples:
-        >>> order = WriteOrder()
-        >>> order.write(np.array([0, 1, 2, 3]))
-        >>> order.write(np.array([0, 1]))
-        >>> order.slots_of_age(np.array([0, 1, 2, 3]))
-        array([1, 0, 3, 2])
     """
 
     def __init__(self) -> None:
@@ -96,11 +89,6 @@ class _WriteOrderSampler(BaseSampler):
 
     records_updates = False
     update_priority = Sampler.update_priority  # has no effect, and says so
-    _file: ClassVar[str] = "write_order.pt"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._order = WriteOrder()
 
     @property
     def num_slots(self) -> int:
@@ -115,6 +103,23 @@ class _WriteOrderSampler(BaseSampler):
     def _resize(self, length: int) -> None:
         self._order.resize(length)
 
+    def _ages(self, count: int) -> np.ndarray:
+        """Draws ages of slots, where the newest has age 0."""
+        raise NotImplementedError
+
+    def _age_probabilities(self) -> np.ndarray:
+        """P of every age."""
+        raise NotImplementedError
+
+    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.from_numpy(self._order.slots_of_age(self._ages(count))), {}
+
+    def _probabilities(self) -> np.ndarray:
+        probabilities = np.empty(self.num_slots)
+        slots = self._order.slots_of_age(np.arange(self.num_slots))
+        probabilities[slots] = self._age_probabilities()
+        return probabilities
+
     def reset(self) -> None:
         """Forgets the order of the slots."""
         self._order = WriteOrder()
@@ -126,13 +131,7 @@ class _WriteOrderSampler(BaseSampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         self._check_header(state_dict)
-        self._check_state(state_dict)
         self._order.load(state_dict["written"].cpu().numpy())
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        written = state_dict["written"]
-        if not (isinstance(written, Tensor) and written.dtype is torch.int64 and written.ndim == 1):
-            raise ValueError("written of the state is not a vector of integers.")
 
 
 class RecentSampler(_WriteOrderSampler):
@@ -170,6 +169,8 @@ class RecentSampler(_WriteOrderSampler):
         tensor([0., 0., 0., 1.], dtype=torch.float64)
     """
 
+    _settings = ("decay", "min_size", "cycle")
+
     def __init__(
         self,
         decay: float = arguments.DECAY.default,
@@ -180,67 +181,35 @@ class RecentSampler(_WriteOrderSampler):
         arguments.MIN_SIZE.check("min_size", min_size)
         arguments.CYCLE.check("cycle", cycle)
         super().__init__()
-        self._decay, self._min_size, self._cycle = float(decay), min_size, cycle
-        self._position = 0  # the number of batches drawn in this cycle
-
-    @property
-    def decay(self) -> float:
-        """The factor by which the number of transitions shrinks from batch to batch."""
-        return self._decay
-
-    @property
-    def min_size(self) -> int:
-        """The smallest number of transitions to draw from."""
-        return self._min_size
-
-    @property
-    def cycle(self) -> int:
-        """The number of batches after which a cycle starts again."""
-        return self._cycle
-
-    def _num_recent(self) -> int:
-        """The number of transitions that the next batch is drawn from."""
-        size = self.num_slots * self._decay ** (self._position + 1)
-        return min(self.num_slots, max(int(size), self._min_size))
-
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
-        self._position = (self._position + 1) % self._cycle
-        return torch.from_numpy(self._order.slots_of_age(ages)), {}
-
-    def _probabilities(self) -> np.ndarray:
-        recent = self._num_recent()
-        probabilities = np.zeros(self.num_slots)
-        probabilities[self._order.slots_of_age(np.arange(recent))] = 1 / max(recent, 1)
-        return probabilities
+        self.decay, self.min_size, self.cycle = float(decay), min_size, cycle
 
     def reset(self) -> None:
         """Forgets the order of the slots and starts a cycle."""
         super().reset()
-        self._position = 0
+        self._position = 0  # the number of batches drawn in this cycle
 
-    def _settings(self) -> dict[str, Any]:
-        return {"decay": self._decay, "min_size": self._min_size, "cycle": self._cycle}
+    def _num_recent(self) -> int:
+        """The number of transitions that the next batch is drawn from."""
+        size = self.num_slots * self.decay ** (self._position + 1)
+        return min(self.num_slots, max(int(size), self.min_size))
+
+    def _ages(self, count: int) -> np.ndarray:
+        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
+        self._position = (self._position + 1) % self.cycle
+        return ages
+
+    def _age_probabilities(self) -> np.ndarray:
+        recent = self._num_recent()
+        return (np.arange(self.num_slots) < recent) / max(recent, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
         return super().state_dict() | {"position": self._position}
 
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state(state_dict)
-        position = state_dict["position"]
-        if not (isinstance(position, int) and 0 <= position < self._cycle):
-            raise ValueError(
-                f"position of the state is {position!r}, not a batch of a cycle of {self._cycle}."
-            )
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
         self._position = state_dict["position"]
-
-    def __repr__(self) -> str:
-        return f"RecentSampler(decay={self.decay}, min_size={self.min_size}, cycle={self.cycle})"
 
 
 class OldSampler(_WriteOrderSampler):
@@ -265,31 +234,18 @@ class OldSampler(_WriteOrderSampler):
         tensor([0.5000, 0.2071, 0.1589, 0.1340], dtype=torch.float64)
     """
 
+    _settings = ("exponent",)
+
     def __init__(self, exponent: float = arguments.AGE_EXPONENT.default) -> None:
         arguments.AGE_EXPONENT.check("exponent", exponent)
         super().__init__()
-        self._exponent = float(exponent)
+        self.exponent = float(exponent)
 
-    @property
-    def exponent(self) -> float:
-        """How strongly old transitions are preferred."""
-        return self._exponent
-
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _ages(self, count: int) -> np.ndarray:
         newest = self.num_slots - 1
-        place = uniform(count, self.generator) ** self._exponent * self.num_slots
-        positions = np.minimum(place.astype(np.int64), newest)  # a power may round to 1
-        return torch.from_numpy(self._order.slots_of_age(newest - positions)), {}
+        place = uniform(count, self.generator) ** self.exponent * self.num_slots
+        return newest - np.minimum(place.astype(np.int64), newest)  # a power may round to 1
 
-    def _probabilities(self) -> np.ndarray:
-        count = self.num_slots
-        bounds = (np.arange(count + 1) / max(count, 1)) ** (1 / self._exponent)
-        probabilities = np.empty(count)
-        probabilities[self._order.slots_of_age(np.arange(count))] = np.diff(bounds)[::-1]
-        return probabilities
-
-    def _settings(self) -> dict[str, Any]:
-        return {"exponent": self._exponent}
-
-    def __repr__(self) -> str:
-        return f"OldSampler(exponent={self.exponent})"
+    def _age_probabilities(self) -> np.ndarray:
+        bounds = np.linspace(0, 1, self.num_slots + 1) ** (1 / self.exponent)
+        return np.diff(bounds)[::-1]
