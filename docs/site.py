@@ -55,7 +55,7 @@ def _keys_page() -> str:
     defaults: dict[str, tuple[Key, dict[str, str]]] = {}  # the defaults of a key by recipe
     for recipe, config in RECIPES.items():
         for key in describe(config):
-            if key.name != "algorithm" and not key.name.endswith(".kind"):
+            if not key.is_fixed:
                 shared = dataclasses.replace(key, default=None)
                 _, by_recipe = defaults.setdefault(repr(shared), (shared, {}))
                 by_recipe[recipe] = "" if key.default == MISSING else f"`{_written(key.default)}`"
@@ -67,7 +67,7 @@ def _keys_page() -> str:
             default = ", ".join(f"{value} ({recipe})" for recipe, value in by_recipe.items())
         notes = [key.range] if key.range else []
         notes += [f"only {', '.join(by_recipe)}"] if len(by_recipe) < len(RECIPES) else []
-        notes += [f"only {', '.join(key.kinds)}"] if key.kinds else []
+        notes += [f"only {', '.join(key.only)}"] if key.only else []
         lines.append(f"| `{key.name}` | {default} | {key.meaning} | {'; '.join(notes)} |")
     return "\n".join(lines) + "\n"
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 
 def _stop_while_starting(number: int, frame: FrameType | None) -> None:
@@ -26,6 +30,36 @@ def _is_program() -> bool:
     )
     is_main = threading.current_thread() is threading.main_thread()
     return is_ours and is_main and multiprocessing.parent_process() is None
+
+
+def lazy_names(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package whose names are imported when they are first used.
+
+    ``--help`` of a recipe and its error messages then do not wait for torch.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
+
+
+@contextmanager
+def stopping_while_starting() -> Iterator[None]:
+    """A context for slow imports, in which Ctrl-C ends a program of this package."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or not _is_program():
+        yield
+        return
+    signal.signal(signal.SIGINT, _stop_while_starting)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # Programs replace it once they have started; see `program` in config/launch.py.

@@ -6,29 +6,26 @@ python recipes/crossq.py env=Hopper-v4 +experiment=crossq_cpu   # narrower criti
 
 from __future__ import annotations
 
-from vmfer_recipes.config.algorithms import CrossQConfig
-from vmfer_recipes.config.launch import check_command_line, recipe
-
-if __name__ == "__main__":
-    check_command_line("crossq", CrossQConfig)  # before the slow imports below
-
 from collections.abc import Callable
+from typing import Any
 
-from torchrl_vmfer import VMFCrossQLoss
-from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.run.session import Session, TrainingSession
+import torchrl_vmfer
+from vmfer_recipes import agent as agents
+from vmfer_recipes import run
+from vmfer_recipes.config.algorithms import CrossQConfig
+from vmfer_recipes.config.launch import recipe
 from vmfer_recipes.sac import update_actor, update_critics
 
 
 @recipe("crossq", CrossQConfig)
 def main(cfg: CrossQConfig) -> None:
     """Trains one agent, unless the run is already finished."""
-    session = Session(cfg)
+    session = run.Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg))
 
 
-def train(cfg: CrossQConfig, session: TrainingSession, agent: Agent) -> None:
+def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) -> None:
     """Trains one agent.
 
     After each environment step, the critics are updated ``utd_ratio`` times, on batches that hold
@@ -46,16 +43,11 @@ def train(cfg: CrossQConfig, session: TrainingSession, agent: Agent) -> None:
             update_actor(session, agent, batch)
 
 
-def make_agent(cfg: CrossQConfig, make_loss: Callable[..., VMFCrossQLoss] = VMFCrossQLoss) -> Agent:
-    """Makes the components of CrossQ.
-
-    Args:
-        cfg: the configuration of the run.
-        make_loss: the loss, or a function that makes it from the same arguments.
-    """
-    return gaussian_agent(
+def make_agent(cfg: CrossQConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+    """Makes the components of CrossQ, with another loss if ``make_loss`` is given."""
+    return agents.gaussian_agent(
         cfg,
-        make_loss,
+        make_loss or torchrl_vmfer.VMFCrossQLoss,
         betas=(cfg.adam_beta1, 0.999),
         has_targets=False,
         loss_function=cfg.critic_distance,

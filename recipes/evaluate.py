@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 
 from vmfer_recipes.config.command_line import read_folder_and_options
 from vmfer_recipes.config.errors import UserError, counted, first_line
-from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program, quiet_torchrl
-from vmfer_recipes.config.validation import validate
-from vmfer_recipes.run.files import read_config
+from vmfer_recipes.config.saved import read_config, read_env
 
 if TYPE_CHECKING:
     from tensordict.nn import TensorDictModule
@@ -87,9 +85,7 @@ def _load_config(file: Path) -> SimpleNamespace:
     """The keys of a run that its evaluation needs: ``env``, ``goals`` and ``dataset``."""
     try:
         saved = read_config(file)
-        env = EnvConfig(**saved["env"])
-        validate(env, "env.")
-        goals = saved["replay"]["kind"] == "her"
+        env, goals = read_env(saved), "her_ratio" in saved["replay"]
     except Exception as error:
         raise UserError(
             f"{file} is not the configuration of a run ({first_line(error)})."

@@ -6,17 +6,14 @@ python recipes/redq.py env=Hopper-v4 +experiment=redq_cpu   # five critics, one 
 
 from __future__ import annotations
 
-from vmfer_recipes.config.algorithms import REDQConfig
-from vmfer_recipes.config.launch import check_command_line, recipe
-
-if __name__ == "__main__":
-    check_command_line("redq", REDQConfig)  # before the slow imports below
-
 from collections.abc import Callable
+from typing import Any
 
-from torchrl_vmfer import VMFREDQLoss
-from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.run.session import Session
+import torchrl_vmfer
+from vmfer_recipes import agent as agents
+from vmfer_recipes import run
+from vmfer_recipes.config.algorithms import REDQConfig
+from vmfer_recipes.config.launch import recipe
 from vmfer_recipes.sac import train, update_actor, update_critics
 
 __all__ = ["main", "make_agent", "train", "update_actor", "update_critics"]
@@ -30,21 +27,16 @@ def main(cfg: REDQConfig) -> None:
     one actor update per environment step. The loss differs: the TD target is the minimum over a
     random subset of the critics, and the actor maximizes the mean of all.
     """
-    session = Session(cfg)
+    session = run.Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg))
 
 
-def make_agent(cfg: REDQConfig, make_loss: Callable[..., VMFREDQLoss] = VMFREDQLoss) -> Agent:
-    """Makes the components of REDQ.
-
-    Args:
-        cfg: the configuration of the run.
-        make_loss: the loss, or a function that makes it from the same arguments.
-    """
-    return gaussian_agent(
+def make_agent(cfg: REDQConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+    """Makes the components of REDQ, with another loss if ``make_loss`` is given."""
+    return agents.gaussian_agent(
         cfg,
-        make_loss,
+        make_loss or torchrl_vmfer.VMFREDQLoss,
         sub_sample_len=cfg.subset_size,
         target_entropy=cfg.entropy,
         min_alpha=1e-9,  # TorchRL's bounds of 0.1 and 10 are not part of REDQ

@@ -5,31 +5,28 @@ python recipes/sac.py env=HalfCheetah-v4 replay=per_rank sampler=vmf_uncertainty
 
 from __future__ import annotations
 
-from vmfer_recipes.config.algorithms import SACConfig, TemperatureConfig
-from vmfer_recipes.config.launch import check_command_line, recipe
-
-if __name__ == "__main__":
-    check_command_line("sac", SACConfig)  # before the slow imports below
-
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from tensordict import TensorDictBase
+import torchrl_vmfer
+from vmfer_recipes import agent as agents
+from vmfer_recipes import run
+from vmfer_recipes.config.algorithms import SACConfig, TemperatureConfig
+from vmfer_recipes.config.launch import recipe
 
-from torchrl_vmfer import VMFSACLoss
-from vmfer_recipes.agent.actor_batches import weighted_mean
-from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.run.session import Session, TrainingSession
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
 
 
 @recipe("sac", SACConfig)
 def main(cfg: SACConfig) -> None:
     """Trains one agent, unless the run is already finished."""
-    session = Session(cfg)
+    session = run.Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg))
 
 
-def train(cfg: TemperatureConfig, session: TrainingSession, agent: Agent) -> None:
+def train(cfg: TemperatureConfig, session: run.TrainingSession, agent: agents.Agent) -> None:
     """Trains one agent.
 
     After each environment step, the critics are updated ``utd_ratio`` times, then the actor is
@@ -48,7 +45,7 @@ def train(cfg: TemperatureConfig, session: TrainingSession, agent: Agent) -> Non
             agent.update_targets()
 
 
-def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
+def update_critics(session: run.TrainingSession, agent: agents.Agent) -> TensorDictBase:
     """Updates the critics once. Returns their batch."""
     batch = agent.critic_batch()
     if agent.compiled is not None:
@@ -61,7 +58,9 @@ def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
     return batch
 
 
-def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDictBase) -> None:
+def update_actor(
+    session: run.TrainingSession, agent: agents.Agent, critic_batch: TensorDictBase
+) -> None:
     """Updates the actor and the temperature once and stores the factors of the actor's batch."""
     batch = agent.actor_batch(critic_batch)
     # The temperature is learned on the actor's batch, as in the paper.
@@ -70,23 +69,18 @@ def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDic
     else:
         actor_loss, info = agent.loss.actor_loss(batch)
         session.descend(agent.actor_optimizer, actor_loss)
-        alpha_loss = weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
+        alpha_loss = agents.weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
         session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
     agent.log_agreement(session.metrics, batch, info)  # before the priorities change
     agent.store_signal(batch, info)
 
 
-def make_agent(cfg: SACConfig, make_loss: Callable[..., VMFSACLoss] = VMFSACLoss) -> Agent:
-    """Makes the components of SAC.
-
-    Args:
-        cfg: the configuration of the run.
-        make_loss: the loss, or a function that makes it from the same arguments.
-    """
-    return gaussian_agent(
+def make_agent(cfg: SACConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+    """Makes the components of SAC, with another loss if ``make_loss`` is given."""
+    return agents.gaussian_agent(
         cfg,
-        make_loss,
+        make_loss or torchrl_vmfer.VMFSACLoss,
         entropy_gradient=cfg.entropy_gradient,
         loss_function=cfg.critic_distance,
     )

@@ -5,32 +5,29 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
-from vmfer_recipes.config.algorithms import TD3Config
-from vmfer_recipes.config.launch import check_command_line, recipe
-
-if __name__ == "__main__":
-    check_command_line("td3", TD3Config)  # before the slow imports below
-
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensordict import TensorDictBase
-from torch import Tensor
+import torchrl_vmfer
+from vmfer_recipes import agent as agents
+from vmfer_recipes import run
+from vmfer_recipes.config.algorithms import TD3Config
+from vmfer_recipes.config.launch import recipe
 
-from torchrl_vmfer import VMFTD3Loss
-from vmfer_recipes.agent.agent import Agent, deterministic_agent
-from vmfer_recipes.run.session import Session, TrainingSession
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+    from torch import Tensor
 
 
 @recipe("td3", TD3Config)
 def main(cfg: TD3Config) -> None:
     """Trains one agent, unless the run is already finished."""
-    session = Session(cfg)
+    session = run.Session(cfg)
     if not session.finished:
         train(cfg, session, make_agent(cfg))
 
 
-def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
+def train(cfg: TD3Config, session: run.TrainingSession, agent: agents.Agent) -> None:
     """Trains one agent.
 
     After each environment step, the critics are updated ``utd_ratio`` times. The actor is updated
@@ -51,7 +48,7 @@ def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
                 agent.update_targets()
 
 
-def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
+def update_critics(session: run.TrainingSession, agent: agents.Agent) -> TensorDictBase:
     """Updates the critics once. Returns their batch."""
     batch = agent.critic_batch()
     if agent.compiled is not None:
@@ -66,7 +63,7 @@ def update_critics(session: TrainingSession, agent: Agent) -> TensorDictBase:
 
 
 def update_actor(
-    session: TrainingSession, agent: Agent, critic_batch: TensorDictBase
+    session: run.TrainingSession, agent: agents.Agent, critic_batch: TensorDictBase
 ) -> dict[str, Tensor]:
     """Updates the actor once and stores the factors of its batch. Returns the loss's metadata."""
     batch = agent.actor_batch(critic_batch)
@@ -81,17 +78,12 @@ def update_actor(
     return info
 
 
-def make_agent(cfg: TD3Config, make_loss: Callable[..., VMFTD3Loss] = VMFTD3Loss) -> Agent:
-    """Makes the components of TD3.
-
-    Args:
-        cfg: the configuration of the run.
-        make_loss: the loss, or a function that makes it from the same arguments.
-    """
+def make_agent(cfg: TD3Config, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+    """Makes the components of TD3, with another loss if ``make_loss`` is given."""
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
-    return deterministic_agent(
+    return agents.deterministic_agent(
         cfg,
-        make_loss,
+        make_loss or torchrl_vmfer.VMFTD3Loss,
         exploration_noise=cfg.exploration_noise,
         objective=cfg.actor_objective,
         actor_noise=cfg.actor_noise,

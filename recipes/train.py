@@ -10,7 +10,7 @@ import sys
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.launch import Recipe, check_command_line, program
+from vmfer_recipes.config.launch import Recipe, program
 from vmfer_recipes.config.plugins import import_module
 
 _PROGRAM = "python recipes/train.py"
@@ -24,8 +24,6 @@ def main() -> None:
         return
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     del sys.argv[1:2]
-    if name in algorithms():  # before the recipe imports torch
-        check_command_line(name, algorithms()[name], name, f"{_PROGRAM} {name}")
     load_recipe(name)(f"{_PROGRAM} {name}")
 
 

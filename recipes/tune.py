@@ -17,7 +17,6 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import read_command_line, read_options
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, describe, key
@@ -53,8 +52,7 @@ def main() -> None:
     if optuna is None:
         raise UserError("A search needs another package: pip install '.[search]'.")
     name, *given = [each for each in sys.argv[1:] if each not in mine] or [""]
-    is_known = name in algorithms()  # then mistakes are reported before the slow imports
-    recipe = Recipe(name, algorithms()[name], print, name) if is_known else load_recipe(name)
+    recipe = load_recipe(name)
     fixed, space, folder = _read(given, recipe)
     cfg = _check(fixed, space, recipe)
     values = {name: value for name, value in cfg.as_dict().items() if name not in MAY_CHANGE}
@@ -68,7 +66,7 @@ def main() -> None:
             raise UserError(f"{folder} holds another search: choose another run_dir.")
         goal: Any = {"direction": options.direction, "load_if_exists": True}
         study = optuna.create_study(storage=storage, study_name=digest, **goal)
-        _search(study, load_recipe(name), fixed, space, folder, options)
+        _search(study, recipe, fixed, space, folder, options)
 
 
 def _read(given: list[str], recipe: Recipe) -> tuple[list[str], dict[str, Any], Path | None]:
@@ -105,8 +103,7 @@ def _check(fixed: list[str], space: dict[str, Any], recipe: Recipe) -> TrainingC
     ends = {n: getattr(d, "choices", None) or (d.low, d.high) for n, d in space.items()}
     first = {name: values[0] for name, values in ends.items()}
     for changed in [*({name: value} for name in ends for value in ends[name]), {}]:
-        sys.argv[1:] = [*fixed, *_written(first | changed)]
-        (cfg,) = recipe.check()  # ends the program with one line if a value is wrong
+        cfg = recipe.compose([*fixed, *_written(first | changed)])
     if not (space and isinstance(cfg, TrainingConfig)):
         raise UserError(
             "Give a recipe that writes eval.csv and a range: td3 'tau=interval(0,0.1)'."

@@ -38,6 +38,7 @@ from vmfer_recipes.agent.replay import (
 from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
+from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.progress import Averages
@@ -62,7 +63,7 @@ class Agent:
     compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer
     collector: Any  # an `AnyCollector`; `None` if the buffer holds a dataset
-    sampler_kind: str  # the `kind` of `sampler=`
+    sampler: SamplerConfig
     sample_actor: Callable[[], TensorDictBase] | None  # `None` for the critics' batch
     actor_keys: tuple[str, ...]  # the entries of the actor's batch
     signal: str | None  # what the actor's sampler stores, one of `SIGNALS`
@@ -163,7 +164,7 @@ class AgentMaker:
     def __init__(self, cfg: TrainingConfig) -> None:
         torch.set_flush_denormal(cfg.fast)
         self._cfg = cfg
-        self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
+        self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals)
         check_memory(self.env, cfg.replay.buffer_size)
         self._observations = make_observations(self.env, cfg)
         self.networks = network_spec(cfg)
@@ -242,7 +243,7 @@ class AgentMaker:
             compiled=self._compiled(loss, **updated),
             buffer=buffer,
             collector=collector,
-            sampler_kind=cfg.sampler.kind,
+            sampler=cfg.sampler,
             sample_actor=make_actor_sampling(
                 buffer, observations, actor, uncertainty, cfg, actor_keys
             ),

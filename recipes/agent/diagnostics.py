@@ -13,6 +13,13 @@ from torch import Tensor, nn
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
 from torchrl_vmfer.samplers.adapters import probabilities_of
 from vmfer_recipes.agent.actor_batches import policy_action, unchanged_random_numbers
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    OnPolicySamplerConfig,
+    SamplerConfig,
+    SharedSamplerConfig,
+    WeightedSamplerConfig,
+)
 
 if TYPE_CHECKING:
     from vmfer_recipes.agent.agent import Agent
@@ -21,7 +28,7 @@ __all__ = ["agreement", "cosine", "measure", "signal_to_noise"]
 
 _SATURATED = 0.99  # absolute value of actions scaled to [-1, 1]
 # The current networks choose among candidates: there are no stored probabilities.
-_WITHOUT_DISTRIBUTION = ("direct", "on_policy")
+_WITHOUT_DISTRIBUTION = (DirectSamplerConfig, OnPolicySamplerConfig)
 
 
 def signal_to_noise(first: Tensor, second: Tensor) -> Tensor:
@@ -72,7 +79,7 @@ def measure(agent: Agent, batch: TensorDictBase) -> dict[str, Tensor]:
             other = _gradient(agent, uniform)
             found["gradient_cosine"] = cosine(_gradient(agent, batch), other)
             with buffer.locked():
-                found |= _distribution(buffer, batch, agent.sampler_kind)
+                found |= _distribution(buffer, batch, agent.sampler)
     values = {
         name: torch.as_tensor(value, dtype=torch.float64, device="cpu")
         for name, value in found.items()
@@ -115,7 +122,7 @@ def _gradient(agent: Agent, batch: TensorDictBase) -> Tensor:
 
 
 def _distribution(
-    buffer: ActorCriticReplayBuffer, batch: TensorDictBase, kind: str
+    buffer: ActorCriticReplayBuffer, batch: TensorDictBase, chosen: SamplerConfig
 ) -> dict[str, float]:
     """The age of the batch, its distribution, and the age of the priorities."""
     stored = len(buffer)
@@ -124,13 +131,14 @@ def _distribution(
         "stored_transitions": stored,
         "relative_age": float(ages.mean()) / max(stored - 1, 1),
     }
-    if kind in _WITHOUT_DISTRIBUTION:
+    if isinstance(chosen, _WITHOUT_DISTRIBUTION):
         return found
-    if kind == "weighted":
+    if isinstance(chosen, WeightedSamplerConfig):
         weight = batch["priority_weight"].double()
         fraction = effective_sample_size(weight / weight.sum()) / len(weight)
         return found | {"effective_sample_size": fraction * stored}
-    sampler = buffer.critic_sampler if kind == "shared" else buffer.actor_sampler
+    is_shared = isinstance(chosen, SharedSamplerConfig)
+    sampler = buffer.critic_sampler if is_shared else buffer.actor_sampler
     # A pool and some custom samplers have no probabilities for the whole buffer.
     with suppress(NotImplementedError):
         found["effective_sample_size"] = effective_sample_size(

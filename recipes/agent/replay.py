@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torchrl.data import (
     LazyTensorStorage,
-    PrioritizedSampler,
     RandomSampler,
     TensorDictRoundRobinWriter,
 )
@@ -19,35 +18,22 @@ from torchrl.envs import GymWrapper
 
 from torchrl_vmfer import (
     ActorCriticReplayBuffer,
-    GradientNormSampler,
     HindsightReplayBuffer,
-    InverseTDSampler,
-    LAPSampler,
     MixedSampler,
-    OldSampler,
-    RankPrioritizedSampler,
-    RecentSampler,
     VMFSampler,
 )
 from torchrl_vmfer.replay.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.collection.collectors import ENVIRONMENT
-from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.plugins import import_class
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import RayCollectorConfig
+from vmfer_recipes.config.plugins import import_class, instantiate
 from vmfer_recipes.config.replay_groups import (
-    GradientNormSamplerConfig,
+    DirectSamplerConfig,
     HindsightReplayConfig,
-    InverseTDSamplerConfig,
-    LAPReplayConfig,
-    OldSamplerConfig,
-    OwnReplayConfig,
-    OwnSamplerConfig,
-    PrioritizedReplayConfig,
-    RecentSamplerConfig,
     ReplayConfig,
     SamplerConfig,
-    SaturatedSamplerConfig,
-    VMFSamplerConfig,
+    SharedSamplerConfig,
 )
 from vmfer_recipes.config.training import TrainingConfig
 
@@ -73,17 +59,17 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
-    is_alone = cfg.collector.kind == "single"  # other processes do not read its counters
+    is_alone = cfg.collector.is_single  # other processes do not read its counters
     storage = RowStorage if cfg.fast else LazyTensorStorage
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
     parts: dict[str, Callable[[], Any]] = {
         "storage": partial(storage, cfg.replay.buffer_size, compilable=is_alone),
         # Workers may overwrite transitions that the learner is about to score.
         "writer": partial(writer, compilable=is_alone, track_generations=not is_alone),
-        "critic_sampler": partial(_critic_sampler, cfg.replay),
+        "critic_sampler": partial(instantiate, cfg.replay, Sampler, "replay"),
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
     }
-    if cfg.collector.kind == "ray":
+    if isinstance(cfg.collector, RayCollectorConfig):
         from vmfer_recipes.collection.ray_workers import RemoteReplay
 
         return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has the same methods
@@ -119,65 +105,18 @@ def check_memory(env: GymWrapper, buffer_size: int) -> None:
         )
 
 
-def _critic_sampler(cfg: ReplayConfig) -> Sampler:
-    if isinstance(cfg, OwnReplayConfig):
-        return _own_sampler(cfg, "replay")
-    if isinstance(cfg, PrioritizedReplayConfig):
-        if cfg.kind == "per_rank":
-            return RankPrioritizedSampler(alpha=cfg.alpha, beta=cfg.beta)
-        return PrioritizedSampler(cfg.buffer_size, alpha=cfg.alpha, beta=cfg.beta)
-    if isinstance(cfg, LAPReplayConfig):
-        return LAPSampler(exponent=cfg.alpha)
-    return RandomSampler()
-
-
-class _SaturatedSampler(VMFSampler):
+class SaturatedSampler(VMFSampler):
     """Draws by exp(saturation) instead of the factor. Both are from 1 to e, and 1 if unknown."""
 
     signal = "saturation"
 
 
 def _actor_sampler(cfg: SamplerConfig) -> Sampler:
-    if isinstance(cfg, OwnSamplerConfig):
-        return _own_sampler(cfg, "sampler")
-    if isinstance(cfg, VMFSamplerConfig):
-        return _vmf_sampler(cfg)
-    if isinstance(cfg, InverseTDSamplerConfig):
-        return InverseTDSampler(exponent=cfg.exponent, floor=cfg.floor)
-    if isinstance(cfg, GradientNormSamplerConfig):
-        return GradientNormSampler(power=cfg.power)
-    if isinstance(cfg, SaturatedSamplerConfig):
-        return _SaturatedSampler(power=cfg.power)
-    if isinstance(cfg, RecentSamplerConfig):
-        return RecentSampler(decay=cfg.decay, min_size=cfg.min_size, cycle=cfg.cycle)
-    if isinstance(cfg, OldSamplerConfig):
-        return OldSampler(exponent=cfg.exponent)
-    return RandomSampler()
-
-
-def _vmf_sampler(cfg: VMFSamplerConfig) -> Sampler:
-    try:
-        sampler = VMFSampler(
-            cfg.mode,  # type: ignore[arg-type]  # one of its choices
-            power=cfg.power,
-            initial_factor=cfg.initial_factor,
-            smoothing=cfg.smoothing,
-            pool_size=cfg.pool_size,
-        )
-    except ValueError as error:  # keys that do not work together
-        raise UserError(f"sampler={cfg.name}: {first_line(error)}") from error
-    return sampler if cfg.share == 1 else MixedSampler(sampler, RandomSampler(), cfg.share)
-
-
-def _own_sampler(cfg: OwnSamplerConfig | OwnReplayConfig, group: str) -> Sampler:
-    kind = import_class(cfg.path, Sampler, group)
-    try:
-        return kind(**cfg.kwargs)
-    except Exception as error:
-        raise UserError(
-            f"{group}={cfg.path} could not be created with {group}.kwargs={cfg.kwargs} "
-            f"({type(error).__name__}: {first_line(error)})."
-        ) from error
+    if isinstance(cfg, (SharedSamplerConfig, DirectSamplerConfig)):
+        return RandomSampler()  # it draws no batches
+    sampler = instantiate(cfg, Sampler, "sampler")
+    share = getattr(cfg, "share", 1)
+    return sampler if share == 1 else MixedSampler(sampler, RandomSampler(), share)
 
 
 def actor_signal(cfg: SamplerConfig) -> str | None:
@@ -196,9 +135,7 @@ def actor_signal(cfg: SamplerConfig) -> str | None:
 
 
 def stores_td_errors(cfg: ReplayConfig) -> bool:
-    """Whether a ``replay=`` uses TD errors; one of the user's own if it takes priorities."""
-    if isinstance(cfg, OwnReplayConfig):
-        # The method of TorchRL's base class only warns.
-        kind = import_class(cfg.path, Sampler, "replay")
-        return kind.update_priority is not Sampler.update_priority
-    return isinstance(cfg, (PrioritizedReplayConfig, LAPReplayConfig))
+    """Whether the sampler of a ``replay=`` takes priorities, which are then TD errors."""
+    # The method of TorchRL's base class only warns.
+    sampler = import_class(cfg._target_, Sampler, "replay")
+    return sampler.update_priority is not Sampler.update_priority

@@ -15,6 +15,7 @@ from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.direct import DirectCollector
 from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import RayCollectorConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.environments.state import (
@@ -137,9 +138,9 @@ def make_collector(
         from vmfer_recipes.collection.vectorized import VectorCollector
 
         return VectorCollector(env, policy, observations, buffer, cfg)
-    if cfg.collector.kind == "single":
+    if cfg.collector.is_single:
         return TransitionCollector(env, policy, observations, buffer, cfg)
-    if cfg.collector.kind == "ray":
+    if isinstance(cfg.collector, RayCollectorConfig):
         from vmfer_recipes.collection.ray_workers import RayWorkers
 
         return RayWorkers(policy, buffer, cfg)

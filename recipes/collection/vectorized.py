@@ -64,7 +64,7 @@ class VectorCollector:
         buffer: ActorCriticReplayBuffer,
         cfg: TrainingConfig,
     ) -> None:
-        goals = cfg.replay.kind == "her"
+        goals = cfg.replay.has_goals
         seeds = environment_seeds(cfg.seed, cfg.num_envs)[1:]
         self._envs = [env, *(make_environment(cfg.env, seed, goals) for seed in seeds)]
         self.episodes = EpisodeReturns(len(self._envs))

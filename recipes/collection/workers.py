@@ -23,6 +23,7 @@ from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.collectors import StepCount, kept
 from vmfer_recipes.collection.direct import DirectCollector
 from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import MultiSyncCollectorConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.run.interruption import Interruption
@@ -76,7 +77,7 @@ class Workers(StepCount):
 
     def _await_frames(self) -> None:
         buffer, options = self._buffer, self._options
-        is_sync = options.kind == "multi_sync"
+        is_sync = isinstance(options, MultiSyncCollectorConfig)
         if not is_sync:
             buffer.limit.value = min(self._steps + options.max_lead, self._cfg.total_frames)
         self._check_alive()
@@ -95,7 +96,7 @@ class Workers(StepCount):
     def _death(self, sign: str) -> UserError:
         self._close()
         return UserError(
-            f"A worker of collector={self._cfg.collector.kind} has died ({sign}): run the same "
+            f"A worker of collector={self._cfg.collector.name} has died ({sign}): run the same "
             "command to resume from the last checkpoint."
         )
 
@@ -108,7 +109,7 @@ class Workers(StepCount):
             buffer.extend(example.unsqueeze(0))
             buffer.empty()
         buffer.share()
-        is_sync = cfg.collector.kind == "multi_sync"
+        is_sync = isinstance(cfg.collector, MultiSyncCollectorConfig)
         # The number of frames currently allowed: workers wait once it is reached.
         buffer.limit = multiprocessing.Value("q", _FOREVER if is_sync else 0)
         count = self._options.num_workers
@@ -129,7 +130,7 @@ class Workers(StepCount):
             )
         except RuntimeError as error:
             raise UserError(
-                f"The {count} workers of collector={cfg.collector.kind} could not be started "
+                f"The {count} workers of collector={cfg.collector.name} could not be started "
                 f"({first_line(error)}): try again. If memory or /dev/shm is full, free some of it "
                 "or use collector=single."
             ) from error

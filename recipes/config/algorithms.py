@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import key, other_default, recipe_schemas, schema
+from vmfer_recipes.config.keys import key, recipe_schemas, schema
 from vmfer_recipes.config.names import dataset_name
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    LAPReplayConfig,
+    WeightedSamplerConfig,
+)
 from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
-    "CrossQConfig",
-    "REDQConfig",
-    "SACConfig",
-    "TD3BCConfig",
-    "TD3Config",
-    "TQCConfig",
-    "TemperatureConfig",
-    "WideCriticsConfig",
-    "algorithms",
+    *("CrossQConfig", "REDQConfig", "SACConfig", "TD3BCConfig", "TD3Config", "TQCConfig"),
+    *("TemperatureConfig", "algorithms"),
 ]
+
+_CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
 @schema("td3")
@@ -60,17 +60,6 @@ class TemperatureConfig(TrainingConfig):
     )
 
 
-@dataclass
-class WideCriticsConfig(TemperatureConfig):
-    """The keys shared by algorithms with a temperature whose critics are wider than the actor."""
-
-    critic_hidden: list[int] = key(
-        [512, 512, 512],
-        "hidden units of the critics with network=mlp; hidden= is the actor's",
-        low=1,
-    )
-
-
 @schema("sac")
 @dataclass
 class SACConfig(TemperatureConfig):
@@ -83,7 +72,9 @@ class SACConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.sampler.kind in ("direct", "weighted") and self.entropy_gradient:
+        if self.entropy_gradient and isinstance(
+            self.sampler, (DirectSamplerConfig, WeightedSamplerConfig)
+        ):
             raise UserError(
                 f"entropy_gradient=true does not affect the scores of sampler={self.sampler.name}: "
                 "leave it out, or use another sampler."
@@ -127,7 +118,7 @@ class REDQConfig(TemperatureConfig):
 
 @schema("tqc")
 @dataclass
-class TQCConfig(WideCriticsConfig):
+class TQCConfig(TemperatureConfig):
     """TQC with vMFER (Kuznetsov et al., 2020, with the hyperparameters of their appendix)."""
 
     algorithm: str = "tqc"
@@ -135,6 +126,7 @@ class TQCConfig(WideCriticsConfig):
     num_critics: int = key(
         5, "size of the ensemble; all critics enter the TD target and the actor loss", low=1
     )
+    critic_hidden: list[int] = key([512, 512, 512], _CRITIC_HIDDEN, low=1)
     num_quantiles: int = key(25, "quantiles of the return that each critic predicts", low=1)
     dropped_quantiles: int | str = key(
         "auto",
@@ -152,7 +144,7 @@ class TQCConfig(WideCriticsConfig):
                 f"dropped_quantiles={self.quantiles_to_drop} leaves none of "
                 f"num_quantiles={self.num_quantiles}: lower the first or raise the second."
             )
-        if self.replay.kind == "lap":
+        if isinstance(self.replay, LAPReplayConfig):
             raise UserError(
                 f"replay={self.replay.name} requires the Huber loss of one value per critic, but "
                 f"the critics of {self.algorithm} predict quantiles: use replay=per."
@@ -168,7 +160,7 @@ class TQCConfig(WideCriticsConfig):
 
 @schema("crossq")
 @dataclass
-class CrossQConfig(WideCriticsConfig):
+class CrossQConfig(TemperatureConfig):
     """CrossQ with vMFER (Bhatt et al., 2024, with the hyperparameters of their appendix)."""
 
     algorithm: str = "crossq"
@@ -176,7 +168,7 @@ class CrossQConfig(WideCriticsConfig):
     critic_lr: float = 1e-3
     actor_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    critic_hidden: list[int] = other_default([2048, 2048])
+    critic_hidden: list[int] = key([2048, 2048], _CRITIC_HIDDEN, low=1)
     policy_delay: int = key(3, "environment steps per actor update", low=1)
     adam_beta1: float = key(0.5, "Adam's beta1 for actor and critics", low=0, high=0.999999)
     batch_renorm: bool = key(True, "batch renormalization in the critics (network=mlp)")
@@ -251,7 +243,7 @@ class TD3BCConfig(TrainingConfig):
                 f"{self.algorithm} learns from a dataset: set dataset= to a run directory, such as "
                 "dataset=runs/td3/Hopper-v4/uniform-uniform/seed0, or to minari:<id>."
             )
-        if self.replay.kind == "her":
+        if self.replay.has_goals:
             raise UserError(
                 f"replay=her requires whole episodes, which a dataset does not store: use "
                 f"another replay= for {self.algorithm}."
@@ -262,9 +254,9 @@ class TD3BCConfig(TrainingConfig):
                     f"{name}={getattr(self, name)} has no effect on {self.algorithm}, which takes "
                     "no environment steps: leave it out."
                 )
-        if self.collector.kind != "single":
+        if not self.collector.is_single:
             raise UserError(
-                f"collector={self.collector.kind} has no effect on {self.algorithm}, which takes "
+                f"collector={self.collector.name} has no effect on {self.algorithm}, which takes "
                 "no environment steps: leave it out."
             )
         if self.env.normalize_observations:
@@ -293,7 +285,7 @@ def _check_importance_weights(cfg: TrainingConfig) -> None:
 
 
 def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
-    if cfg.sampler.kind == "weighted":
+    if isinstance(cfg.sampler, WeightedSamplerConfig):
         raise UserError(
             f"sampler={cfg.sampler.name} weights the actor loss, but TorchRL's loss for "
             f"{cfg.algorithm} {reason}: use another sampler, such as vmf_uncertainty."

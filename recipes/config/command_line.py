@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -25,17 +24,12 @@ from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import to_config, wrong_value
 
 __all__ = [
-    "CommandLine",
-    "check_form",
-    "explain",
-    "no_choice",
-    "read_command_line",
-    "read_folder_and_options",
-    "read_options",
-    "unknown_key",
+    *("CommandLine", "check_form", "explain", "no_choice", "read_command_line"),
+    *("read_folder_and_options", "read_options", "unknown_key"),
 ]
 
 _Config = TypeVar("_Config", bound=Config)
+_HYDRAS = ("hydra.", "hydra/")
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,6 @@ class CommandLine:
         is_question: whether the program prints information, such as ``--help``, and ends.
         has_own_config: whether the configuration does not come from this package.
         config_dir: a directory with further configuration files, or ``None``.
-        groups: the groups of the recipe.
     """
 
     overrides: list[str]
@@ -60,25 +53,17 @@ class CommandLine:
     is_question: bool = False
     has_own_config: bool = False
     config_dir: str | None = None
-    groups: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:
         """All arguments, in the order that Hydra's parser accepts."""
         return [*self.overrides, *self.options]
 
-    def sample_jobs(self) -> Iterator[list[str]]:
-        """Overrides of the only run, or of enough runs of a sweep to see every choice once."""
-        own = [] if self.config_dir is None else [Path(self.config_dir).absolute()]
-        paths = [f"hydra.searchpath=['file://{path}']" for path in own]
-        values = [_single_values(each) for each in self.overrides]
-        first = [each[:1] for each in values]
-        yield [*itertools.chain(*first), *paths]
-        for position, choices in enumerate(values):
-            if self.overrides[position].partition("=")[0] in self.groups:
-                for choice in choices[1:]:
-                    others = [*first[:position], [choice], *first[position + 1 :]]
-                    yield [*itertools.chain(*others), *paths]
+    @property
+    def needs_hydra(self) -> bool:
+        """Whether Hydra's own program is needed: for a sweep, a question, or a key of Hydra."""
+        is_hydras = any(each.lstrip("+").startswith(_HYDRAS) for each in self.overrides)
+        return self.is_sweep or self.is_question or self.has_own_config or is_hydras
 
 
 def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine:
@@ -110,7 +95,6 @@ def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine
         ),
         has_own_config=bool(options.config_path or options.config_name),
         config_dir=options.config_dir,
-        groups=tuple(groups(config)),
     )
 
 
@@ -162,10 +146,13 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         ) from error
     if override.is_sweep_override() and not is_sweep:
         raise UserError(f"{argument} gives several values: add -m to train one run for each.")
-    if name.startswith(("hydra.", "hydra/")):
+    if name.startswith(_HYDRAS):
         return argument
     if name == "algorithm":
         raise UserError(f"{argument} does not change the algorithm: run that recipe instead.")
+    if name.endswith("._target_"):
+        group = name.partition(".")[0]
+        raise UserError(f"{name} follows from {group}=: write {group}=my_package.MyClass.")
     if name == "experiment":
         _check_experiment(override, argument)
         return argument
@@ -173,7 +160,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if name in groups(config):
         _check_choice(name, override, argument)
         return argument.lstrip("+")
-    keys = describe(config)
+    keys = [*describe(config)]
     if any(dict in key.types and f"{name}.".startswith(f"{key.name}.") for key in keys):
         return f"++{argument.lstrip('+')}"  # entries of a dictionary, which may be new
     # Several choices of a group can have a key of the same name.
@@ -204,14 +191,6 @@ def _values(override: Override) -> list[Any]:
             return []  # Hydra knows the choices that a pattern matches
         return list(override.sweep_iterator(transformer=Transformer.identity))
     return [override.value()]
-
-
-def _single_values(argument: str) -> list[str]:
-    """An override of a sweep as one override for each value; none for a range of real numbers."""
-    override = OverridesParser.create().parse_override(argument)
-    if not override.is_sweep_override():
-        return [argument]
-    return [f"{argument.partition('=')[0]}={_written(value)}" for value in _values(override)]
 
 
 def _check_numbers(keys: list[Key], override: Override) -> None:
@@ -256,13 +235,7 @@ def _written(value: Any) -> str:
 def read_folder_and_options(
     usage: str, arguments: list[str], config: type[_Config]
 ) -> tuple[Path, _Config]:
-    """Reads the command line of a program with a folder and a few options, without Hydra.
-
-    Args:
-        usage: how the program is called, up to the folder.
-        arguments: the folder, and ``key=value`` for each option.
-        config: the dataclass of the options.
-    """
+    """Reads the command line of a program with a folder and a few options, without Hydra."""
     keys = describe(config)
     _answer_help(usage, arguments, config)
     check_form([each for each in arguments if not Path(each).is_dir()], keys, set())
@@ -278,11 +251,6 @@ def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Co
     """Reads the command line of a program that has only options, without Hydra.
 
     A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``.
-
-    Args:
-        usage: how the program is called.
-        arguments: ``key=value`` for each option.
-        config: the dataclass of the options.
     """
     _answer_help(usage, arguments, config)
     check_form(arguments, describe(config), set())

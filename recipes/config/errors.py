@@ -8,13 +8,7 @@ import pickle
 from collections.abc import Iterable
 
 __all__ = [
-    "UserError",
-    "counted",
-    "did_you_mean",
-    "diverged",
-    "first_line",
-    "near_names",
-    "nearest",
+    *("UserError", "counted", "did_you_mean", "diverged", "first_line", "near_names", "nearest"),
     "unwritable",
 ]
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vmfer_recipes.config.keys import MISSING, Config, key, schema
+from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema, target
 
 __all__ = [
-    "CSVLoggerConfig",
-    "CollectorConfig",
-    "EnvConfig",
-    "LoggerConfig",
-    "MultiAsyncCollectorConfig",
-    "MultiSyncCollectorConfig",
-    "OwnLoggerConfig",
-    "RayCollectorConfig",
-    "SingleCollectorConfig",
-    "TensorBoardLoggerConfig",
-    "WandbLoggerConfig",
+    *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
+    *("MultiAsyncCollectorConfig", "MultiSyncCollectorConfig", "RayCollectorConfig"),
+    *("SingleCollectorConfig", "TensorBoardLoggerConfig", "WandbLoggerConfig"),
 ]
 
 
@@ -47,7 +39,12 @@ class EnvConfig(Config):
 class CollectorConfig(Config):
     """Which processes step the environment."""
 
-    kind: str = key(MISSING, "what the recipe does for this choice")
+    name: str = key(MISSING, "the choice")
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the training process steps the environment."""
+        return isinstance(self, SingleCollectorConfig)
 
 
 @schema("single", group="collector")
@@ -55,7 +52,7 @@ class CollectorConfig(Config):
 class SingleCollectorConfig(CollectorConfig):
     """Environments in the training process."""
 
-    kind: str = key("single", "environments in the training process", choices=("single",))
+    name: str = key("single", "environments in the training process", choices=("single",))
 
 
 @dataclass
@@ -70,7 +67,7 @@ class _WorkersConfig(CollectorConfig):
 class MultiSyncCollectorConfig(_WorkersConfig):
     """Processes that take one step each, then wait for the same number of updates."""
 
-    kind: str = key("multi_sync", "processes in step with the updates", choices=("multi_sync",))
+    name: str = key("multi_sync", "processes in step with the updates", choices=("multi_sync",))
 
 
 @schema("multi_async", group="collector")
@@ -78,7 +75,7 @@ class MultiSyncCollectorConfig(_WorkersConfig):
 class MultiAsyncCollectorConfig(_WorkersConfig):
     """Processes that collect while the learner updates, one update per frame."""
 
-    kind: str = key(
+    name: str = key(
         "multi_async", "processes that run ahead of the learner", choices=("multi_async",)
     )
     max_lead: int = key(1000, "frames by which workers may be ahead of the learner", low=0)
@@ -89,17 +86,15 @@ class MultiAsyncCollectorConfig(_WorkersConfig):
 class RayCollectorConfig(_WorkersConfig):
     """Ray actors as workers and as replay buffer."""
 
-    kind: str = key("ray", "Ray actors as workers and as replay buffer", choices=("ray",))
+    name: str = key("ray", "Ray actors as workers and as replay buffer", choices=("ray",))
     frames_per_batch: int = key(
         50, "frames that a worker collects before it fetches new weights", low=1
     )
 
 
 @dataclass
-class LoggerConfig(Config):
+class LoggerConfig(PartConfig):
     """Where metrics go besides the CSV files."""
-
-    kind: str = key("csv", "where metrics go besides the CSV files")
 
 
 @schema("csv", group="logger")
@@ -107,7 +102,7 @@ class LoggerConfig(Config):
 class CSVLoggerConfig(LoggerConfig):
     """Only eval.csv and train.csv."""
 
-    kind: str = key("csv", "only eval.csv and train.csv", choices=("csv",))
+    _target_: str | None = target(None)
 
 
 @schema("tensorboard", group="logger")
@@ -115,7 +110,7 @@ class CSVLoggerConfig(LoggerConfig):
 class TensorBoardLoggerConfig(LoggerConfig):
     """Also TensorBoard event files in the run directory."""
 
-    kind: str = key("tensorboard", "also TensorBoard event files", choices=("tensorboard",))
+    _target_: str = target("torchrl.record.loggers.TensorboardLogger")
 
 
 @schema("wandb", group="logger")
@@ -123,16 +118,14 @@ class TensorBoardLoggerConfig(LoggerConfig):
 class WandbLoggerConfig(LoggerConfig):
     """Also Weights & Biases."""
 
-    kind: str = key("wandb", "also Weights & Biases", choices=("wandb",))
+    _target_: str = target("torchrl.record.loggers.WandbLogger")
     project: str = key("torchrl_vmfer", "project at Weights & Biases")
     offline: bool = key(False, "keep the data in run_dir, for a later `wandb sync`")
 
 
-@schema("own", group="logger")
+@schema("custom", group="logger")
 @dataclass
-class OwnLoggerConfig(LoggerConfig):
-    """A logger of the user's own module: ``logger=my_package.MyLogger``."""
+class CustomLoggerConfig(LoggerConfig):
+    """A logger of the user, derived from TorchRL's: ``logger=my_package.MyLogger``."""
 
-    kind: str = key("own", "a class derived from TorchRL's Logger", choices=("own",))
-    name: str = key(MISSING, "its name")
-    path: str = key(MISSING, "import path of the class, called with run name and directory")
+    _target_: str = target(MISSING)

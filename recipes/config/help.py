@@ -19,23 +19,12 @@ _HARD_SPACE = "\u00a0"  # prevents a line break
 
 
 def help_text(name: str, config: type[Config], program: str) -> str:
-    """The usage, groups and keys of a recipe.
-
-    Args:
-        name: its configuration file.
-        config: its configuration.
-        program: how it is called.
-    """
+    """The usage, groups and keys of a recipe."""
     return "\n".join(_lines(name, config, program))
 
 
 def folder_help_text(usage: str, config: type[Config]) -> str:
-    """The usage and keys of a program that reads a folder.
-
-    Args:
-        usage: how the program is called, up to the folder.
-        config: the dataclass of its options; the first line of its docstring says what it does.
-    """
+    """The usage and keys of a program that reads a folder."""
     lines = [f"Usage: {usage} [key=value ...]", ""]
     lines += [*textwrap.wrap((config.__doc__ or "").strip().splitlines()[0], _WIDTH)]
     lines += ["", "Keys, with defaults:"]
@@ -57,7 +46,7 @@ def _lines(name: str, config: type[Config], program: str) -> Iterator[str]:
             yield from _entry(f"{group}={default}", f"{meaning}: {', '.join(choices_of(group))}")
         experiments = ", ".join(choices_of("experiment"))
         yield from _entry("+experiment=", f"settings of a study, with -m: {experiments}")
-    keys = [key for key in describe(config) if not _is_fixed(key)]
+    keys = [key for key in describe(config) if not key.is_fixed]
     yield "\nKeys, with defaults:"
     for key in keys:
         if "." not in key.name:
@@ -88,15 +77,10 @@ def _default_choices(name: str) -> dict[str, str]:
     }
 
 
-def _is_fixed(key: Key) -> bool:
-    """Whether the recipe or the choice of a group determines the key."""
-    return key.name == "algorithm" or key.name.endswith(".kind")
-
-
 def _key(key: Key) -> Iterator[str]:
     default = "" if key.default == MISSING else _written(key.default)
     notes = [key.range] if key.range else []
-    notes += [f"only {', '.join(key.kinds)}"] if key.kinds else []
+    notes += [f"only {', '.join(key.only)}"] if key.only else []
     note = f" [{'; '.join(notes)}]".replace(" ", _HARD_SPACE) if notes else ""
     yield from _entry(f"{key.name}={default}", f"{key.meaning} {note.strip()}")
 

@@ -12,26 +12,20 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
 
+from torchrl_vmfer.arguments import Argument
 from vmfer_recipes.config.names import folder_name
 
 __all__ = [
-    "MISSING",
-    "Config",
-    "Key",
-    "describe",
-    "group",
-    "groups",
-    "key",
-    "other_default",
-    "recipe_schemas",
-    "schema",
-    "schemas_of",
+    *("MISSING", "Config", "Key", "PartConfig", "argument", "describe", "group", "groups", "key"),
+    *("other_default", "recipe_schemas", "schema", "schemas_of", "target"),
 ]
 
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""
+_DESCRIBED: dict[type[Config], tuple[Key, ...]] = {}
+_NO_ARGUMENTS = ("_target_", "name")
 _Class = TypeVar("_Class", bound="type[Config]")
 
 
@@ -63,7 +57,7 @@ class Key:
         high: the largest number.
         choices: the allowed strings. Values of the other types are allowed as well.
         aka: names under which users of other libraries look for this key.
-        kinds: the kinds of a group that define this key.
+        only: the choices of a group that define this key, if not all do.
     """
 
     name: str
@@ -74,8 +68,14 @@ class Key:
     high: float | None = None
     choices: tuple[str, ...] = ()
     aka: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
     items: type = int
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the recipe or the choice of a group determines the key."""
+        is_only = self.types == (str,) and self.choices == (self.default,)
+        return is_only or self.name == "algorithm" or self.name.endswith("_target_")
 
     @property
     def range(self) -> str:
@@ -184,6 +184,35 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def argument(defined: Argument) -> Any:
+    """Makes a configuration key of an argument of this library."""
+    return key(
+        defined.default,
+        defined.meaning,
+        low=defined.low,
+        high=defined.high,
+        choices=defined.choices,
+    )
+
+
+def target(path: str | None) -> Any:
+    """Defines the key ``_target_`` of a group: the import path of the class, or ``None``."""
+    return key(path, "import path of the class")
+
+
+@dataclass
+class PartConfig(Config):
+    """Base class of groups whose choices are classes, which ``instantiate`` creates."""
+
+    _target_: str | None = target(None)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the class: all other keys."""
+        values = {name: value for name, value in vars(self).items() if name not in _NO_ARGUMENTS}
+        return values | values.pop("kwargs", {})
+
+
 def other_default(value: list[Any] | dict[str, Any]) -> Any:
     """Changes the default of an inherited key to another list or dictionary.
 
@@ -212,14 +241,11 @@ def schema(name: str, group: str = "") -> Callable[[_Class], _Class]:
     """Registers a dataclass with Hydra, which validates configurations against it.
 
     A configuration file refers to it in its defaults list: ``schema/<name>@_here_``.
-
-    Args:
-        name: the name of a recipe, or of one kind of a group.
-        group: the group, such as ``sampler``; empty for a recipe.
     """
 
     def register(config: _Class) -> _Class:
         _SCHEMAS.setdefault(group, {})[name] = config
+        _DESCRIBED.clear()
         ConfigStore.instance().store(name, config, group=f"{group}/schema" if group else "schema")
         return config
 
@@ -232,7 +258,7 @@ def recipe_schemas() -> dict[str, type[Config]]:
 
 
 def schemas_of(group: str) -> dict[str, type[Config]]:
-    """The registered configurations of a group, by name; none for a group without kinds."""
+    """The registered configurations of a group, by name; none for a group with one dataclass."""
     return dict(_SCHEMAS.get(group, {}))
 
 
@@ -246,11 +272,10 @@ def groups(config: type[Config]) -> dict[str, str]:
     }
 
 
-def describe(config: type[Config]) -> list[Key]:
-    """All keys of a recipe, including those of its groups.
-
-    If only some kinds of a group have a key with this definition, ``kinds`` lists them.
-    """
+def describe(config: type[Config]) -> tuple[Key, ...]:
+    """All keys of a recipe, including those of its groups."""
+    if config in _DESCRIBED:
+        return _DESCRIBED[config]
     hints = get_type_hints(config)
     described: list[Key] = []
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
@@ -267,24 +292,21 @@ def describe(config: type[Config]) -> list[Key]:
                     items=str if hint == list[str] else int,
                 )
             )
-    return described
+    _DESCRIBED[config] = tuple(described)
+    return _DESCRIBED[config]
 
 
 def _describe_group(name: str, base: type[Config]) -> list[Key]:
-    all_kinds: list[str] = []
+    choices = _SCHEMAS.get(name, {"": base})
     found: dict[str, tuple[Key, list[str]]] = {}
-    for config in _SCHEMAS.get(name, {"": base}).values():
-        described = describe(config)
-        kinds = next((each.choices for each in described if each.name == "kind"), ("",))
-        all_kinds += kinds
-        for each in described:
-            _, having = found.setdefault(repr(each), (each, []))
-            having += kinds
+    for choice, config in choices.items():
+        for each in describe(config):
+            found.setdefault(repr(each), (each, []))[1].append(choice)
     return [
         dataclasses.replace(
             each,
             name=f"{name}.{each.name}",
-            kinds=() if having == all_kinds else tuple(having),
+            only=() if len(having) == len(choices) else tuple(having),
         )
         for each, having in found.values()
     ]

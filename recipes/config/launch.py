@@ -16,9 +16,10 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from vmfer_recipes import stopping_while_starting
 from vmfer_recipes.config._hydra import (
     current_job,
     register_launcher,
@@ -42,29 +43,9 @@ from vmfer_recipes.run.interruption import (
     raising_ctrl_c,
 )
 
-__all__ = ["Recipe", "check_command_line", "program", "quiet_torchrl", "recipe"]
+__all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
 
 _USER_ERRORS = (UserError, OmegaConfBaseException)
-
-
-def check_command_line(
-    name: str,
-    config: type[Config],
-    algorithm: str | None = None,
-    program_name: str | None = None,
-) -> None:
-    """Answers ``--help`` and reports mistakes of the command line, before the slow imports.
-
-    A recipe calls this before it imports torch and TorchRL, which takes seconds.
-
-    Args:
-        name: the configuration file, without its ending.
-        config: the dataclass of its keys.
-        algorithm: the name of the recipe, by default that of the script.
-        program_name: how the program is called, for ``--help``.
-    """
-    algorithm = algorithm or Path(sys.argv[0]).stem
-    Recipe(name, config, lambda cfg: None, algorithm).check(program_name)
 
 
 def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]], Recipe]:
@@ -106,71 +87,52 @@ class Recipe:
         algorithm: str,
     ) -> None:
         functools.update_wrapper(self, run)
+        self.config = config
         self._file = name
         self._name = register_recipe(name, config, algorithm, CONFIGS)
         is_own = self._name != name
         self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
-        self.config = self._config = config
         self._run = run
         self._has_started = False
 
     def __call__(self, program_name: str | None = None) -> None:
-        """Runs the program. User errors end it with a one-line message and exit code 2.
-
-        Args:
-            program_name: how the program is called, for ``--help``.
-        """
+        """Runs the program. User errors end it with a one-line message and exit code 2."""
         self._program = program_name or self._program
         program(self._main)()
 
-    def check(self, program_name: str | None = None) -> list[Any]:
-        """Ends the program if the command line is wrong, or asks only for information.
-
-        Returns:
-            the configuration of the only run, or of enough runs of a sweep to see every choice.
-        """
-        self._program = program_name or self._program
-        configs: list[Any] = []
-        program(lambda: configs.extend(self._check()))()
-        return configs
-
-    def _check(self) -> Iterator[Any]:
-        line = read_command_line(sys.argv[1:], self._config)
-        if line.is_question:
-            self._main()
-            sys.exit()
-        if line.has_own_config:  # Hydra finds it
-            return
-        _register_sweepers(line)
-        with self._explaining(), initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            for overrides in line.sample_jobs():
-                cfg = compose(self._name, overrides, return_hydra_config=True)
-                with open_dict(cfg):
-                    # Values may refer to it; Hydra sets it when a job starts.
-                    cfg.hydra.runtime.output_dir = "."
-                with current_job(cfg, number=0):
-                    config = to_config(without_hydra(cfg))
-                # Modules of the user may import anything: they wait for the run.
-                is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
-                if is_named and config.env.backend == "gymnasium":
-                    registered_id(config.env.name)
-                yield config
+    def compose(self, arguments: list[str]) -> Any:
+        """The validated configuration of the run that a command line starts."""
+        return self._composed(read_command_line(arguments, self.config))
 
     def _main(self) -> None:
-        line = read_command_line(sys.argv[1:], self._config)
-        if line.is_help:
-            print(help_text(self._file, self._config, self._program))
-            return
-        sys.argv[1:] = line.arguments
-        # Otherwise Hydra formats errors itself and exits with 1.
-        os.environ["HYDRA_FULL_ERROR"] = "1"
+        line = read_command_line(sys.argv[1:], self.config)
         self._has_started = False
-        try:
-            with self._explaining():
-                self._launch(line)
-        except StoppedError:
-            print("The sweep was stopped. The same command resumes it.", file=sys.stderr)
-            sys.exit(130)
+        if line.is_help:
+            print(help_text(self._file, self.config, self._program))
+        elif line.needs_hydra:
+            self._launch(line)
+        else:
+            self._execute(self._composed(line))
+
+    def _composed(self, line: CommandLine) -> Any:
+        overrides = line.overrides
+        if line.config_dir is not None:
+            folder = Path(line.config_dir).absolute()
+            overrides = [*overrides, f"hydra.searchpath=['file://{folder}']"]
+        with self._explaining():
+            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+                composed = compose(self._name, overrides, return_hydra_config=True)
+            with current_job(composed, number=0):
+                return to_config(without_hydra(composed))
+
+    def _execute(self, config: Any) -> None:
+        # Modules of the user may import anything: they wait for the run.
+        is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
+        if is_named and config.env.backend == "gymnasium":
+            registered_id(config.env.name)
+        self._has_started = True
+        quiet_torchrl()
+        self._run(config)
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -178,7 +140,7 @@ class Recipe:
         try:
             yield
         except HydraException as error:
-            raise explain(error, self._config) from error
+            raise explain(error, self.config) from error
         except (ValueError, OverflowError, RecursionError) as error:
             if self._has_started:
                 raise
@@ -188,11 +150,22 @@ class Recipe:
             ) from error
 
     def _launch(self, line: CommandLine) -> None:
+        """Lets Hydra answer a question, or start the runs of a sweep."""
+        sys.argv[1:] = line.arguments
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra formats errors itself and exits
+        if line.is_sweep:  # a single run starts faster without them
+            _register_sweepers()
         main = hydra.main(config_path=str(CONFIGS), config_name=self._name, version_base="1.3")
-        _register_sweepers(line)
         has_workers = line.is_sweep and "hydra/launcher=joblib" in line.overrides
-        with leaving_ctrl_c_to_the_runs() if has_workers else nullcontext():
-            main(self._job)()
+        try:
+            with (
+                self._explaining(),
+                leaving_ctrl_c_to_the_runs() if has_workers else nullcontext(),
+            ):
+                main(self._job)()
+        except StoppedError:
+            print("The sweep was stopped. The same command resumes it.", file=sys.stderr)
+            sys.exit(130)
 
     def _job(self, cfg: DictConfig) -> None:
         """Executes one run, in this process or in a worker of a sweep."""
@@ -203,10 +176,7 @@ class Recipe:
             raise StoppedError
         os.chdir(job.runtime.cwd)  # a worker on a cluster may have started elsewhere
         try:
-            config = to_config(cfg)
-            self._has_started = True
-            quiet_torchrl()
-            self._run(config)
+            self._execute(to_config(cfg))
         except SystemExit:
             if of_joblib:
                 raise StoppedError from None
@@ -220,10 +190,8 @@ class Recipe:
                 raise
 
 
-def _register_sweepers(line: CommandLine) -> None:
+def _register_sweepers() -> None:
     """Makes Hydra use the sweeper and the launcher of this package."""
-    if not line.is_sweep:  # a single run starts faster without them
-        return
     from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
     from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
 
@@ -264,7 +232,8 @@ def _print_error(message: str) -> None:
 
 def quiet_torchrl() -> None:
     """Hides TorchRL's messages below the level of warnings."""
-    from torchrl import torchrl_logger  # imported here, so that --help stays fast
+    with stopping_while_starting():  # imported here, so that --help stays fast
+        from torchrl import torchrl_logger
 
     torchrl_logger.setLevel("WARNING")
 

@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "CONFIGS",
-    "MINARI_PREFIX",
-    "choices_of",
-    "dataset_name",
-    "differing",
-    "flat",
-    "folder_name",
-    "group_name",
-    "run_name",
-    "run_title",
+    *("CONFIGS", "MINARI_PREFIX", "choices_of", "dataset_name", "differing", "flat", "folder_name"),
+    *("group_name", "run_name", "run_title"),
 ]
 
 MINARI_PREFIX = "minari:"

@@ -17,40 +17,38 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import OwnLoggerConfig
-from vmfer_recipes.config.keys import Config, describe, recipe_schemas
-from vmfer_recipes.config.replay_groups import OwnReplayConfig, OwnSamplerConfig
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import CustomLoggerConfig
+from vmfer_recipes.config.keys import Config, PartConfig, describe, recipe_schemas
+from vmfer_recipes.config.replay_groups import CustomReplayConfig, CustomSamplerConfig
 
 __all__ = [
-    "import_class",
-    "import_module",
-    "importing",
-    "own_choice",
-    "register_choice",
-    "register_recipe",
-    "script_name",
+    *("import_class", "import_module", "importing", "instantiate", "is_custom", "own_choice"),
+    *("register_choice", "register_recipe", "script_name"),
 ]
 
 _GROUPS: dict[str, Callable[..., Config]] = {
-    "sampler": OwnSamplerConfig,
-    "replay": OwnReplayConfig,
-    "logger": OwnLoggerConfig,
+    "sampler": CustomSamplerConfig,
+    "replay": CustomReplayConfig,
+    "logger": CustomLoggerConfig,
 }
 
 
 def own_choice(group: str, choice: str) -> Config | None:
-    """The configuration of a choice such as ``sampler=my_package.MySampler``.
-
-    Returns:
-        ``None`` if the choice is not an import path or the group has no choices of this kind.
-    """
+    """The configuration of a choice such as ``sampler=my_package.MySampler``."""
     *module, name = choice.split(".")
     if group not in _GROUPS or not module or not all(map(str.isidentifier, [*module, name])):
         return None
-    return _GROUPS[group](name=name, path=choice)
+    named = {} if group == "logger" else {"name": name}
+    return _GROUPS[group](_target_=choice, **named)
+
+
+def is_custom(part: Config) -> bool:
+    """Whether a choice of a group is a class of the user."""
+    return type(part) in _GROUPS.values()
 
 
 def register_choice(group: str, choice: str) -> None:
@@ -61,17 +59,7 @@ def register_choice(group: str, choice: str) -> None:
 
 
 def register_recipe(base: str, config: type[Config], algorithm: str, configs: Path) -> str:
-    """Registers the configuration of a recipe, unless it is one of this package.
-
-    Args:
-        base: the configuration file whose choices it starts from, without the ending.
-        config: the dataclass of its keys.
-        algorithm: its name in run directories.
-        configs: the folder of the configuration files.
-
-    Returns:
-        The name of the configuration for Hydra.
-    """
+    """Registers the configuration of a recipe, unless it is one of this package."""
     file = configs / f"{base}.yaml"
     if (algorithm == base and recipe_schemas().get(base) is config) or not file.exists():
         return base
@@ -89,12 +77,7 @@ def register_recipe(base: str, config: type[Config], algorithm: str, configs: Pa
 
 
 def script_name(function: Callable[..., Any], default: str) -> str:
-    """The name of the file that defines a function, without the ending.
-
-    Args:
-        function: the function.
-        default: the name for a function that was typed in, such as in a notebook.
-    """
+    """The name of the file that defines a function, without the ending."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = Path(code.co_filename if code else "")
     if file.suffix != ".py" or not file.exists():
@@ -106,26 +89,44 @@ _Base = TypeVar("_Base")
 
 
 def import_class(path: str, base: type[_Base], key: str) -> type[_Base]:
-    """Imports a class such as ``my_package.MySampler``.
-
-    Args:
-        path: the module and the name of the class, separated by a dot.
-        base: the class that it must be derived from. Nothing else is ever called.
-        key: the configuration key that names it, for error messages.
-    """
+    """Imports a class such as ``my_package.MySampler``."""
     from torchrl_vmfer import imports  # imported here, so that --help stays fast
 
     with importing():
         return imports.import_class(path, base, f"{key}={path}")
 
 
-def import_module(name: str, setting: str) -> ModuleType:
-    """Imports a module that is installed or lies in the current directory.
+def instantiate(
+    part: PartConfig, base: type[_Base], group: str, /, *first: Any, **further: Any
+) -> _Base:
+    """Creates the object of a ``_target_``, whether the class is one of this package or not.
 
     Args:
-        name: the name of the module.
-        setting: the setting that names it, for error messages.
+        part: the configuration.
+        base: the class that its class must be derived from.
+        group: the group, for error messages.
+        *first: its first arguments, which are not part of the configuration.
+        **further: other arguments of this sort.
     """
+    import hydra.utils
+
+    path, arguments = str(part._target_), part.arguments
+    checked = {"_target_": import_class(path, base, group), **arguments, **further}
+    try:
+        # A value that names another target is passed as it is, not called.
+        made: _Base = hydra.utils.instantiate(checked, *first, _recursive_=False, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        choice = path if is_custom(part) else getattr(part, "name", path)
+        raise UserError(
+            f"{group}={choice} could not be created with {arguments} "
+            f"({type(cause).__name__}: {first_line(cause)})."
+        ) from error
+    return made
+
+
+def import_module(name: str, setting: str) -> ModuleType:
+    """Imports a module that is installed or lies in the current directory."""
     from torchrl_vmfer import imports
 
     with importing():

@@ -1,45 +1,35 @@
-"""The groups `sampler` and `replay`: every key with its type, range and default."""
+"""The groups `sampler` and `replay`: every key with its type, range and default.
+
+``_target_`` is the class that draws the batch, as in Hydra. Arguments of this library's samplers
+are defined in ``torchrl_vmfer.arguments``.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from vmfer_recipes.config.keys import MISSING, Config, key, schema
+from torchrl_vmfer import arguments as library
+from vmfer_recipes.config.keys import MISSING, PartConfig, argument, key, schema, target
 
 __all__ = [
-    "DirectSamplerConfig",
-    "FreshSamplerConfig",
-    "GradientNormSamplerConfig",
-    "HindsightReplayConfig",
-    "InverseTDSamplerConfig",
-    "LAPReplayConfig",
-    "OldSamplerConfig",
-    "OnPolicySamplerConfig",
-    "OwnReplayConfig",
-    "OwnSamplerConfig",
-    "PrioritizedReplayConfig",
-    "RecentSamplerConfig",
-    "ReplayConfig",
-    "SamplerConfig",
-    "SaturatedSamplerConfig",
-    "SharedSamplerConfig",
-    "UniformReplayConfig",
-    "VMFSamplerConfig",
+    *("CustomReplayConfig", "CustomSamplerConfig", "DirectSamplerConfig", "FreshSamplerConfig"),
+    *("GradientNormSamplerConfig", "HindsightReplayConfig", "InverseTDSamplerConfig"),
+    *("LAPReplayConfig", "OldSamplerConfig", "OnPolicySamplerConfig", "PrioritizedReplayConfig"),
+    *("RankPrioritizedReplayConfig", "RecentSamplerConfig", "ReplayConfig", "SamplerConfig"),
+    *("SaturatedSamplerConfig", "SharedSamplerConfig", "UniformReplayConfig", "VMFSamplerConfig"),
     "WeightedSamplerConfig",
 ]
 
-_LARGEST_POWER, _LARGEST_EXPONENT = 100, 7
+_UNIFORM = "torchrl.data.RandomSampler"
 _RUN_NAME = "its name in run directories and reports"
 
 
 @dataclass
-class SamplerConfig(Config):
+class SamplerConfig(PartConfig):
     """How the actor's batch is drawn."""
 
     name: str = key(MISSING, _RUN_NAME)
-    kind: str = key(MISSING, "what the recipe does for this choice")
 
 
 @schema("shared", group="sampler")
@@ -47,7 +37,7 @@ class SamplerConfig(Config):
 class SharedSamplerConfig(SamplerConfig):
     """The actor uses the critics' batch."""
 
-    kind: str = key("shared", "the actor uses the critics' batch", choices=("shared",))
+    _target_: str | None = target(None)
 
 
 @schema("fresh", group="sampler")
@@ -55,48 +45,37 @@ class SharedSamplerConfig(SamplerConfig):
 class FreshSamplerConfig(SamplerConfig):
     """The actor draws its own uniform batch."""
 
-    kind: str = key("fresh", "the actor draws its own uniform batch", choices=("fresh",))
-
-
-@dataclass
-class _ModeConfig(SamplerConfig):
-    mode: str = key(
-        "uncertainty",
-        "P ∝ factor (uncertainty) or P ∝ 1/rank of the factor (rank)",
-        choices=("uncertainty", "rank"),
-    )
+    _target_: str = target(_UNIFORM)
 
 
 @schema("vmf", group="sampler")
 @dataclass
-class VMFSamplerConfig(_ModeConfig):
+class VMFSamplerConfig(SamplerConfig):
     """VMFSampler draws the actor's batch by stored factors."""
 
-    kind: str = key("vmf", "VMFSampler draws by stored factors", choices=("vmf",))
-    power: float = key(
-        1.0,
-        "P ∝ factor^power; 1: the paper's method, 0: uniform, negative: prefers disagreement",
-        low=-_LARGEST_POWER,
-        high=_LARGEST_POWER,
-    )
+    _target_: str = target("torchrl_vmfer.VMFSampler")
+    mode: str = argument(library.MODE)
+    power: float = argument(library.POWER)
     share: float = key(
         1.0, "share of the batch drawn by factors; the rest is uniform", low=1e-9, high=1
     )
-    initial_factor: float = key(1.0, "factor of a new transition", low=1e-9, high=math.e)
-    smoothing: float = key(
-        0.0, "weight of the old factor when a factor is updated", low=0, high=0.999999
-    )
-    pool_size: int | None = key(
-        None, "draw a uniform pool of this size and resample from it; null: the whole buffer", low=1
-    )
+    initial_factor: float = argument(library.INITIAL_FACTOR)
+    smoothing: float = argument(library.SMOOTHING)
+    pool_size: int | None = argument(library.POOL_SIZE)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler; ``share`` is one of ``MixedSampler``."""
+        return {name: value for name, value in super().arguments.items() if name != "share"}
 
 
 @schema("direct", group="sampler")
 @dataclass
-class DirectSamplerConfig(_ModeConfig):
+class DirectSamplerConfig(SamplerConfig):
     """The batch is resampled from candidates scored by the current networks."""
 
-    kind: str = key("direct", "resample from newly scored candidates", choices=("direct",))
+    _target_: str = target("torchrl_vmfer.CandidatePool")
+    mode: str = argument(library.MODE)
     num_candidates: int = key(
         2560, "candidates scored for each batch; the paper uses 256, 2560 and 12800", low=1
     )
@@ -107,9 +86,13 @@ class DirectSamplerConfig(_ModeConfig):
 class WeightedSamplerConfig(SamplerConfig):
     """The actor draws its own uniform batch, and its loss is weighted by the factors."""
 
-    kind: str = key(
-        "weighted", "uniform batch, weighted by the current factors", choices=("weighted",)
-    )
+    _target_: str = target(_UNIFORM)
+    weight: str = key("factor", "what the actor's loss is weighted by", choices=("factor",))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler: none."""
+        return {}
 
 
 @schema("inverse_td", group="sampler")
@@ -117,13 +100,9 @@ class WeightedSamplerConfig(SamplerConfig):
 class InverseTDSamplerConfig(SamplerConfig):
     """InverseTDSampler draws the actor's batch by stored TD errors: small ones are preferred."""
 
-    kind: str = key(
-        "inverse_td", "InverseTDSampler draws by stored TD errors", choices=("inverse_td",)
-    )
-    exponent: float = key(
-        0.4, "P ∝ max(|TD error|, floor)^-exponent; 0 is uniform", low=0, high=_LARGEST_EXPONENT
-    )
-    floor: float = key(1.0, "smaller absolute TD errors count as this value", low=1e-9)
+    _target_: str = target("torchrl_vmfer.InverseTDSampler")
+    exponent: float = argument(library.EXPONENT)
+    floor: float = argument(library.FLOOR)
 
 
 @schema("gradient_norm", group="sampler")
@@ -131,12 +110,8 @@ class InverseTDSamplerConfig(SamplerConfig):
 class GradientNormSamplerConfig(SamplerConfig):
     """GradientNormSampler draws the actor's batch by stored norms of the action gradient."""
 
-    kind: str = key(
-        "gradient_norm",
-        "GradientNormSampler draws by the norm of the action gradient",
-        choices=("gradient_norm",),
-    )
-    power: float = key(1.0, "P ∝ norm^power; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
+    _target_: str = target("torchrl_vmfer.GradientNormSampler")
+    power: float = argument(library.NORM_POWER)
 
 
 @schema("saturated", group="sampler")
@@ -144,12 +119,12 @@ class GradientNormSamplerConfig(SamplerConfig):
 class SaturatedSamplerConfig(SamplerConfig):
     """The actor's batch is drawn by how close the policy's stored actions are to their bounds."""
 
-    kind: str = key("saturated", "prefers saturated actions of the policy", choices=("saturated",))
+    _target_: str = target("vmfer_recipes.agent.replay.SaturatedSampler")
     power: float = key(
         4.0,
         "P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
-        low=-_LARGEST_POWER,
-        high=_LARGEST_POWER,
+        low=library.POWER.low,
+        high=library.POWER.high,
     )
 
 
@@ -158,15 +133,10 @@ class SaturatedSamplerConfig(SamplerConfig):
 class RecentSamplerConfig(SamplerConfig):
     """RecentSampler draws the actor's batch from the newest transitions."""
 
-    kind: str = key("recent", "RecentSampler draws new transitions", choices=("recent",))
-    decay: float = key(
-        0.996,
-        "batch k of a cycle is uniform over the newest fraction decay^k of the buffer",
-        low=1e-9,
-        high=1,
-    )
-    min_size: int = key(5000, "smallest number of transitions to draw from", low=1)
-    cycle: int = key(1000, "batches of the actor per cycle", low=1)
+    _target_: str = target("torchrl_vmfer.RecentSampler")
+    decay: float = argument(library.DECAY)
+    min_size: int = argument(library.MIN_SIZE)
+    cycle: int = argument(library.CYCLE)
 
 
 @schema("old", group="sampler")
@@ -174,13 +144,8 @@ class RecentSamplerConfig(SamplerConfig):
 class OldSamplerConfig(SamplerConfig):
     """OldSampler prefers old transitions for the actor's batch."""
 
-    kind: str = key("old", "OldSampler prefers old transitions", choices=("old",))
-    exponent: float = key(
-        2.0,
-        "draws at the fraction u^exponent of the buffer, oldest first, u uniform; 1 is uniform",
-        low=0.01,
-        high=100,
-    )
+    _target_: str = target("torchrl_vmfer.OldSampler")
+    exponent: float = argument(library.AGE_EXPONENT)
 
 
 @schema("on_policy", group="sampler")
@@ -188,31 +153,41 @@ class OldSamplerConfig(SamplerConfig):
 class OnPolicySamplerConfig(SamplerConfig):
     """The actor uses the one of several uniform batches that is closest to its policy."""
 
-    kind: str = key(
-        "on_policy", "the candidate batch that is closest to the policy", choices=("on_policy",)
-    )
+    _target_: str = target(_UNIFORM)
     num_batches: int = key(3, "candidate batches, from which one is chosen", low=1, high=1000)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler: none."""
+        return {}
 
-@schema("own", group="sampler")
+
+@schema("custom", group="sampler")
 @dataclass
-class OwnSamplerConfig(SamplerConfig):
-    """A sampler of the user's own, named by its import path."""
+class CustomSamplerConfig(SamplerConfig):
+    """A sampler of the user, named by its import path."""
 
-    kind: str = key("own", "a sampler of your own draws the batch", choices=("own",))
-    path: str = key(
-        MISSING, "import path of a TorchRL Sampler, set by sampler=my_package.MySampler"
-    )
+    _target_: str = target(MISSING)
     kwargs: dict[str, Any] = key({}, "arguments of the sampler: sampler.kwargs.alpha=0.5")
 
 
 @dataclass
-class ReplayConfig(Config):
+class ReplayConfig(PartConfig):
     """The replay buffer, and how the critics' batch is drawn."""
 
     name: str = key(MISSING, _RUN_NAME)
-    kind: str = key(MISSING, "what the recipe does for this choice")
+    _target_: str = target(_UNIFORM)
     buffer_size: int = key(1_000_000, "capacity in transitions", low=1)
+
+    @property
+    def has_goals(self) -> bool:
+        """Whether the task has goals, which are relabeled."""
+        return isinstance(self, HindsightReplayConfig)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler."""
+        return {name: value for name, value in super().arguments.items() if name != "buffer_size"}
 
 
 @schema("uniform", group="replay")
@@ -220,19 +195,30 @@ class ReplayConfig(Config):
 class UniformReplayConfig(ReplayConfig):
     """Uniform replay."""
 
-    kind: str = key("uniform", "uniform replay", choices=("uniform",))
 
-
-@schema("prioritized", group="replay")
+@schema("per", group="replay")
 @dataclass
 class PrioritizedReplayConfig(ReplayConfig):
-    """Prioritized replay: proportional (per) or rank-based (per_rank)."""
+    """Proportional prioritized replay."""
 
-    kind: str = key(
-        "per", "priorities from TD errors (per) or their ranks", choices=("per", "per_rank")
-    )
-    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
-    beta: float = key(0.4, "exponent of the importance weights; 1 removes the bias", low=0, high=1)
+    _target_: str = target("torchrl.data.PrioritizedSampler")
+    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0, high=7)
+    beta: float = key(0.4, library.RANK_BETA.meaning, low=0, high=1)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler, which needs the capacity."""
+        return {**super().arguments, "max_capacity": self.buffer_size}
+
+
+@schema("per_rank", group="replay")
+@dataclass
+class RankPrioritizedReplayConfig(ReplayConfig):
+    """Rank-based prioritized replay."""
+
+    _target_: str = target("torchrl_vmfer.RankPrioritizedSampler")
+    alpha: float = argument(library.RANK_ALPHA)
+    beta: float = argument(library.RANK_BETA)
 
 
 @schema("lap", group="replay")
@@ -240,10 +226,13 @@ class PrioritizedReplayConfig(ReplayConfig):
 class LAPReplayConfig(ReplayConfig):
     """Loss-adjusted prioritized replay: prefers TD errors above 1, with the Huber loss."""
 
-    kind: str = key(
-        "lap", "priorities max(|TD error|, 1)^alpha, with the Huber loss", choices=("lap",)
-    )
-    alpha: float = key(0.4, "exponent of the priority; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
+    _target_: str = target("torchrl_vmfer.LAPSampler")
+    alpha: float = argument(library.EXPONENT)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler."""
+        return {"exponent": self.alpha}
 
 
 @schema("her", group="replay")
@@ -251,20 +240,21 @@ class LAPReplayConfig(ReplayConfig):
 class HindsightReplayConfig(ReplayConfig):
     """Uniform replay with hindsight relabeling."""
 
-    kind: str = key("her", "uniform replay with hindsight relabeling", choices=("her",))
     buffer_size: int = 3_000_000
-    her_ratio: float = key(0.8, "fraction of a batch whose goals are relabeled", low=0, high=1)
-    strategy: str = key(
-        "future", "where new goals come from", choices=("future", "final", "episode")
-    )
+    her_ratio: float = argument(library.HER_RATIO)
+    strategy: str = argument(library.STRATEGY)
     clip: float = key(5.0, "bound of normalized observations and goals", low=1e-9)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of the sampler: none."""
+        return {}
 
-@schema("own", group="replay")
+
+@schema("custom", group="replay")
 @dataclass
-class OwnReplayConfig(ReplayConfig):
-    """A sampler of the user's own for the critics, named by its import path."""
+class CustomReplayConfig(ReplayConfig):
+    """A sampler of the user for the critics, named by its import path."""
 
-    kind: str = key("own", "a sampler of your own draws the batch", choices=("own",))
-    path: str = key(MISSING, "import path of a TorchRL Sampler, set by replay=my_package.MySampler")
+    _target_: str = target(MISSING)
     kwargs: dict[str, Any] = key({}, "arguments of the sampler: replay.kwargs.alpha=0.5")

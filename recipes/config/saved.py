@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-import dataclasses
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
+from omegaconf import OmegaConf
+
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Config, describe, schemas_of
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
-from vmfer_recipes.run.files import read_config
 
-__all__ = ["load_config"]
+__all__ = ["load_config", "read_config", "read_env", "written_config"]
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times faster
+    """Reads YAML as Hydra does, where 1e-3 is a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+|\d*\.\d+|\d+\.\d*)[eE][-+]?\d+$"),
+    [*"-+.0123456789"],
+)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The contents of a ``config.yaml``, with groups as dictionaries.
+
+    References are not resolved: a file from elsewhere must not read this machine's environment
+    variables. Nothing is imported or executed.
+    """
+    content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    if not isinstance(content, dict):
+        raise ValueError("it holds no keys")
+    return {str(key): value for key, value in content.items()}
+
+
+def written_config(values: dict[str, Any]) -> str:
+    """The contents of a ``config.yaml`` with these values."""
+    return OmegaConf.to_yaml(values)
+
+
+def read_env(saved: dict[str, Any]) -> EnvConfig:
+    """The task of a saved configuration, of any recipe."""
+    env = EnvConfig(**saved["env"])
+    validate(env, "env.")
+    return env
 
 
 def load_config(run_dir: Path) -> TrainingConfig:
-    """The configuration of a run of this package's recipes.
-
-    Keys that the run does not have, because an earlier version wrote it, have their defaults.
-
-    Args:
-        run_dir: the directory of the run.
-
-    Raises:
-        UserError: if there is no such file, or it is not the configuration of a known recipe.
-    """
+    """The configuration of a run of this package's recipes."""
     file = run_dir / "config.yaml"
     if not file.exists():
         raise UserError(
@@ -46,12 +75,8 @@ def load_config(run_dir: Path) -> TrainingConfig:
             f"of {', '.join(algorithms())}."
         )
     try:
-        config = _restored(algorithms()[algorithm], saved)
+        config = _restored(algorithms()[algorithm], saved, "")
         validate(config)
-    except KeyError as error:
-        raise UserError(
-            f"{file} does not fit this version of {algorithm} (the key {error} is missing)."
-        ) from error
     except (UserError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
             f"{file} does not fit this version of {algorithm} ({first_line(error)})."
@@ -59,31 +84,27 @@ def load_config(run_dir: Path) -> TrainingConfig:
     return config
 
 
-def _restored(kind: type[Config], saved: dict[str, Any]) -> Any:
-    """A configuration as a dataclass, with the dataclasses that the kinds of its groups select."""
-    hints = get_type_hints(kind)
-    values = dict(saved)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        hint = hints[field.name]
+def _restored(config: type[Config], saved: dict[str, Any], prefix: str) -> Any:
+    """A configuration as a dataclass, with the dataclasses of the choices of its groups."""
+    hints, values = get_type_hints(config), dict(saved)
+    for name in sorted(hints.keys() ^ values.keys()):
+        what = "has no value" if name in hints else "is not one of its keys"
+        raise UserError(f"{prefix}{name} {what}")
+    for name, hint in hints.items():
         if isinstance(hint, type) and issubclass(hint, Config):
-            values[field.name] = _restored(_class_of(field.name, hint, saved), saved[field.name])
-    unknown = values.keys() - hints.keys()
-    if unknown:
-        raise UserError(f"there is no key {min(unknown)}")
-    missing = [key.name for key in describe(kind) if key.default == MISSING]
-    missing = [name for name in missing if "." not in name and name not in values]
-    if missing:
-        raise UserError(f"{missing[0]} has no value")
-    return kind(**values)
+            chosen = _class_of(name, hint, values[name])
+            values[name] = _restored(chosen, values[name], f"{name}.")
+    return config(**values)
 
 
 def _class_of(group: str, base: type[Config], saved: dict[str, Any]) -> type[Config]:
-    """The dataclass of a saved group, as selected by its kind."""
-    schemas = schemas_of(group)
-    if not schemas:
-        return base
-    kind = saved[group]["kind"]
-    for schema in schemas.values():
-        if any(key.name == "kind" and kind in key.choices for key in describe(schema)):
-            return schema
-    raise UserError(f"there is no {group}.kind={kind}")
+    """The dataclass whose keys and fixed values a saved group has. Nothing is imported."""
+    for choice in schemas_of(group).values():
+        keys = describe(choice)
+        fixed = {key.name: key.default for key in keys if key.is_fixed and key.default != MISSING}
+        is_same = all(saved.get(name, MISSING) == value for name, value in fixed.items())
+        if is_same and saved.keys() == {key.name for key in keys}:
+            return choice
+    if schemas_of(group):
+        raise UserError(f"there is no {group}= with the keys {', '.join(map(str, saved))}")
+    return base

@@ -10,12 +10,21 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
 from vmfer_recipes.config.keys import MISSING, Config, group, key
-from vmfer_recipes.config.replay_groups import ReplayConfig, SamplerConfig, VMFSamplerConfig
+from vmfer_recipes.config.replay_groups import (
+    DirectSamplerConfig,
+    LAPReplayConfig,
+    PrioritizedReplayConfig,
+    ReplayConfig,
+    SamplerConfig,
+    VMFSamplerConfig,
+    WeightedSamplerConfig,
+)
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.loggers import check_logger
 
 __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
 
+_COMPARING = (VMFSamplerConfig, DirectSamplerConfig, WeightedSamplerConfig)
 # Keys that say which seed, and how a run is watched and executed, not what it learns.
 INCIDENTAL = (
     *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
@@ -150,17 +159,17 @@ class TrainingConfig(Config):
         self._check_network()
         _check_device(self.device)
         check_logger(self.logger)
-        if self.collector.kind != "single":
+        if not self.collector.is_single:
             self._check_workers()
 
     @property
     def critic_distance(self) -> str:
         """The loss of the critics, by TorchRL's name: the squared error, or LAP's Huber loss."""
-        return "smooth_l1" if self.replay.kind == "lap" else "l2"
+        return "smooth_l1" if isinstance(self.replay, LAPReplayConfig) else "l2"
 
     def _check_sampler(self) -> None:
         sampler = self.sampler
-        if sampler.kind in ("vmf", "direct", "weighted") and self.num_critics < 2:
+        if isinstance(sampler, _COMPARING) and self.num_critics < 2:
             raise UserError(
                 f"sampler={sampler.name} needs several critics to compare, got "
                 f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
@@ -184,7 +193,7 @@ class TrainingConfig(Config):
             )
 
     def _check_workers(self) -> None:
-        choice, is_ray = f"collector={self.collector.kind}", self.collector.kind == "ray"
+        choice, is_ray = f"collector={self.collector.name}", self.collector.name == "ray"
         if self.num_envs > 1:
             raise UserError(
                 f"num_envs={self.num_envs} is for collector=single; the workers of {choice} have "
@@ -201,17 +210,17 @@ class TrainingConfig(Config):
                 f"{choice} shares the networks with its workers on the CPU, got "
                 f"device={self.device}: use device=cpu, or collector=single."
             )
-        if self.replay.kind == "her":
+        if self.replay.has_goals:
             raise UserError(
                 f"replay=her needs whole episodes, but the workers of {choice} interleave theirs: "
                 "use collector=single."
             )
-        if self.replay.kind == "per" and not is_ray:
+        if isinstance(self.replay, PrioritizedReplayConfig) and not is_ray:
             raise UserError(
                 f"TorchRL's sampler for replay=per cannot be shared with the workers of {choice}: "
                 "use replay=per_rank, or collector=ray."
             )
-        if is_ray and self.sampler.kind == "direct":
+        if is_ray and isinstance(self.sampler, DirectSamplerConfig):
             raise UserError(
                 f"sampler={self.sampler.name} needs the buffer in the training process, but "
                 "collector=ray keeps it in another one: use another collector or sampler."

@@ -20,7 +20,7 @@ def validate(config: Config, prefix: str = "") -> None:
     known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     for name in vars(config).keys() - known:  # entries of a dictionary that the choice lacks
         group = prefix.rstrip(".")
-        choice = getattr(config, "name", getattr(config, "kind", "this choice"))
+        choice = getattr(config, "name", "this choice")
         raise UserError(
             f"{prefix}{name} has no effect on {group}={choice}: leave it out, or use it with a "
             f"class of your own, as in {group}=my_package.MyClass."
@@ -44,11 +44,7 @@ def wrong_value(name: str, expected: Key, value: Any) -> UserError:
 
 
 def to_config(cfg: DictConfig) -> Any:
-    """Converts a composed Hydra configuration to its dataclass and validates it.
-
-    Args:
-        cfg: a configuration that was composed with the schema of a recipe.
-    """
+    """Converts a composed Hydra configuration to its dataclass and validates it."""
     try:
         config = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:

@@ -14,7 +14,11 @@ from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.config.keys import describe
 from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
-from vmfer_recipes.config.replay_groups import OwnSamplerConfig, VMFSamplerConfig
+from vmfer_recipes.config.replay_groups import (
+    CustomSamplerConfig,
+    FreshSamplerConfig,
+    VMFSamplerConfig,
+)
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
@@ -59,13 +63,13 @@ class Arm:
         sampler = self.changes["sampler"]
         if len(self.changes) > 1:
             return None
-        if sampler.kind == "fresh":
+        if isinstance(sampler, FreshSamplerConfig):
             return 0.0
         defaults = {key.name: key.default for key in describe(type(sampler))}
         is_plain = all(
             getattr(sampler, name) == default
             for name, default in defaults.items()
-            if name not in ("name", "kind", "power")
+            if name not in ("name", "power")
         )
         is_vmf = isinstance(sampler, VMFSamplerConfig)
         return float(sampler.power) if is_vmf and is_plain else None
@@ -93,12 +97,13 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
         raise UserError("An arm is empty: use a choice of sampler=, such as arms=[fresh,vmf_rank].")
     keys = [_changed_key(word, name) for word in words]
     sampler = cfg.sampler
-    if choice is None and sampler.kind != "own" and sampler.name not in choices_of("sampler"):
+    is_custom = isinstance(sampler, CustomSamplerConfig)
+    if choice is None and not is_custom and sampler.name not in choices_of("sampler"):
         raise UserError(
             f"The arm {name!r} has no sampler, and the run's sampler.name={sampler.name} is not a "
             "choice of sampler=: put a sampler before the overrides."
         )
-    start = choice or (sampler.path if isinstance(sampler, OwnSamplerConfig) else sampler.name)
+    start = choice or (sampler._target_ if is_custom else sampler.name)
     composed = _composed([f"sampler={start}", *words], name, cfg)
     changes = {key: OmegaConf.select(composed, key) for key in keys}
     chosen = composed.sampler

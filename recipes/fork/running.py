@@ -175,7 +175,7 @@ def _train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
 
 
 def _evaluated(agent: Agent, cfg: TrainingConfig, parts: dict[str, Any]) -> Evaluation:
-    env = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
+    env = make_environment(cfg.env, cfg.seed, cfg.replay.has_goals)
     EnvironmentPart(env).load_state_dict(parts["evaluation"])
     seed, longest = EVALUATION_SEED + cfg.seed, cfg.max_eval_steps
     return evaluate(agent.policy, env, cfg.num_eval_episodes, seed, max_steps=longest)

@@ -50,9 +50,9 @@ def find_sources(runs: list[str], at: list[int]) -> list[Source]:
     found: dict[int, tuple[Path, TrainingConfig]] = {}
     for run_dir in _directories(runs):
         cfg = load_config(run_dir)
-        if cfg.collector.kind != "single":
+        if not cfg.collector.is_single:
             raise UserError(
-                f"{run_dir} was trained with collector={cfg.collector.kind}, whose checkpoints do "
+                f"{run_dir} was trained with collector={cfg.collector.name}, whose checkpoints do "
                 "not hold the episodes of its workers: fork a run with collector=single."
             )
         if cfg.seed in found:

@@ -21,10 +21,10 @@ from vmfer_recipes.agent.networks import network_inputs
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.offline.minari import Episode, MinariFiles
 from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
-from vmfer_recipes.run.files import read_config
 
 __all__ = ["fill_replay_buffer", "load_transitions"]
 

@@ -14,7 +14,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vmfer_recipes.config._hydra import current_job, without_hydra
+from vmfer_recipes.config._hydra import SweepComposer, current_job, without_hydra
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
@@ -63,8 +63,9 @@ class PopulationLauncher(Launcher):
         setup_globals()
         quiet_torchrl()
         configs: list[Any] = []
+        compose = SweepComposer(self._context.config_loader, self._config)
         for number, overrides in enumerate(job_overrides):
-            composed = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+            composed = compose(overrides)
             with current_job(composed, initial_job_idx + number):
                 configs.append(to_config(without_hydra(composed)))
             check_served(configs[-1])

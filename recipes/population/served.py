@@ -7,16 +7,25 @@ from dataclasses import asdict
 from typing import Any
 
 from torchrl_vmfer.compiled import functions
+from vmfer_recipes.config import replay_groups as groups
 from vmfer_recipes.config.errors import UserError
 
 __all__ = ["check_served", "grouped"]
 
 _SAMPLERS = (
-    *("shared", "fresh", "vmf", "inverse_td", "gradient_norm", "recent", "old", "saturated"),
+    *(groups.SharedSamplerConfig, groups.FreshSamplerConfig, groups.VMFSamplerConfig),
+    *(groups.InverseTDSamplerConfig, groups.GradientNormSamplerConfig),
+    *(groups.RecentSamplerConfig, groups.OldSamplerConfig, groups.SaturatedSamplerConfig),
 )
-_REPLAYS = ("uniform", "per", "per_rank", "lap")
+_REPLAYS = (
+    *(groups.UniformReplayConfig, groups.PrioritizedReplayConfig),
+    *(groups.RankPrioritizedReplayConfig, groups.LAPReplayConfig),
+)
 # What the compiled updates measure for the samplers is the same for all members.
-_SIGNALS = {"vmf": "factor", "gradient_norm": "gradient_norm"}
+_SIGNALS = {
+    groups.VMFSamplerConfig: "factor",
+    groups.GradientNormSamplerConfig: "gradient_norm",
+}
 # Members may differ in these keys.
 _FREE = (
     *("seed", "sampler", "critic_lr", "actor_lr", "alpha_lr", "gamma", "tau"),
@@ -28,9 +37,9 @@ def check_served(cfg: Any) -> None:
     """Raises ``UserError`` if a population cannot train the run of a configuration."""
     needed: dict[str, tuple[Any, Sequence[Any]]] = {
         "recipe": (cfg.algorithm, ("td3", "sac")),
-        "sampler": (cfg.sampler.kind, _SAMPLERS),
-        "replay": (cfg.replay.kind, _REPLAYS),
-        "collector": (cfg.collector.kind, ("single",)),
+        "sampler": (type(cfg.sampler), _SAMPLERS),
+        "replay": (type(cfg.replay), _REPLAYS),
+        "collector": (cfg.collector.name, ("single",)),
         "num_envs": (cfg.num_envs, (1,)),
         "network": (cfg.network, ("mlp",)),
         "activation": (cfg.activation, ("relu",)),
@@ -63,7 +72,7 @@ def grouped(configs: Sequence[Any], size: int) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for position, cfg in enumerate(configs):
         keys = {key: value for key, value in asdict(cfg).items() if key not in _FREE}
-        keys["signal"] = _SIGNALS.get(cfg.sampler.kind)
+        keys["signal"] = _SIGNALS.get(type(cfg.sampler))
         groups.setdefault(repr(keys), []).append(position)
     return [
         group[first : first + size]

@@ -129,7 +129,7 @@ class Population:
         self._actor_observations = zeros(batch, size)
         self._index: list[Tensor] = [torch.zeros(0, dtype=torch.int64)] * count
         self._weights = np.ones((count, batch), np.float32)
-        self._is_weighted = cfg.replay.kind in ("per", "per_rank")
+        self._is_weighted = hasattr(cfg.replay, "beta")
         self._active = np.zeros(count, bool)
         self._rates = {
             key: np.array([float(getattr(member.cfg, key, 0.0)) for member in members])

@@ -22,8 +22,8 @@ DEFAULT_BASELINE = "uniform"
 
 # In these algorithms, critics beyond the second affect only uncertainties and TD errors.
 _TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
-# The kinds of samplers and replays that use neither.
-_WITHOUT_CRITICS = {*map(repr, ("shared", "fresh", "recent", "old", "on_policy", "uniform", "her"))}
+# Samplers and replays that use neither, by name.
+_WITHOUT_CRITICS = {*map(repr, ("uniform", "fresh", "recent", "old", "on_policy", "her"))}
 _SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
 _MOST_LISTED = 8
 
@@ -140,8 +140,8 @@ def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
     """Whether the baseline would be the same with the method's number of critics."""
     settings = dict(baseline.settings)
     fewest = min(int(dict(each.settings)["num_critics"]) for each in (method, baseline))
-    kinds = {settings[f"{group}.kind"] for group in _SHORT}
-    return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and kinds <= _WITHOUT_CRITICS
+    names = {settings[f"{group}.name"] for group in _SHORT}
+    return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and names <= _WITHOUT_CRITICS
 
 
 def _is_equal(setting: str, text: str) -> bool:

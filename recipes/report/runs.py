@@ -12,9 +12,9 @@ import numpy as np
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.names import flat
+from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
-from vmfer_recipes.run.files import read_config
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [

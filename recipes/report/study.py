@@ -387,13 +387,15 @@ def _average_over_tasks(study: Study) -> None:
 
 def _changed(method: Method) -> list[str]:
     """The keys of the recipe, the sampler and the replay whose values are not the defaults."""
-    # Several for some keys, because the default may depend on the kind of sampler.
+    # Several for some keys, because the default may depend on the sampler.
     defaults: dict[str, set[str]] = defaultdict(set)
     known = algorithms()
     for each in describe(known[method.algorithm]) if method.algorithm in known else []:
         group, _, name = each.name.rpartition(".")
         # The choice of a sampler, such as sampler=vmf_rank, does not count as a change.
-        if not group or (group in ("sampler", "replay") and name not in ("name", "kind", "mode")):
+        if not group or (
+            group in ("sampler", "replay") and name not in ("name", "_target_", "mode")
+        ):
             defaults[each.name].add(repr(each.default))
     file = CONFIGS / "replay" / f"{method.replay}.yaml"
     own = read_config(file) if file.exists() else {}

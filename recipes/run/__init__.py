@@ -1,1 +1,12 @@
 """A training run: its loop, its files and its evaluation."""
+
+from typing import TYPE_CHECKING
+
+from vmfer_recipes import lazy_names
+
+if TYPE_CHECKING:
+    from vmfer_recipes.run.session import Session, TrainingSession
+
+__all__ = ["Session", "TrainingSession"]
+
+__getattr__ = lazy_names(__name__, {"Session": "session", "TrainingSession": "session"})

@@ -97,7 +97,7 @@ class Session(TrainingSession):
         self.metrics = Averages()
         self._directory = directory or RunDirectory(cfg)
         path = self._directory.path
-        self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.kind == "her")
+        self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.has_goals)
         self._directory.check()
         self.finished = self._directory.is_finished()
         if self.finished:

@@ -6,14 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import Config, describe, groups
+from vmfer_recipes.config.keys import Config, describe
 from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.plugins import is_custom
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.directory import RunDirectory
-from vmfer_recipes.sweep.jobs import Job, nothing_started
+from vmfer_recipes.sweep.jobs import Job
 
 __all__ = ["check_directories", "with_swept_keys"]
 
@@ -26,16 +25,16 @@ def with_swept_keys(job: Job) -> str:
     They come before a last part with the seed, in the order of their names, so that the directory
     depends neither on their order nor on the other values of the sweep.
     """
-    template = _template(job.hydra)
+    template, added = job.template, []
     used = set(re.findall(r"\$\{([^}:]+)\}", template))
-    added = []
     for key in sorted(job.swept, key=lambda key: key.lstrip("+")):
         name = key.lstrip("+")
         is_used = any(each == name or each.startswith(f"{name}.") for each in used)
         if name == "experiment":  # most set a run_dir of their own
-            is_used = template != _default_template(type(job.config))
+            defaults = {each.name: each.default for each in describe(type(job.config))}
+            is_used = template != defaults["run_dir"]
         if not is_used:
-            added.append(f"{name}_{_as_name(_value(job, key))}")
+            added.append(f"{name}_{_as_name(job.swept[key])}")
     first, slash, last = template.rpartition("/")
     if "${seed}" in last:
         return "/".join([*([first] if slash else []), *added, last])
@@ -46,26 +45,25 @@ def check_directories(jobs: list[Job]) -> None:
     """Raises ``UserError`` if two runs have one directory, or one holds another run already."""
     found: dict[Path, Job] = {}
     for job in jobs:
-        place = Path(job.config.run_dir).absolute()
-        other = found.setdefault(place, job)
+        other = found.setdefault(Path(job.config.run_dir).absolute(), job)
         if other is not job:
             raise _collision(other, job)
     for job in jobs:
         if isinstance(job.config, TrainingConfig):
-            with nothing_started(job):
+            with job.not_started():
                 RunDirectory(job.config).check()
 
 
 def _collision(one: Job, other: Job) -> UserError:
     same = f"Two runs of this sweep have run_dir={one.config.run_dir}: {one.name} and {other.name}."
-    keys = [key for key in one.swept if _value(one, key) != _value(other, key)]
+    keys = [key for key in one.swept if one.swept[key] != other.swept[key]]
     if not keys:
         return UserError(f"{same} They are the same: give each value once.")
-    template = "/".join([_template(one.hydra), *(_reference(key, one) for key in keys)])
+    template = "/".join([one.template, *(_reference(key, one) for key in keys)])
     if re.search(r"\$\{[^}]*\$\{", template):
         template = f'"{template}"'  # Hydra parses nested references between quotes only
     message = f"{same} Tell them apart with 'run_dir={template}'"
-    if any(each.partition("=")[0] == "run_dir" for each in one.overrides):
+    if "run_dir" in one.values:
         message += ", or leave run_dir out"
     return UserError(f"{message}.")
 
@@ -77,29 +75,9 @@ def _reference(key: str, job: Job) -> str:
         return "${hydra:runtime.choices.experiment}"
     part = getattr(job.config, name, None)
     if isinstance(part, Config):
-        names = ("path", "name", "kind")  # two classes with one name differ by their paths
-        name += "." + next(each for each in names if hasattr(part, each))
+        # Two classes of users with one name differ by their paths.
+        name += "._target_" if is_custom(part) or not hasattr(part, "name") else ".name"
     return f"${{{name}}}"
-
-
-def _template(composed: DictConfig) -> str:
-    """The run directory as written, with unresolved references."""
-    content: Any = OmegaConf.to_container(composed, resolve=False)
-    return str(content["run_dir"])
-
-
-def _default_template(config: type[Config]) -> str:
-    (default,) = (key.default for key in describe(config) if key.name == "run_dir")
-    return str(default)
-
-
-def _value(job: Job, key: str) -> Any:
-    """The value of a swept key: the name of a choice, or the parsed value."""
-    name = key.lstrip("+")
-    if name == "experiment" or name in groups(type(job.config)):
-        return job.values[key]
-    value = OmegaConf.select(job.hydra, name)
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _as_name(value: Any) -> str:

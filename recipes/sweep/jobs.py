@@ -9,14 +9,11 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
 
-from vmfer_recipes.config._hydra import without_hydra
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import to_config
 
-__all__ = ["Job", "check_parts", "nothing_started", "position_override", "sweep_position"]
+__all__ = ["Job", "check_parts", "position_override", "sweep_position"]
 
 # Passed to every run by its launcher, in this process or on another machine.
 _TOTAL = "VMFER_RUNS_OF_SWEEP"
@@ -28,30 +25,23 @@ class Job:
 
     Attributes:
         overrides: its overrides, one value for each key.
-        swept: the keys whose values differ between runs.
-        hydra: its composed configuration, with that of Hydra.
-        config: the same as the recipe receives it, validated.
+        swept: the keys whose values differ between runs, with the values of this one: names of
+            choices, or parsed values.
+        lists: the keys for which its configuration has lists of values.
+        template: its directory as written, with unresolved references.
+        config: its configuration, validated.
     """
 
     overrides: list[str]
-    swept: list[str]
-    hydra: DictConfig
+    swept: dict[str, Any]
+    lists: list[str]
+    template: str = ""
     config: Any = None
-
-    @property
-    def name(self) -> str:
-        """What distinguishes the run: ``batch_size=64 seed=1``."""
-        values = self.values
-        return " ".join(f"{key}={values[key]}" for key in self.swept or values)
 
     @property
     def values(self) -> dict[str, str]:
         """The values of its overrides, as strings."""
         return {key: value for key, _, value in (each.partition("=") for each in self.overrides)}
-
-    def validate(self) -> None:
-        """Sets ``config``. Raises ``UserError`` for wrong values."""
-        self.config = to_config(without_hydra(self.hydra))
 
     @property
     def arguments(self) -> list[str]:
@@ -59,22 +49,27 @@ class Job:
         run_dir = str(self.config.run_dir).replace("\\", "\\\\").replace("'", "\\'")
         return [*self.overrides, f"run_dir='{run_dir}'"]
 
+    @property
+    def name(self) -> str:
+        """What distinguishes the run: ``batch_size=64 seed=1``."""
+        values = self.values
+        return " ".join(f"{key}={values[key]}" for key in self.swept or values)
 
-@contextmanager
-def nothing_started(job: Job) -> Iterator[None]:
-    """A context whose errors name the run that they are about."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{error} No run was started; this one is {job.name}.") from error
+    @contextmanager
+    def not_started(self) -> Iterator[None]:
+        """A context whose errors name the run."""
+        try:
+            yield
+        except UserError as error:
+            raise UserError(f"{error} No run was started; this one is {self.name}.") from error
 
 
 def check_parts(jobs: list[Job]) -> None:
-    """Raises ``UserError`` for an environment or a class of the user's own that cannot be used.
+    """Raises ``UserError`` for an environment or a class of the user that cannot be used.
 
     Each one is tried once, because a misspelled name must not end a run hours later.
     """
-    from vmfer_recipes.config.plugins import import_class
+    from vmfer_recipes.config.plugins import import_class, is_custom
     from vmfer_recipes.environments.make import make_environment
 
     seen: set[Any] = set()
@@ -82,16 +77,16 @@ def check_parts(jobs: list[Job]) -> None:
         cfg = job.config
         if not isinstance(cfg, TrainingConfig):
             continue
-        goals, part = cfg.replay.kind == "her", repr((cfg.env, cfg.replay.kind))
-        with nothing_started(job):
+        part = repr((cfg.env, cfg.replay.has_goals))
+        with job.not_started():
             if part not in seen:
-                make_environment(cfg.env, cfg.seed, goals=goals).close()
+                make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals).close()
                 seen.add(part)
             for group in ("sampler", "replay", "logger"):
                 chosen = getattr(cfg, group)
-                if chosen.kind == "own" and (group, chosen.path) not in seen:
-                    import_class(chosen.path, object, group)
-                    seen.add((group, chosen.path))
+                if is_custom(chosen) and (group, chosen._target_) not in seen:
+                    import_class(chosen._target_, object, group)
+                    seen.add((group, chosen._target_))
 
 
 def position_override(total: int) -> str:

@@ -6,7 +6,6 @@ import io
 import itertools
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,93 +15,21 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, setup_globals
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from vmfer_recipes.config._hydra import current_job
+from vmfer_recipes.config._hydra import SweepComposer, current_job, without_hydra
 from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.keys import groups
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import StoppedError
 from vmfer_recipes.sweep.directories import check_directories, with_swept_keys
-from vmfer_recipes.sweep.jobs import Job, check_parts, nothing_started, position_override
+from vmfer_recipes.sweep.jobs import Job, check_parts, position_override
 from vmfer_recipes.sweep.records import PlannedRun, write_record
 
-__all__ = ["GridConf", "GridSweeper", "RecipeSweeper"]
-
-
-class RecipeSweeper(Sweeper):
-    """Base class of sweepers: composes and checks runs, and starts them with Hydra's launcher."""
-
-    config: DictConfig
-    hydra_context: HydraContext
-    launcher: Launcher
-
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
-        """Called by Hydra before ``sweep``."""
-        self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
-    def record(self, configs: Sequence[Any]) -> None:
-        """Records the training runs of this sweep, for ``status.py``."""
-        runs = [
-            PlannedRun(Path(cfg.run_dir), cfg.algorithm, cfg.total_frames)
-            for cfg in configs
-            if isinstance(cfg, TrainingConfig)
-        ]
-        if runs:
-            command = shlex.join(["python", *sys.argv])
-            write_record(runs, Path(self.config.hydra.sweep.dir), command)
-
-    def parse(self, arguments: Sequence[str]) -> list[Override]:
-        """The overrides of the experiment and of the command line, the last one of each key."""
-        params = self.config.hydra.sweeper.params or {}
-        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        given = [*(f"{key}={value}" for key, value in params.items()), *arguments]
-        overrides = parser.parse_overrides(given)
-        return list({override.get_key_element(): override for override in overrides}.values())
-
-    def compose(
-        self,
-        overrides: Sequence[str],
-        swept: list[str],
-        number: int,
-        *,
-        extend_run_dir: bool = False,
-    ) -> Job:
-        """Composes and validates one run.
-
-        Args:
-            overrides: one value for each key.
-            swept: the keys whose values differ between runs.
-            number: its number in the sweep, from 0.
-            extend_run_dir: whether swept keys become part of the run directory if it does not
-                depend on them.
-        """
-        composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-        job = Job(list(overrides), swept, composed)
-        with current_job(composed, number), nothing_started(job):
-            job.validate()
-            if extend_run_dir:
-                composed.run_dir = with_swept_keys(job)
-                job.config.run_dir = composed.run_dir
-        return job
-
-    def launch(self, jobs: Sequence[Job], first: int, total: int) -> list[JobReturn]:
-        """Starts runs and waits for them.
-
-        Args:
-            jobs: the runs.
-            first: the number of the first one in the sweep, from 0.
-            total: the number of runs of the sweep.
-        """
-        arguments = [[*job.arguments, position_override(total)] for job in jobs]
-        return list(self.launcher.launch(arguments, initial_job_idx=first))
+__all__ = ["GridConf", "GridSweeper"]
 
 
 @dataclass
@@ -114,7 +41,7 @@ class GridConf:
     params: dict[str, str] | None = None
 
 
-class GridSweeper(RecipeSweeper):
+class GridSweeper(Sweeper):
     """Runs all combinations of the given values.
 
     Args:
@@ -122,24 +49,38 @@ class GridSweeper(RecipeSweeper):
         params: values from a configuration file, by key.
     """
 
+    config: DictConfig
+
     def __init__(self, max_batch_size: int | None = None, params: Any = None) -> None:
         self._batch = max_batch_size
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Called by Hydra before ``sweep``."""
+        self.config = config
+        self._loader = hydra_context.config_loader
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
         """Checks all runs, records the sweep and executes it."""
         setup_globals()
         if self._batch is not None and self._batch < 1:
             raise UserError(f"hydra.sweeper.max_batch_size must be at least 1, got {self._batch}.")
-        jobs = self._jobs(self.parse(arguments))
+        jobs = self._jobs(self._parse(arguments))
         check_directories(jobs)
         check_parts(jobs)
-        self.record([job.config for job in jobs])
+        self._record(jobs)
         size, returns = self._batch or len(jobs), []
         errors: list[Exception] = []
         for first in range(0, len(jobs), size):
-            results = self.launch(jobs[first : first + size], first, len(jobs))
-            returns.append(results)
-            for result in results:
+            overrides = [
+                [*job.arguments, position_override(len(jobs))] for job in jobs[first : first + size]
+            ]
+            returns.append(list(self._launcher.launch(overrides, initial_job_idx=first)))
+            for result in returns[-1]:
                 try:
                     with redirect_stderr(io.StringIO()):  # the run has reported its error
                         _ = result.return_value  # raises it
@@ -151,7 +92,16 @@ class GridSweeper(RecipeSweeper):
             raise errors[0]
         return returns
 
+    def _parse(self, arguments: list[str]) -> list[Override]:
+        """The overrides of the experiment and of the command line, the last one of each key."""
+        parser = OverridesParser.create(config_loader=self._loader)
+        params = self.config.hydra.sweeper.params or {}
+        given = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        overrides = parser.parse_overrides(given)
+        return list({override.get_key_element(): override for override in overrides}.values())
+
     def _jobs(self, overrides: list[Override]) -> list[Job]:
+        """Composes and validates all runs."""
         for override in overrides:
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 raise UserError(
@@ -159,28 +109,54 @@ class GridSweeper(RecipeSweeper):
                     "recipes/tune.py, or list the values."
                 )
         swept = [each.get_key_element() for each in overrides if each.is_sweep_override()]
-        grid = [[*values] for values in itertools.product(*map(_single_values, overrides))]
-        if not grid:
-            raise UserError(f"This sweep has no runs: {' '.join(swept)} has no values.")
         is_explicit = any(each.get_key_element() == "run_dir" for each in overrides)
-        jobs = [
-            self.compose(given, swept, number, extend_run_dir=not is_explicit)
-            for number, given in enumerate(grid)
-        ]
-        for job in jobs:
-            _check_experiment(job)
+        compose, jobs = SweepComposer(self._loader, self.config), []
+        for number, values in enumerate(itertools.product(*map(_single_values, overrides))):
+            job = _validated(compose(values), list(values), swept, number, not is_explicit)
+            ignored = [key for key in job.lists if key not in job.values]
+            if ignored and "+experiment" in swept:
+                raise UserError(
+                    f"+experiment={job.values['+experiment']} is a sweep over "
+                    f"{', '.join(ignored)}: start one experiment at a time."
+                )
+            jobs.append(job)
+        if not jobs:
+            raise UserError(f"This sweep has no runs: {' '.join(swept)} has no values.")
         return jobs
 
+    def _record(self, jobs: list[Job]) -> None:
+        """Records the training runs of this sweep, for ``status.py``."""
+        runs = [
+            PlannedRun(Path(job.config.run_dir), job.config.algorithm, job.config.total_frames)
+            for job in jobs
+            if isinstance(job.config, TrainingConfig)
+        ]
+        if runs:
+            command = shlex.join(["python", *sys.argv])
+            write_record(runs, Path(self.config.hydra.sweep.dir), command)
 
-def _check_experiment(job: Job) -> None:
-    """Raises ``UserError`` if one of several experiments has lists of values that are not used."""
-    lists = job.hydra.hydra.sweeper.params or {}
-    ignored = [key for key in lists if key not in job.values]
-    if ignored and "+experiment" in job.swept:
-        raise UserError(
-            f"+experiment={job.values['+experiment']} is a sweep over {', '.join(ignored)}: start "
-            "one experiment at a time."
-        )
+
+def _validated(
+    composed: DictConfig, overrides: list[str], swept: list[str], number: int, extends: bool
+) -> Job:
+    """A run from its composed configuration, and its directory extended by swept keys if wanted."""
+    job = Job(overrides, dict.fromkeys(swept), lists=list(composed.hydra.sweeper.params or {}))
+    with current_job(composed, number), job.not_started():
+        task = without_hydra(composed)
+        written: Any = OmegaConf.to_container(task, resolve=False)
+        job.template, job.config = str(written["run_dir"]), to_config(task)
+        for key in swept:
+            name = key.lstrip("+")
+            if name == "experiment" or name in groups(type(job.config)):
+                job.swept[key] = job.values[key]
+            else:
+                value = OmegaConf.select(task, name)
+                is_part = OmegaConf.is_config(value)
+                job.swept[key] = OmegaConf.to_container(value) if is_part else value
+        if extends:
+            task.run_dir = with_swept_keys(job)
+            job.config.run_dir = task.run_dir
+    return job
 
 
 def _single_values(override: Override) -> list[str]:

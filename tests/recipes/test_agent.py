@@ -12,8 +12,8 @@ from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.batch_renorm import BatchRenorm
 from vmfer_recipes.agent.agent import AgentMaker, adam
 from vmfer_recipes.agent.networks import deterministic_actor, exploring, make_critics
-from vmfer_recipes.config.algorithms import WideCriticsConfig
-from vmfer_recipes.config.keys import key, other_default
+from vmfer_recipes.config.algorithms import TemperatureConfig
+from vmfer_recipes.config.keys import key
 from vmfer_recipes.config.training import to_config
 
 NAMES = ["policy", "observations", "loss", "critic_optimizer", "actor_optimizer"]
@@ -69,11 +69,11 @@ def test_the_actor_batch_has_the_requested_entries(configuration, tmp_path, over
 
 
 @dataclass
-class WideConfig(WideCriticsConfig):
+class WideConfig(TemperatureConfig):
     """An algorithm with batch renormalization in wide critics."""
 
     algorithm: str = "wide"
-    critic_hidden: list[int] = other_default([40, 24])
+    critic_hidden: list[int] = key([40, 24], "hidden units of the critics", low=1)
     batch_renorm: bool = key(True, "batch renormalization of the critics")
     batch_renorm_warmup: int = key(100, "updates without its correction", low=0)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vmfer_recipes.config.algorithms import algorithms
-from vmfer_recipes.config.launch import check_command_line
+from vmfer_recipes.config.command_line import read_command_line
+from vmfer_recipes.config.launch import Recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -49,11 +50,26 @@ def test_there_are_commands():
     assert len(commands(False)) > 20
 
 
+def first_value(argument):
+    override = OverridesParser.create().parse_override(argument)
+    if not override.is_sweep_override():
+        return argument
+    return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [*commands(True), *(pytest.param(*each, marks=pytest.mark.slow) for each in commands(False))],
 )
 def test_a_documented_command_is_valid(name, arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [f"recipes/{name}.py", *shlex.split(arguments)])
-    check_command_line(name, CONFIGS[name])  # ends the program if it is wrong
+    line = read_command_line(shlex.split(arguments), CONFIGS[name])
+    if not line.is_question:
+        recipe = Recipe(name, CONFIGS[name], print, name)
+        recipe.compose(
+            [
+                first_value(each)
+                for each in line.overrides
+                if "glob(" not in each and "launcher" not in each
+            ]
+        )

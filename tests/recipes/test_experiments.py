@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import signal
@@ -12,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from vmfer_recipes.config.algorithms import algorithms
+from vmfer_recipes.config.launch import Recipe
+from vmfer_recipes.sweep import sweeps
 from vmfer_recipes.sweep.records import read_records
 
 ROOT = Path(__file__).parents[2]
@@ -39,70 +39,40 @@ COMMAND = re.compile(
 SPEED = re.compile(r"TD3 ([\d.]+) and SAC ([\d.]+) steps/s")
 
 
-def _commands(quick: frozenset[str] | None = None):
-    """Yields the commands of all experiments. Those that are not of ``quick`` ones are slow."""
+def _commands():
+    """The commands of all experiments."""
     for file in EXPERIMENTS:
-        marks = () if quick is None or file.stem in quick else pytest.mark.slow
         for match in COMMAND.finditer(file.read_text()):
-            name = "-".join(match.groups()[:3]).strip()
-            yield pytest.param(file, *match.groups(), id=name, marks=marks)
+            yield pytest.param(file, *match.groups(), id="-".join(match.groups()[:3]).strip())
 
 
-def _fixed(options: str) -> list[str]:
-    """Returns the options that are the same for all runs of a command."""
-    return [option for option in options.split() if "," not in option]
-
-
-def _compose(recipe: str, overrides: list[str]):
-    with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
-        return compose(recipe, overrides, return_hydra_config=True)
+class CheckedError(Exception):
+    """Raised when all runs of a sweep have been checked."""
 
 
 @pytest.mark.parametrize(
     ("file", "recipe", "name", "options", "runs", "steps", "factor", "hours"), list(_commands())
 )
-def test_comments_state_the_correct_amount_of_work(
-    file, recipe, name, options, runs, steps, factor, hours
+def test_experiments_are_valid_and_state_the_correct_amount_of_work(
+    file, recipe, name, options, runs, steps, factor, hours, tmp_path, monkeypatch
 ):
-    cfg = _compose(recipe, [f"+experiment={name}", *_fixed(options)])
-    assert name == file.stem
-    params = cfg.hydra.sweeper.params
-    grid = {key: f"{key}={value}" for key, value in params.items()}
-    grid |= {option.split("=")[0]: option for option in options.split()}
-    count = 1
-    for override in OverridesParser.create().parse_overrides(list(grid.values())):
-        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [0]
-        count *= len(values)
+    """The sweeper also checks that every run has a directory of its own."""
+
+    def stop(jobs):
+        raise CheckedError(jobs)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweeps, "check_parts", stop)
+    monkeypatch.setattr(sys, "argv", [recipe, "-m", f"+experiment={name}", *options.split()])
+    with pytest.raises(CheckedError) as checked:
+        Recipe(recipe, algorithms()[recipe], print, recipe)()
+    (jobs,) = checked.value.args
     total = int(steps.replace(",", ""))
+    assert name == file.stem
+    assert (len(jobs), {job.config.total_frames for job in jobs}) == (int(runs), {total})
     td3, sac = map(float, SPEED.search(file.read_text()).groups())
-    expected = count * total * float(factor or 1) / {"td3": td3, "sac": sac}[recipe] / 3600
-    assert (count, total) == (int(runs), cfg.total_frames)
+    expected = len(jobs) * total * float(factor or 1) / {"td3": td3, "sac": sac}[recipe] / 3600
     assert float(hours) == pytest.approx(expected, abs=0.06), f"should be {expected:.1f} h"
-
-
-@pytest.mark.parametrize(
-    ("file", "recipe", "name", "options", "runs", "steps", "factor", "hours"),
-    list(_commands(quick=frozenset({"hopper_200k", "her_variants", "overhead"}))),
-)
-def test_every_run_of_a_sweep_has_its_own_directory(
-    file, recipe, name, options, runs, steps, factor, hours
-):
-    overrides = [f"+experiment=[{name},short]", *_fixed(options)]
-    cfg = _compose(recipe, overrides)
-    params = {key: str(value) for key, value in cfg.hydra.sweeper.params.items()}
-    grid = params | dict(option.split("=") for option in options.split())
-    grid["seed"] = "0,1"
-    # Two environments and seeds stand for all, because composing is slow.
-    choices = {
-        key: values.split(",")[: 2 if key == "env" else None] for key, values in grid.items()
-    }
-    seen = {}
-    for values in itertools.product(*choices.values()):
-        chosen = [f"{key}={value}" for key, value in zip(choices, values, strict=True)]
-        one = _compose(recipe, [overrides[0], *chosen])
-        assert one.total_frames == 1500
-        assert one.run_dir not in seen, (chosen, seen[one.run_dir])
-        seen[one.run_dir] = chosen
 
 
 def test_all_experiments_have_a_command():

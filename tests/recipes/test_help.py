@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
-import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +54,17 @@ def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of
     shown = help_of(name, "--help")
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         composed = OmegaConf.to_container(compose(name))
-    defaults = dict(re.findall(r"^  ([\w.]+)=(\S*)", shown, re.MULTILINE))
+    # The default of a key can depend on the choice.
+    defaults = defaultdict(list)
+    for full, default in re.findall(r"^  ([\w.]+)=(\S*)", shown, re.MULTILINE):
+        written = OmegaConf.to_container(OmegaConf.create(f"v: {default}"))
+        defaults[full].append(written["v"])
     for full, value in leaves(composed):
-        if full == "algorithm" or full.endswith(".kind"):
+        if full in ("algorithm", "collector.name") or full.endswith("._target_"):
             continue  # which follow from the recipe and the choice
         assert full in defaults
-        if defaults[full] and not full.startswith("replay."):  # whose kinds have several
-            written = OmegaConf.to_container(OmegaConf.create(f"v: {defaults[full]}"))
-            assert written == {"v": value}, full
+        if not full.endswith(".name"):
+            assert value in defaults[full], full
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -77,16 +80,6 @@ def test_help_lists_the_choices_of_every_group(help_of):
     for group in ("env", "sampler", "replay", "collector", "logger", "experiment"):
         choices = {file.stem for file in (ROOT / "configs" / group).glob("*.yaml")}
         assert choices <= words
-
-
-def test_help_does_not_need_torch():
-    code = (
-        "import sys; from vmfer_recipes.config.launch import recipe;"
-        "from vmfer_recipes.config.algorithms import TD3Config;"
-        "sys.argv[1:] = ['--help']; recipe('td3', TD3Config)(print)();"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_hydra_still_prints_the_configuration(help_of):
@@ -109,15 +102,10 @@ def test_an_external_recipe_adds_keys_and_changes_defaults():
     assert {each.name for each in describe(TD3Config)} < described.keys()
 
 
-def test_the_kinds_of_a_key_are_values_of_the_kind():
-    choices = {each.name: set() for each in describe(TD3Config) if each.name.endswith(".kind")}
-    for each in describe(TD3Config):
-        if each.name in choices:
-            choices[each.name] |= {*each.choices}
-    assert {"per", "per_rank"} <= choices["replay.kind"]
-    for each in describe(TD3Config):
-        if each.kinds:
-            assert {*each.kinds} <= choices[f"{each.name.split('.')[0]}.kind"], each.name
+def test_a_key_names_the_choices_that_have_it():
+    only = {each.name: each.only for each in describe(TD3Config)}
+    assert only["sampler.pool_size"] == ("vmf",)
+    assert only["sampler.name"] == only["gamma"] == ()
 
 
 def test_a_field_without_a_description_raises_an_error():

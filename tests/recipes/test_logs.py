@@ -15,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import OwnLoggerConfig
+from vmfer_recipes.config.groups import CustomLoggerConfig
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.session import Averages
 from vmfer_recipes.run.tables import Table
@@ -220,9 +220,9 @@ def test_a_custom_logger_that_fails_is_named(train, tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     path = "failing_logger.Failing"
-    own = OwnLoggerConfig(name="Failing", path=path)
+    own = CustomLoggerConfig(_target_=path)
     ConfigStore.instance().store("failing_logger", own, group="logger")
-    with pytest.raises(UserError, match=f"logger={path} cannot be created .*my_tracker"):
+    with pytest.raises(UserError, match=f"logger={path} could not be created .*my_tracker"):
         train("td3", tmp_path / "run", "logger=failing_logger", *SHORT)
 
 
@@ -242,7 +242,7 @@ def test_a_custom_logger_receives_hyperparameters_and_tables(train, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     store = ConfigStore.instance()
     path = "my_logging.MyLogger"
-    store.store("my_logger", OwnLoggerConfig(name="MyLogger", path=path), group="logger")
+    store.store("my_logger", CustomLoggerConfig(_target_=path), group="logger")
     train("td3", tmp_path / "run", "logger=my_logger", *SHORT)
     received = sys.modules["my_logging"].MyLogger.received
     assert received[:2] == [

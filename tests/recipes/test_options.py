@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -261,27 +260,6 @@ def test_td3_actor_loss_is_a_plain_mean_under_prioritized_replay(watch, brute_fo
         action = brute_force.policy_action(seen.loss, batch, params=actor)
         values = brute_force.critic_values(seen.loss, batch, action, params=critics)
     torch.testing.assert_close(value, -values[0].mean(), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_sweep_trains_every_job_and_skips_finished_ones(command, tmp_path):
-    single = command("td3", tmp_path / "seed${seed}", "total_frames=70", "eval_interval=1000")
-    sweep = [*single[:2], "-m", "seed=0,1", *single[2:]]
-    first, second = (
-        subprocess.run(sweep, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-        for _ in range(2)
-    )
-    assert first.returncode == 0, first.stderr
-    assert first.stdout.count("the random policy gets") == 2
-    for number in (1, 2):
-        assert f"Run {number} of 2: td3 on InvertedPendulum-v4" in first.stderr
-    # The records in `sweeps` and below `runs` tell status.py which runs there are.
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "seed0", "seed1", "sweeps"]
-    assert all((tmp_path / f"seed{seed}" / "finished").exists() for seed in (0, 1))
-    assert (tmp_path / "seed0/eval.csv").read_text() != (tmp_path / "seed1/eval.csv").read_text()
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.count("is finished. Nothing to do.") == 2
-    assert "the random policy gets" not in second.stdout
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])

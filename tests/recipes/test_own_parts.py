@@ -173,7 +173,7 @@ def test_crashed_run_with_a_custom_sampler_ends_like_an_uninterrupted_one(
         ("sampler=os.system", "must be a class derived from Sampler"),
         (
             "sampler=my_samplers.Mine sampler.kwargs.speed=3",
-            "could not be created with sampler.kwargs={'speed': 3} (TypeError",
+            "could not be created with {'speed': 3} (TypeError",
         ),
         ("sampler=my_samplers.Strange", "has signal='mood', but the recipes provide factor,"),
         ("sampler.kwargs.power=2", "sampler.kwargs has no effect on sampler=vmf_uncertainty"),

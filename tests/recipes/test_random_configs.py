@@ -124,7 +124,7 @@ def assert_accepted_or_rejected_by_name(name, argument):
 @example("td3", f"seed={HUGE}")
 @example("td3", "seed={}")
 @example("sac", "seed=[[" + "[" * 999 + "]" * 999 + "]]")
-@example("td3", "~sampler.kind")
+@example("td3", "~sampler.name")
 @example("td3", "logger=[]")
 @example("td3", "device='a\nb'")
 @example("sac", "target_entropy=nan")
@@ -141,13 +141,6 @@ def test_an_argument_is_valid_or_rejected_by_name(name, argument):
 @given(st.sampled_from(RECIPES), ARGUMENT)
 def test_a_thousand_arguments_are_valid_or_rejected_by_name(name, argument):
     assert_accepted_or_rejected_by_name(name, argument)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("key", KEYS)
-def test_every_unusual_value_of_every_key_is_valid_or_rejected_by_name(key):
-    for value in ODD[:40:3]:
-        assert_accepted_or_rejected_by_name("sac", f"{key}={value}")
 
 
 @pytest.fixture(scope="module")
@@ -204,18 +197,3 @@ def test_a_whole_number_may_be_written_as_a_float(written, meant):
     config, _ = start("td3", written, run_dir)
     same, _ = start("td3", meant, run_dir)
     assert repr(config) == repr(same)  # also by their types, which config.yaml keeps
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "argument",
-    [f"seed={HUGE}", "threads=1e9", "hidden=[9e9]", "env.name='\u2028'", "gamma=nan", "["],
-)
-def test_a_process_ends_with_one_line(run_command, tmp_path, argument):
-    result = run_command("td3", tmp_path / "run", argument)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith("error: ")
-    assert argument.split("=")[0] in result.stderr
-    assert not (tmp_path / "run").exists()

@@ -6,11 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
+from vmfer_recipes.config._hydra import SweepComposer, without_hydra
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.launch import Recipe
-from vmfer_recipes.sweep.jobs import sweep_position
+from vmfer_recipes.config.names import CONFIGS
+from vmfer_recipes.config.plugins import register_choice
+from vmfer_recipes.run.progress import start_message
+from vmfer_recipes.sweep.jobs import position_override, sweep_position
 from vmfer_recipes.sweep.records import read_records
 from vmfer_recipes.toy.settings import ShootingConfig
 
@@ -121,7 +129,7 @@ def test_all_runs_are_recorded_before_the_first_starts(sweep, tmp_path, monkeypa
 
     def run(cfg):
         recorded.append({run.run_dir for run in read_records(tmp_path)[0]})
-        assert sweep_position() == (len(recorded), 2)
+        assert start_message(cfg, 0).startswith(f"Run {len(recorded)} of 2: td3 on HalfCheetah-v4")
 
     arguments = ["-m", "tau=0.1,0.2", "run_dir=out/${tau}"]
     monkeypatch.setattr(sys, "argv", ["td3.py", *arguments])
@@ -172,6 +180,45 @@ def test_two_own_samplers_with_one_name(error_line, sweep, tmp_path, monkeypatch
     run_dir = line.partition("Tell them apart with '")[2].rpartition("'")[0]
     assert line.endswith("'.")  # run_dir was left out
     assert [Path(place).name for place in sweep(choices, run_dir)] == ["mine_a.Own", "mine_b.Own"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seed=3", "sampler=vmf_rank", "sampler.power=2", "replay=her"],
+        ["+experiment=hopper", "seed=1", "env=Hopper-v4", "run_dir='runs/a b'"],
+        ["sampler=torchrl.data.RandomSampler", "++sampler.kwargs={a: 1}", "hidden=[8,9]"],
+        ["env.name=Hopper-v4", "++env.kwargs.gain=2", position_override(7)],
+    ],
+)
+def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
+    register_choice("sampler", "torchrl.data.RandomSampler")
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        master = compose("td3", [], return_hydra_config=True)
+        composer = SweepComposer(loader, master)
+        composer([*overrides, "batch_size=999"])  # leaves no trace
+        expected = loader.load_sweep_config(master, list(overrides))
+        composed = composer(overrides)
+    contents = [OmegaConf.to_container(each, resolve=False) for each in (composed, expected)]
+    assert contents[0] == contents[1]
+    objects = [OmegaConf.to_object(without_hydra(each)) for each in (composed, expected)]
+    assert objects[0] == objects[1]
+
+
+def test_choices_of_groups_are_composed_once(sweep, monkeypatch):
+    composed = []
+    load = ConfigLoaderImpl.load_sweep_config
+
+    def record(self, master, overrides):
+        composed.append(overrides)
+        return load(self, master, overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", record)
+    sweep("sampler=uniform,fresh", "seed=0,1", "tau=0.1,0.2")
+    # The others are those of Hydra's launcher, one when a run starts.
+    assert composed[:2] == [["sampler=uniform"], ["sampler=fresh"]]
+    assert len(composed) == 2 + 8
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def write_run(tmp_path):
             "algorithm": "td3",
             "hidden": [4],
             "env": {"name": "InvertedPendulum-v4"},
-            "replay": {"name": "uniform", "kind": "uniform"},
+            "replay": {"name": "uniform"},
             "sampler": {"name": "uniform"},
         }
         OmegaConf.save(OmegaConf.create(config | changes), run_dir / "config.yaml")

@@ -9,8 +9,9 @@ import torch
 from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
-from torchrl_vmfer.samplers.distributions import Mode, Resampling, check_count, check_mode
+from torchrl_vmfer.samplers.distributions import Mode, Resampling
 
 __all__ = ["CandidatePool"]
 
@@ -54,15 +55,15 @@ class CandidatePool:
         self,
         buffer: ActorCriticReplayBuffer,
         size: int,
-        mode: Mode = "uncertainty",
+        mode: Mode = arguments.MODE.default,
         score: Callable[[TensorDictBase], Tensor | TensorDictBase] | None = None,
     ) -> None:
         if not isinstance(buffer, ActorCriticReplayBuffer):
             raise TypeError(
                 f"buffer must be an ActorCriticReplayBuffer, got {type(buffer).__name__}."
             )
-        check_count("size", size)
-        check_mode(mode)
+        arguments.POOL_SIZE.check("size", size)
+        arguments.MODE.check("mode", mode)
         if score is None:
             raise TypeError(
                 "CandidatePool requires score=, such as VMFUncertainty(loss). To resample by "

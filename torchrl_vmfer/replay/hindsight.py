@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel
 from torch import Tensor
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer, select_rows
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
@@ -85,8 +86,8 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self,
         *,
         reward_fn: RewardFunction,
-        her_ratio: float = 0.8,
-        strategy: Strategy = "future",
+        her_ratio: float = arguments.HER_RATIO.default,
+        strategy: Strategy = arguments.STRATEGY.default,
         goal_key: NestedKey = "desired_goal",
         achieved_goal_key: NestedKey = ("next", "achieved_goal"),
         reward_key: NestedKey = ("next", "reward"),
@@ -99,10 +100,8 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 f"reward_fn must be a function of achieved and desired goals, got {reward_fn!r}. "
                 "For a Gymnasium environment pass HindsightReplayBuffer.gymnasium_reward(env)."
             )
-        if not 0 <= her_ratio <= 1:
-            raise ValueError(f"her_ratio is a probability and must lie in [0, 1], got {her_ratio}.")
-        if strategy not in get_args(Strategy):
-            raise ValueError(f"strategy must be one of {get_args(Strategy)}, got {strategy!r}.")
+        arguments.HER_RATIO.check("her_ratio", her_ratio)
+        arguments.STRATEGY.check("strategy", strategy)
         self.reward_fn = reward_fn
         self.her_ratio = her_ratio
         self.strategy: Strategy = strategy

@@ -21,14 +21,12 @@ __all__ = [
     "SIGNAL_ENTRIES",
     "BaseSampler",
     "SlotArray",
-    "check_exponent",
     "effective_sample_size",
     "flat_slots",
     "stored_slots",
 ]
 
 LARGEST_PRIORITY = float(np.finfo(np.float32).max)
-_LARGEST_EXPONENT = 7  # of a float32, in double precision
 _PATIENCE = 100  # number of batches without any signal before a warning
 _NEVER = -1
 _FILE = "sampler.pt"  # of a saved state
@@ -54,15 +52,6 @@ def effective_sample_size(probabilities: Tensor) -> float:
     if probabilities.numel() == 0:
         return 0.0
     return 1 / float(probabilities.double().square().sum())
-
-
-def check_exponent(name: str, value: float) -> None:
-    """Raises an error unless every power of a float32 is a positive number in double precision."""
-    if not 0 <= value <= _LARGEST_EXPONENT:
-        raise ValueError(
-            f"{name} must lie in [0, {_LARGEST_EXPONENT}], so that no power overflows, got "
-            f"{value!r}."
-        )
 
 
 def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:

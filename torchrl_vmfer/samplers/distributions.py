@@ -19,8 +19,6 @@ __all__ = [
     "RankDistribution",
     "RejectionDistribution",
     "Resampling",
-    "check_count",
-    "check_mode",
     "uniform",
 ]
 
@@ -43,18 +41,6 @@ def uniform(count: int, generator: Generator) -> np.ndarray:
     # torch.randint favors low numbers by up to n/2³², and single precision would round small
     # factors to multiples of 2⁻²⁴.
     return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
-
-
-def check_mode(mode: str) -> None:
-    """Raises an error for an unknown mode."""
-    if mode not in ("uncertainty", "rank"):
-        raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
-
-
-def check_count(name: str, value: int) -> None:
-    """Raises an error unless an argument is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
 class Distribution:

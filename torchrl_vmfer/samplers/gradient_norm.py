@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from torchrl_vmfer.samplers.base import BaseSampler, check_exponent
+from torchrl_vmfer import arguments
+from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
 __all__ = ["GradientNormSampler"]
@@ -46,8 +47,8 @@ class GradientNormSampler(BaseSampler):
     settings = ("power",)
     _rule = "a gradient norm is a finite number of at least 0: check the gradients."
 
-    def __init__(self, power: float = 1.0) -> None:
-        check_exponent("power", power)
+    def __init__(self, power: float = arguments.NORM_POWER.default) -> None:
+        arguments.NORM_POWER.check("power", power)
         super().__init__(PowerDistribution(float(power)))
 
     @property

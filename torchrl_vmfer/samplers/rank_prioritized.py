@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import RankDistribution
 
@@ -54,9 +54,12 @@ class RankPrioritizedSampler(BaseSampler):
     _shown = ("alpha", "beta")
     _first_maximum = 1.0
 
-    def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
-        if not 0 <= alpha < math.inf:
-            raise ValueError(f"alpha must be a number of at least 0, got {alpha}.")
+    def __init__(
+        self,
+        alpha: float = arguments.RANK_ALPHA.default,
+        beta: float = arguments.RANK_BETA.default,
+    ) -> None:
+        arguments.RANK_ALPHA.check("alpha", alpha)
         super().__init__(RankDistribution(float(alpha)))
         self.beta = beta
 
@@ -72,8 +75,7 @@ class RankPrioritizedSampler(BaseSampler):
 
     @beta.setter
     def beta(self, value: float) -> None:
-        if not 0 <= value < math.inf:
-            raise ValueError(f"beta must be a number of at least 0, got {value}.")
+        arguments.RANK_BETA.check("beta", value)
         self._weight_exponent = float(value)
 
     @property

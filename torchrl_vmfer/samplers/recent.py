@@ -10,8 +10,9 @@ from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray, flat_slots, stored_slots
-from torchrl_vmfer.samplers.distributions import check_count, uniform
+from torchrl_vmfer.samplers.distributions import uniform
 
 __all__ = ["OldSampler", "RecentSampler"]
 
@@ -148,11 +149,15 @@ class RecentSampler(_WriteOrderSampler):
 
     settings = ("decay", "min_size", "cycle")
 
-    def __init__(self, decay: float = 0.996, min_size: int = 5000, cycle: int = 1000) -> None:
-        if not 0 < decay <= 1:
-            raise ValueError(f"decay must lie in (0, 1], got {decay!r}.")
-        check_count("min_size", min_size)
-        check_count("cycle", cycle)
+    def __init__(
+        self,
+        decay: float = arguments.DECAY.default,
+        min_size: int = arguments.MIN_SIZE.default,
+        cycle: int = arguments.CYCLE.default,
+    ) -> None:
+        arguments.DECAY.check("decay", decay)
+        arguments.MIN_SIZE.check("min_size", min_size)
+        arguments.CYCLE.check("cycle", cycle)
         super().__init__()
         self.decay, self.min_size, self.cycle = float(decay), min_size, cycle
 
@@ -209,9 +214,8 @@ class OldSampler(_WriteOrderSampler):
 
     settings = ("exponent",)
 
-    def __init__(self, exponent: float = 2.0) -> None:
-        if not 0.01 <= exponent <= 100:
-            raise ValueError(f"exponent must lie in [0.01, 100], got {exponent!r}.")
+    def __init__(self, exponent: float = arguments.AGE_EXPONENT.default) -> None:
+        arguments.AGE_EXPONENT.check("exponent", exponent)
         super().__init__()
         self.exponent = float(exponent)
 

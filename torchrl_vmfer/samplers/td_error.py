@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from torchrl_vmfer.samplers.base import BaseSampler, check_exponent
+from torchrl_vmfer import arguments
+from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
 __all__ = ["InverseTDSampler", "LAPSampler"]
@@ -20,10 +21,13 @@ class _TDErrorSampler(BaseSampler):
     settings = ("exponent", "floor")
     _rule = "a TD error is a finite number of at least 0: pass |TD error|."
 
-    def __init__(self, exponent: float = 0.4, floor: float = 1.0) -> None:
-        check_exponent("exponent", exponent)
-        if not 1e-30 <= floor <= 1e30:
-            raise ValueError(f"floor must lie in [1e-30, 1e30], got {floor!r}.")
+    def __init__(
+        self,
+        exponent: float = arguments.EXPONENT.default,
+        floor: float = arguments.FLOOR.default,
+    ) -> None:
+        arguments.EXPONENT.check("exponent", exponent)
+        arguments.FLOOR.check("floor", floor)
         super().__init__(PowerDistribution(float(self._sign * exponent)))
         self.floor = float(floor)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_vmfer import arguments
 from torchrl_vmfer.directional import MAX_FACTOR
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import (
@@ -18,14 +19,10 @@ from torchrl_vmfer.samplers.distributions import (
     PowerDistribution,
     RankDistribution,
     RejectionDistribution,
-    check_count,
-    check_mode,
 )
 from torchrl_vmfer.samplers.ranks import compiled_functions
 
 __all__ = ["VMFSampler"]
-
-_LARGEST_POWER = 100
 
 
 class VMFSampler(BaseSampler):
@@ -88,29 +85,24 @@ class VMFSampler(BaseSampler):
 
     def __init__(
         self,
-        mode: Mode = "uncertainty",
+        mode: Mode = arguments.MODE.default,
         *,
-        power: float = 1.0,
-        initial_factor: float = 1.0,
-        smoothing: float = 0.0,
-        pool_size: int | None = None,
+        power: float = arguments.POWER.default,
+        initial_factor: float = arguments.INITIAL_FACTOR.default,
+        smoothing: float = arguments.SMOOTHING.default,
+        pool_size: int | None = arguments.POOL_SIZE.default,
     ) -> None:
-        check_mode(mode)
+        arguments.MODE.check("mode", mode)
+        arguments.POWER.check("power", power)
+        arguments.INITIAL_FACTOR.check("initial_factor", initial_factor)
+        arguments.SMOOTHING.check("smoothing", smoothing)
         if pool_size is not None:
-            check_count("pool_size", pool_size)
-        is_number = isinstance(power, (int, float)) and not isinstance(power, bool)
-        if not (is_number and -_LARGEST_POWER <= power <= _LARGEST_POWER):
-            raise ValueError(
-                f"power must be a number from -{_LARGEST_POWER} to {_LARGEST_POWER}, so that "
-                f"p^power does not overflow, got {power!r}."
-            )
+            arguments.POOL_SIZE.check("pool_size", pool_size)
         if mode == "rank" and power != 1:
             raise ValueError(
                 f"power must be 1 with mode='rank', got {power!r}: ranks do not depend on it. Use "
                 "mode='uncertainty'."
             )
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
         # The smallest factor whose power, or the inverse of it, does not overflow.
         self._smallest = LARGEST_WEIGHT ** (-1 / abs(power)) if power else 0.0
         if not (self._smallest <= initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
