@@ -15,12 +15,12 @@ import numpy as np
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.keys import describe
 from vmfer_recipes.config.names import CONFIGS
+from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.report import inference
 from vmfer_recipes.report.baselines import Baseline
 from vmfer_recipes.report.inference import Estimate, estimate, holm
 from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
 from vmfer_recipes.report.runs import LeftOut, Run, area, final
-from vmfer_recipes.run.files import read_config
 
 __all__ = ["LEVEL", "Average", "Cell", "Comparison", "Study", "make_study"]
 

@@ -406,7 +406,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 self._shared_writes.skip(self.writer)
 
     def dumps(self, path: str | Path) -> None:
-        """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
+        """Saves the state in the folder ``path``. A failed save leaves the one before intact."""
         save_file(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:

@@ -105,10 +105,8 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self.reward_fn = reward_fn
         self.her_ratio = her_ratio
         self.strategy: Strategy = strategy
-        self.goal_key, self.achieved_goal_key = (
-            unravel_key(goal_key),
-            unravel_key(achieved_goal_key),
-        )
+        self.goal_key = unravel_key(goal_key)
+        self.achieved_goal_key = unravel_key(achieved_goal_key)
         self.reward_key, self.done_key = unravel_key(reward_key), unravel_key(done_key)
         self.trajectory_key = unravel_key(trajectory_key)
         self._next_goal_key = unravel_key(("next", self.goal_key))
