@@ -64,7 +64,6 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
     from torchrl.collectors import Collector
     from torchrl.envs import SerialEnv
 
-    from vmfer_recipes.agent.backend import make_backend
     from vmfer_recipes.agent.networks import deterministic_actor, exploring, network_spec
     from vmfer_recipes.agent.observations import Observations
     from vmfer_recipes.agent.replay import make_replay_buffer
@@ -74,11 +73,11 @@ def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
 
     torch.set_num_threads(1)
     cfg = _config(f"env={env_name}", f"num_envs={count}", "init_random_frames=0")
-    backend = make_backend(fast=True)
+    torch.set_flush_denormal(True)
     env = make_environment(EnvConfig(env_name), 0)
-    policy = exploring(backend, deterministic_actor(env, network_spec(cfg)), 0.1)
-    buffer = make_replay_buffer(env, cfg, backend)
-    ours = make_collector(env, policy, Observations("cpu"), buffer, cfg, backend)
+    policy = exploring(deterministic_actor(env, network_spec(cfg)), True, 0.1)
+    buffer = make_replay_buffer(env, cfg)
+    ours = make_collector(env, policy, Observations("cpu"), buffer, cfg)
     serial = SerialEnv(count, lambda: make_environment(EnvConfig(env_name), 0))
     collector = iter(
         Collector(

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFCrossQLoss
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.sac import update_actor, update_critics
 
@@ -26,7 +25,7 @@ def main(cfg: CrossQConfig) -> None:
     """Trains one agent, unless the run is already finished."""
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: CrossQConfig, session: TrainingSession, agent: Agent) -> None:
@@ -47,19 +46,15 @@ def train(cfg: CrossQConfig, session: TrainingSession, agent: Agent) -> None:
             update_actor(session, agent, batch)
 
 
-def make_agent(
-    cfg: CrossQConfig, backend: Backend, make_loss: Callable[..., VMFCrossQLoss] = VMFCrossQLoss
-) -> Agent:
+def make_agent(cfg: CrossQConfig, make_loss: Callable[..., VMFCrossQLoss] = VMFCrossQLoss) -> Agent:
     """Makes the components of CrossQ.
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     return gaussian_agent(
         cfg,
-        backend,
         make_loss,
         betas=(cfg.adam_beta1, 0.999),
         has_targets=False,

@@ -60,8 +60,7 @@ def main() -> None:
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.environments.make import make_environment
     from vmfer_recipes.offline.scores import reference_returns
-    from vmfer_recipes.run.evaluation import evaluate
-    from vmfer_recipes.run.video import record_video
+    from vmfer_recipes.run.evaluation import evaluate, record_video
 
     quiet_torchrl()
     saved = load_policy_of_run(run_dir, options.policy)

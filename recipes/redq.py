@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFREDQLoss
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session
 from vmfer_recipes.sac import train, update_actor, update_critics
 
@@ -33,22 +32,18 @@ def main(cfg: REDQConfig) -> None:
     """
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
-def make_agent(
-    cfg: REDQConfig, backend: Backend, make_loss: Callable[..., VMFREDQLoss] = VMFREDQLoss
-) -> Agent:
+def make_agent(cfg: REDQConfig, make_loss: Callable[..., VMFREDQLoss] = VMFREDQLoss) -> Agent:
     """Makes the components of REDQ.
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     return gaussian_agent(
         cfg,
-        backend,
         make_loss,
         sub_sample_len=cfg.subset_size,
         target_entropy=cfg.entropy,

@@ -18,7 +18,6 @@ from tensordict import TensorDictBase
 from torchrl_vmfer import VMFSACLoss
 from vmfer_recipes.agent.actor_batches import weighted_mean
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 
 
@@ -27,7 +26,7 @@ def main(cfg: SACConfig) -> None:
     """Trains one agent, unless the run is already finished."""
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: TemperatureConfig, session: TrainingSession, agent: Agent) -> None:
@@ -78,19 +77,15 @@ def update_actor(session: TrainingSession, agent: Agent, critic_batch: TensorDic
     agent.store_signal(batch, info)
 
 
-def make_agent(
-    cfg: SACConfig, backend: Backend, make_loss: Callable[..., VMFSACLoss] = VMFSACLoss
-) -> Agent:
+def make_agent(cfg: SACConfig, make_loss: Callable[..., VMFSACLoss] = VMFSACLoss) -> Agent:
     """Makes the components of SAC.
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     return gaussian_agent(
         cfg,
-        backend,
         make_loss,
         entropy_gradient=cfg.entropy_gradient,
         loss_function=cfg.critic_distance,

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from torchrl_vmfer import VMFTD3Loss
 from vmfer_recipes.agent.agent import Agent, deterministic_agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session, TrainingSession
 
 
@@ -28,7 +27,7 @@ def main(cfg: TD3Config) -> None:
     """Trains one agent, unless the run is already finished."""
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: TD3Config, session: TrainingSession, agent: Agent) -> None:
@@ -82,20 +81,16 @@ def update_actor(
     return info
 
 
-def make_agent(
-    cfg: TD3Config, backend: Backend, make_loss: Callable[..., VMFTD3Loss] = VMFTD3Loss
-) -> Agent:
+def make_agent(cfg: TD3Config, make_loss: Callable[..., VMFTD3Loss] = VMFTD3Loss) -> Agent:
     """Makes the components of TD3.
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
     return deterministic_agent(
         cfg,
-        backend,
         make_loss,
         exploration_noise=cfg.exploration_noise,
         objective=cfg.actor_objective,

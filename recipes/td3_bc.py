@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTD3BCLoss
 from vmfer_recipes.agent.agent import Agent, deterministic_agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.offline.datasets import fill_replay_buffer
 from vmfer_recipes.run.session import Session, TrainingSession
 from vmfer_recipes.td3 import update_actor, update_critics
@@ -27,7 +26,7 @@ def main(cfg: TD3BCConfig) -> None:
     """Trains one agent, unless the run is already finished."""
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
 def train(cfg: TD3BCConfig, session: TrainingSession, agent: Agent) -> None:
@@ -44,19 +43,15 @@ def train(cfg: TD3BCConfig, session: TrainingSession, agent: Agent) -> None:
             agent.update_targets()
 
 
-def make_agent(
-    cfg: TD3BCConfig, backend: Backend, make_loss: Callable[..., VMFTD3BCLoss] = VMFTD3BCLoss
-) -> Agent:
+def make_agent(cfg: TD3BCConfig, make_loss: Callable[..., VMFTD3BCLoss] = VMFTD3BCLoss) -> Agent:
     """Makes the components of TD3+BC, and fills the replay buffer with the dataset.
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     agent = deterministic_agent(
         cfg,
-        backend,
         make_loss,
         exploration_noise=None,
         actor_keys=("observation", "action"),

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from torchrl_vmfer import VMFTQCLoss
 from vmfer_recipes.agent.agent import Agent, gaussian_agent
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.run.session import Session
 from vmfer_recipes.sac import train, update_actor, update_critics
 
@@ -33,22 +32,18 @@ def main(cfg: TQCConfig) -> None:
     """
     session = Session(cfg)
     if not session.finished:
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 
 
-def make_agent(
-    cfg: TQCConfig, backend: Backend, make_loss: Callable[..., VMFTQCLoss] = VMFTQCLoss
-) -> Agent:
+def make_agent(cfg: TQCConfig, make_loss: Callable[..., VMFTQCLoss] = VMFTQCLoss) -> Agent:
     """Makes the components of TQC.
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the loss, or a function that makes it from the same arguments.
     """
     return gaussian_agent(
         cfg,
-        backend,
         make_loss,
         outputs=cfg.num_quantiles,
         top_quantiles_to_drop_per_net=cfg.quantiles_to_drop,

@@ -57,7 +57,7 @@ def main(cfg: SmoothTD3Config) -> None:
     session = Session(cfg)
     if not session.finished:
         make_loss = partial(SmoothTD3Loss, action_cost=cfg.action_cost)
-        train(cfg, session, make_agent(cfg, session.backend, make_loss))
+        train(cfg, session, make_agent(cfg, make_loss))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from vmfer_recipes.config.training import TrainingConfig
 __all__ = [
     "action_distances",
     "make_actor_sampling",
+    "policy_action",
     "saturation",
     "unchanged_random_numbers",
     "weighted_mean",
@@ -44,13 +45,7 @@ def make_actor_sampling(
 ) -> Callable[[], TensorDictBase] | None:
     """Makes the function that draws the actor's batch; ``None`` if it is the critics' batch.
 
-    Args:
-        buffer: the replay buffer.
-        observations: the preprocessing of the batch, which the caller applies.
-        actor: the policy, with which ``sampler=on_policy`` compares stored actions.
-        uncertainty: measures the factors of ``sampler=vmf_direct`` and ``sampler=vmf_weighted``.
-        cfg: the configuration of the run.
-        entries: the entries that the batch has after the preprocessing.
+    The caller applies the preprocessing, after which the batch has the given entries.
     """
     sampler = cfg.sampler
     if isinstance(sampler, SharedSamplerConfig):
@@ -106,14 +101,14 @@ def _closest_batch(
     number, size = sizes
     read = list(dict.fromkeys([*keys, "action"]))
     candidates = buffer.sample_actor(number * size, keys=read)
-    policy = _policy_action(actor, observations(candidates.select(*observations.in_keys)))
+    policy = policy_action(actor, observations(candidates.select(*observations.in_keys)))
     stored = candidates["action"].to(policy.device)
     chosen = int(action_distances(stored, policy, number).argmin())
     candidates = candidates.select(*keys, "index", "index_generation", strict=False)
     return candidates[chosen * size : (chosen + 1) * size]
 
 
-def _policy_action(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
+def policy_action(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
     """The action without noise, whose components are in [-1, 1]."""
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
         return actor(batch.select(*actor.in_keys))["action"]
@@ -121,22 +116,15 @@ def _policy_action(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor
 
 def saturation(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
     """The mean absolute component of the policy's action, for each state of a batch."""
-    return _policy_action(actor, batch).abs().mean(-1)
+    return policy_action(actor, batch).abs().mean(-1)
 
 
 def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
     """The mean squared distance between stored actions and the policy's, for each of some batches.
 
     If the policy explores with Gaussian noise of a fixed scale, the batch with the smallest
-    distance is the one that the policy would most likely have produced.
-
-    Args:
-        stored: the actions of all batches, one after the other, ``[number * size, A]``.
-        policy: the policy's actions in the same states.
-        number: how many batches there are.
-
-    Returns:
-        the distances ``[number]``.
+    distance is the one that the policy would most likely have produced. The actions of the batches
+    follow each other, ``[number * size, A]``.
 
     Example:
         >>> stored = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
@@ -150,9 +138,7 @@ def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
 def unchanged_random_numbers(device: torch.device | str) -> AbstractContextManager[None]:
     """A context after which PyTorch continues with the random numbers from before it.
 
-    Args:
-        device: the device of the networks. Other GPUs are left alone: saving their random state
-            would initialize them.
+    Other GPUs than that of the networks are left alone: saving their state would initialize them.
     """
     device = torch.device(device)
     return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])

@@ -1,4 +1,4 @@
-"""The agent of a training run: what all actor-critic recipes have in common."""
+"""An agent: the components of an algorithm, and the parts of its updates that all share."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
-from torch.optim import Optimizer
+from tensordict.nn import TensorDictModuleBase, TensorDictParams
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
-from vmfer_recipes.agent.backend import Backend
-from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
+from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
-    compiled,
     critic_network_spec,
     deterministic_actor,
     exploring,
@@ -30,64 +29,44 @@ from vmfer_recipes.agent.networks import (
 )
 from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
+    SIGNALS,
     actor_signal,
     check_memory,
     make_replay_buffer,
-    store_priorities,
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
-from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.progress import Averages
 
-__all__ = ["Agent", "AgentMaker", "deterministic_agent", "gaussian_agent"]
+__all__ = ["Agent", "AgentMaker", "adam", "deterministic_agent", "gaussian_agent"]
 
 
 @dataclass
 class Agent:
-    """The components of an algorithm, and the parts of its updates that all algorithms share.
-
-    Attributes:
-        env: the environment.
-        policy: the policy to evaluate, which acts on raw observations.
-        actor: the same policy for preprocessed observations.
-        observations: the preprocessing of the networks' inputs.
-        loss: the loss module.
-        uncertainty: measures how much the critics of the loss agree.
-        diagnostics: measures the actor's batch and gradient.
-        critic_optimizer: the optimizer of the critics.
-        actor_optimizer: the optimizer of the actor.
-        alpha_optimizer: the optimizer of the temperature; ``None`` if there is none.
-        targets: a ``SoftUpdate`` of the target networks; ``None`` if there are none.
-        compiled: whole updates in one compiled call each; ``None`` where TorchRL's are used.
-        buffer: the replay buffer.
-        collector: an ``AnyCollector``; ``None`` if the buffer holds a dataset.
-        sample_actor: draws the actor's batch; ``None`` if it is the critics' batch.
-        actor_keys: the entries of the actor's batch.
-        signal: what the actor's sampler stores: "factor", "td_error", "gradient_norm" or ``None``.
-        uses_td_errors: whether the critics' sampler uses TD errors.
-    """
+    """The components of an algorithm, and the parts of its updates that all algorithms share."""
 
     env: Environment
-    policy: TensorDictModuleBase
-    actor: TensorDictModuleBase
-    observations: Observations
+    policy: TensorDictModuleBase  # to evaluate; acts on raw observations
+    actor: TensorDictModuleBase  # the same policy for preprocessed observations
+    observations: Observations  # the preprocessing of the networks' inputs
     loss: Any
-    uncertainty: VMFUncertainty
-    diagnostics: Diagnostics
+    uncertainty: VMFUncertainty  # measures how much the critics of the loss agree
     critic_optimizer: Optimizer
     actor_optimizer: Optimizer
-    alpha_optimizer: Any
-    targets: Any
-    compiled: CompiledUpdates | None
+    alpha_optimizer: Any  # of the temperature; `None` if there is none
+    targets: Any  # a `SoftUpdate` of the target networks; `None` if there are none
+    compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer
-    collector: Any
-    sample_actor: Callable[[], TensorDictBase] | None
-    actor_keys: tuple[str, ...]
-    signal: str | None
-    uses_td_errors: bool
+    collector: Any  # an `AnyCollector`; `None` if the buffer holds a dataset
+    sampler_kind: str  # the `kind` of `sampler=`
+    sample_actor: Callable[[], TensorDictBase] | None  # `None` for the critics' batch
+    actor_keys: tuple[str, ...]  # the entries of the actor's batch
+    signal: str | None  # what the actor's sampler stores, one of `SIGNALS`
+    uses_td_errors: bool  # whether the critics' sampler uses TD errors
 
     def components(self) -> dict[str, Any]:
         """The arguments of ``session.steps``: the policy, and what a checkpoint holds, by name."""
@@ -100,6 +79,8 @@ class Agent:
             "alpha_optimizer": self.alpha_optimizer,
             "replay": self.buffer,
             "collector": self.collector,
+            # Forks draw with a separate random generator.
+            "actor_draws": self.sample_actor if hasattr(self.sample_actor, "state_dict") else None,
         }
         return {name: part for name, part in components.items() if part is not None}
 
@@ -129,9 +110,9 @@ class Agent:
     def store_td_errors(self, batch: TensorDictBase, td_error: Tensor) -> None:
         """Passes absolute TD errors of the critics' batch to the samplers that use them."""
         if self.uses_td_errors:
-            store_priorities(self.buffer.update_priority, batch, td_error, "td_error")
+            _store(self.buffer.update_priority, batch, td_error, "td_error")
         if self.signal == "td_error":
-            store_priorities(self.buffer.update_actor_priority, batch, td_error, self.signal)
+            _store(self.buffer.update_actor_priority, batch, td_error, self.signal)
 
     def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
         """Passes what was measured on the actor's batch to its sampler, if it uses it."""
@@ -141,26 +122,36 @@ class Agent:
             values = info[SIGNAL_ENTRIES[self.signal]]
         else:
             return
-        store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
+        _store(self.buffer.update_actor_priority, batch, values, self.signal)
 
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
     ) -> None:
-        """Adds statistics of factor and resultant length, and diagnostics, once per row.
+        """Adds statistics of factor and resultant length, and diagnostics of the actor's update.
 
-        The rows are those of ``train.csv``. See :class:`Diagnostics`.
+        Both are measured once per row of ``train.csv``.
         """
         if "factor_mean" not in metrics:
             metrics.add(**agreement(info, self.uncertainty, batch))
-            metrics.add(**self.diagnostics.measure(batch))
+            metrics.add(**measure(self, batch))
+
+
+def _store(update: Callable[..., None], batch: TensorDictBase, values: Tensor, signal: str) -> None:
+    """Updates a sampler with one value for each transition of a batch."""
+    try:
+        generation = batch.get("index_generation", None)  # set if several processes write
+        update(batch["index"], values, generation)
+    except ValueError as error:
+        if values.isfinite().all():
+            raise
+        raise diverged(f"{SIGNALS[signal]} is not finite") from error
 
 
 class AgentMaker:
     """Makes the components that all algorithms share. A recipe adds actor, loss and optimizers.
 
-    Args:
-        cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
+    With ``fast=true``, this process flushes denormal numbers to zero. Adam accumulates them for
+    dead units, and computing with them is hundreds of times slower.
 
     Attributes:
         env: the environment.
@@ -169,9 +160,9 @@ class AgentMaker:
         signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
     """
 
-    def __init__(self, cfg: TrainingConfig, backend: Backend) -> None:
+    def __init__(self, cfg: TrainingConfig) -> None:
+        torch.set_flush_denormal(cfg.fast)
         self._cfg = cfg
-        self._backend = backend
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.kind == "her")
         check_memory(self.env, cfg.replay.buffer_size)
         self._observations = make_observations(self.env, cfg)
@@ -186,14 +177,7 @@ class AgentMaker:
         critics: Any,
         **options: Any,
     ) -> Any:
-        """Makes the loss, on its device and with its value estimator.
-
-        Args:
-            make_loss: the class of the loss, or a function with its arguments.
-            actor: the actor.
-            critics: the critics.
-            **options: further arguments of the loss.
-        """
+        """Makes the loss, on its device and with its value estimator."""
         cfg = self._cfg
         options = {
             "num_qvalue_nets": cfg.num_critics,
@@ -205,8 +189,9 @@ class AgentMaker:
         }
         loss = make_loss(actor, critics, **options).to(cfg.device)
         loss.make_value_estimator(gamma=cfg.gamma)
-        if cfg.compile:
-            compiled(loss, "critic_loss", "actor_loss")
+        if cfg.compile:  # worthwhile on GPUs
+            loss.critic_loss = torch.compile(loss.critic_loss)
+            loss.actor_loss = torch.compile(loss.actor_loss)
         return loss
 
     def agent(
@@ -233,13 +218,19 @@ class AgentMaker:
             targets: a ``SoftUpdate`` of the target networks.
             actor_keys: the entries of a transition that the actor loss reads.
         """
-        cfg, backend, observations = self._cfg, self._backend, self._observations
+        cfg, observations = self._cfg, self._observations
         uncertainty = VMFUncertainty(loss)
-        buffer = make_replay_buffer(self.env, cfg, backend)
+        buffer = make_replay_buffer(self.env, cfg)
         collector = None
         if explorer is not None:
             acting = observations.before(explorer)
-            collector = make_collector(self.env, acting, observations, buffer, cfg, backend)
+            collector = make_collector(self.env, acting, observations, buffer, cfg)
+        updated: dict[str, Any] = {
+            "critic_optimizer": critic_optimizer,
+            "actor_optimizer": actor_optimizer,
+            "alpha_optimizer": alpha_optimizer,
+            "targets": targets,
+        }
         return Agent(
             env=self.env,
             policy=observations.before(actor),
@@ -247,27 +238,11 @@ class AgentMaker:
             observations=observations,
             loss=loss,
             uncertainty=uncertainty,
-            diagnostics=Diagnostics(
-                loss,
-                [tensor for group in actor_optimizer.param_groups for tensor in group["params"]],
-                buffer,
-                observations,
-                observations.stored_keys(actor_keys),
-                cfg.sampler.kind,
-            ),
-            critic_optimizer=critic_optimizer,
-            actor_optimizer=actor_optimizer,
-            alpha_optimizer=alpha_optimizer,
-            targets=targets,
-            compiled=self._compiled(
-                loss,
-                critic_optimizer=critic_optimizer,
-                actor_optimizer=actor_optimizer,
-                alpha_optimizer=alpha_optimizer,
-                targets=targets,
-            ),
+            **updated,
+            compiled=self._compiled(loss, **updated),
             buffer=buffer,
             collector=collector,
+            sampler_kind=cfg.sampler.kind,
             sample_actor=make_actor_sampling(
                 buffer, observations, actor, uncertainty, cfg, actor_keys
             ),
@@ -278,7 +253,7 @@ class AgentMaker:
 
     def _compiled(self, loss: Any, **components: Any) -> CompiledUpdates | None:
         """Whole updates in one compiled call each, or ``None`` and one line that says why."""
-        if not self._backend.is_fast or self._backend.note or self._cfg.compile:
+        if not self._cfg.fast or self._cfg.compile:
             return None
         try:
             return CompiledUpdates(loss, **components)
@@ -287,9 +262,20 @@ class AgentMaker:
             return None
 
 
+def adam(
+    parameters: TensorDictParams | list[Tensor],
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> Adam:
+    """Makes an optimizer of a list of parameters, or of those of a loss without its buffers."""
+    if isinstance(parameters, TensorDictParams):
+        tensors = parameters.flatten_keys().values()
+        parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+    return Adam(parameters, lr=lr, betas=betas, fused=True)
+
+
 def deterministic_agent(
     cfg: TD3Config | TD3BCConfig,
-    backend: Backend,
     make_loss: Callable[..., Any],
     *,
     exploration_noise: float | None,
@@ -300,14 +286,13 @@ def deterministic_agent(
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the class of the loss, or a function with its arguments.
         exploration_noise: the standard deviation of the noise on collected actions; ``None`` for
             training on a dataset.
         actor_keys: the entries of a transition that the actor loss reads.
         **options: further arguments of the loss.
     """
-    maker = AgentMaker(cfg, backend)
+    maker = AgentMaker(cfg)
     actor = deterministic_actor(maker.env, maker.networks)
     critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics)
     options = {
@@ -321,17 +306,16 @@ def deterministic_agent(
     return maker.agent(
         actor,
         loss,
-        explorer=None if is_offline else exploring(backend, actor, exploration_noise),
+        explorer=None if is_offline else exploring(actor, cfg.fast, exploration_noise),
         targets=SoftUpdate(loss, tau=cfg.tau),
-        critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr),
-        actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr),
+        critic_optimizer=adam(loss.qvalue_network_params, cfg.critic_lr),
+        actor_optimizer=adam(loss.actor_network_params, cfg.actor_lr),
         actor_keys=actor_keys,
     )
 
 
 def gaussian_agent(
     cfg: TemperatureConfig,
-    backend: Backend,
     make_loss: Callable[..., Any],
     *,
     outputs: int = 1,
@@ -343,14 +327,13 @@ def gaussian_agent(
 
     Args:
         cfg: the configuration of the run.
-        backend: TorchRL's components or the fast ones.
         make_loss: the class of the loss, or a function with its arguments.
         outputs: the number of outputs of a critic.
         betas: the coefficients of Adam for actor and critics.
         has_targets: whether the critics have target networks.
         **options: further arguments of the loss.
     """
-    maker = AgentMaker(cfg, backend)
+    maker = AgentMaker(cfg)
     actor = gaussian_actor(maker.env, maker.networks)
     critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics, outputs)
     options = {"alpha_init": cfg.alpha_init, "target_entropy": cfg.target_entropy, **options}
@@ -358,9 +341,9 @@ def gaussian_agent(
     return maker.agent(
         actor,
         loss,
-        explorer=exploring(backend, actor),
+        explorer=exploring(actor, cfg.fast),
         targets=SoftUpdate(loss, tau=cfg.tau) if has_targets else None,
-        critic_optimizer=backend.adam(loss.qvalue_network_params, cfg.critic_lr, betas),
-        actor_optimizer=backend.adam(loss.actor_network_params, cfg.actor_lr, betas),
-        alpha_optimizer=backend.adam([loss.log_alpha], cfg.alpha_lr),
+        critic_optimizer=adam(loss.qvalue_network_params, cfg.critic_lr, betas),
+        actor_optimizer=adam(loss.actor_network_params, cfg.actor_lr, betas),
+        alpha_optimizer=adam([loss.log_alpha], cfg.alpha_lr),
     )

@@ -15,13 +15,12 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
 from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
-from torchrl.objectives import LossModule
 
 from torchrl_vmfer import Policy, load_policy
-from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
+from torchrl_vmfer.compiled.explorer import make_explorer
+from torchrl_vmfer.networks import Explorer, NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
-from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.agent.observations import ObservingPolicy
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
@@ -29,7 +28,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 
 __all__ = [
-    "compiled",
     "critic_network_spec",
     "deterministic_actor",
     "exploring",
@@ -103,16 +101,16 @@ def _one_line() -> Iterator[None]:
 
 
 def exploring(
-    backend: Backend, actor: TensorDictModule | ProbabilisticActor, noise: float | None = None
+    actor: TensorDictModule | ProbabilisticActor, fast: bool, noise: float | None = None
 ) -> TensorDictModule:
     """The data-collection policy: the network of the actor, with exploration.
 
     Args:
-        backend: provides the exploration.
         actor: an actor made by this module; its parameters are shared.
+        fast: whether to compute single actions in one compiled call, where possible.
         noise: the standard deviation of the noise on the actions of a deterministic actor.
     """
-    explorer = backend.explorer(_network_of(actor), noise)
+    explorer = (make_explorer if fast else Explorer)(_network_of(actor), noise)
     return TensorDictModule(explorer, ["observation"], ["action"])
 
 
@@ -132,11 +130,7 @@ def make_critics(
 ) -> list[ValueOperator] | ValueOperator:
     """The ensemble Q_1(s, a) to Q_N(s, a). A list preserves the initial weights of each critic.
 
-    Args:
-        env: defines the sizes of observations and actions.
-        spec: the specification of the networks.
-        count: the number of critics.
-        outputs: the outputs of a critic: its value, or quantiles of the return.
+    The outputs of a critic are its value, or quantiles of the return.
     """
     size = sum(_sizes(env))
     with _one_line():
@@ -154,11 +148,7 @@ def policy_data(
 ) -> dict[str, Any]:
     """A policy as plain data, which ``torchrl_vmfer.load_policy`` reads.
 
-    Args:
-        policy: an actor of this module, with or without preprocessing.
-        env: an environment of the run.
-        cfg: the configuration of the run.
-        step: the steps of the run so far.
+    It is an actor of this module, with or without preprocessing, after some steps of the run.
     """
     observations = policy.observations if isinstance(policy, ObservingPolicy) else None
     actor = policy.actor if isinstance(policy, ObservingPolicy) else policy
@@ -231,9 +221,3 @@ def _boxes(space: Any, *prefix: str) -> Iterator[tuple[tuple[str, ...], tuple[in
             yield from _boxes(part, *prefix, name)
     elif isinstance(space, gym.spaces.Box):
         yield prefix or ("observation",), space.shape
-
-
-def compiled(loss: LossModule, *names: str) -> None:
-    """Compiles methods of a loss, which is worthwhile on GPUs."""
-    for name in names:
-        setattr(loss, name, torch.compile(getattr(loss, name)))

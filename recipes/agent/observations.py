@@ -27,11 +27,7 @@ __all__ = [
 
 
 class Observations(TensorDictModuleBase):
-    """Passes the stored observation to the networks unchanged.
-
-    Args:
-        device: the device of the networks.
-    """
+    """Passes the stored observation to the networks, on their device, unchanged."""
 
     in_keys: Sequence[str] = ["observation"]
     out_keys = ["observation"]
@@ -65,13 +61,8 @@ class NormalizedObservations(Observations):
     """Normalizes observations for the networks.
 
     Mean and variance are computed over all collected data. The buffer stores raw data, and samples
-    are normalized with the current statistics. (TorchRL's ``VecNormV2`` normalizes data once, at
-    collection.)
-
-    Args:
-        size: the length of an observation.
-        clip: normalized values are clipped to ± this value.
-        device: the device of the networks.
+    are normalized with the current statistics and clipped to ± ``clip``. (TorchRL's ``VecNormV2``
+    normalizes data once, at collection.)
     """
 
     def __init__(self, size: int, clip: float, device: str) -> None:
@@ -115,10 +106,6 @@ class DatasetObservations(NormalizedObservations):
 
     As published for TD3+BC: 1e-3 is added to the standard deviation, and nothing is clipped.
     ``learn`` is called once, with the whole dataset.
-
-    Args:
-        size: the length of an observation.
-        device: the device of the networks.
     """
 
     def __init__(self, size: int, device: str) -> None:
@@ -131,11 +118,6 @@ class GoalObservations(NormalizedObservations):
 
     The statistics of goals include desired and achieved goals, since hindsight relabeling turns
     achieved goals into desired ones.
-
-    Args:
-        sizes: the lengths of observation and goal.
-        clip: normalized values are clipped to ± this value.
-        device: the device of the networks.
     """
 
     in_keys = ["observation", "desired_goal"]

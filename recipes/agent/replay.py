@@ -8,9 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from torch import Tensor
-from torchrl.data import PrioritizedSampler, RandomSampler
+from torchrl.data import (
+    LazyTensorStorage,
+    PrioritizedSampler,
+    RandomSampler,
+    TensorDictRoundRobinWriter,
+)
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.envs import GymWrapper
 
@@ -26,10 +29,10 @@ from torchrl_vmfer import (
     RecentSampler,
     VMFSampler,
 )
+from torchrl_vmfer.replay.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
-from vmfer_recipes.agent.backend import Backend
-from vmfer_recipes.collection.transitions import ENVIRONMENT
-from vmfer_recipes.config.errors import UserError, diverged, first_line
+from vmfer_recipes.collection.collectors import ENVIRONMENT
+from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.config.replay_groups import (
     GradientNormSamplerConfig,
@@ -49,14 +52,14 @@ from vmfer_recipes.config.replay_groups import (
 from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
+    "SIGNALS",
     "actor_signal",
     "check_memory",
     "make_replay_buffer",
-    "store_priorities",
     "stores_td_errors",
 ]
 
-_SIGNALS = {
+SIGNALS = {
     "factor": "a sampling factor",
     "td_error": "a TD error",
     "gradient_norm": "the norm of an action gradient",
@@ -64,19 +67,19 @@ _SIGNALS = {
 }
 
 
-def make_replay_buffer(
-    env: GymWrapper, cfg: TrainingConfig, backend: Backend
-) -> ActorCriticReplayBuffer:
+def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticReplayBuffer:
     """Makes the buffer selected by ``replay=`` and ``sampler=``.
 
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
     is_alone = cfg.collector.kind == "single"  # other processes do not read its counters
+    storage = RowStorage if cfg.fast else LazyTensorStorage
+    writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
     parts: dict[str, Callable[[], Any]] = {
-        "storage": partial(backend.storage, cfg.replay.buffer_size, compilable=is_alone),
+        "storage": partial(storage, cfg.replay.buffer_size, compilable=is_alone),
         # Workers may overwrite transitions that the learner is about to score.
-        "writer": partial(backend.writer, compilable=is_alone, track_generations=not is_alone),
+        "writer": partial(writer, compilable=is_alone, track_generations=not is_alone),
         "critic_sampler": partial(_critic_sampler, cfg.replay),
         "actor_sampler": partial(_actor_sampler, cfg.sampler),
     }
@@ -184,10 +187,10 @@ def actor_signal(cfg: SamplerConfig) -> str | None:
     priorities receives factors.
     """
     signal = signal_of(_actor_sampler(cfg))
-    if signal is not None and signal not in _SIGNALS:
+    if signal is not None and signal not in SIGNALS:
         raise UserError(
             f"sampler={cfg.name} has signal={signal!r}, but the recipes provide "
-            f"{', '.join(_SIGNALS)}: set one of these, or None."
+            f"{', '.join(SIGNALS)}: set one of these, or None."
         )
     return signal
 
@@ -199,23 +202,3 @@ def stores_td_errors(cfg: ReplayConfig) -> bool:
         kind = import_class(cfg.path, Sampler, "replay")
         return kind.update_priority is not Sampler.update_priority
     return isinstance(cfg, (PrioritizedReplayConfig, LAPReplayConfig))
-
-
-def store_priorities(
-    update: Callable[..., None], batch: TensorDictBase, values: Tensor, signal: str
-) -> None:
-    """Updates a sampler with what was measured on a batch.
-
-    Args:
-        update: ``update_priority`` or ``update_actor_priority`` of the buffer.
-        batch: the batch.
-        values: one value for each transition of the batch.
-        signal: what the values are, as in :func:`actor_signal`.
-    """
-    try:
-        generation = batch.get("index_generation", None)  # set if several processes write
-        update(batch["index"], values, generation)
-    except ValueError as error:
-        if values.isfinite().all():
-            raise
-        raise diverged(f"{_SIGNALS[signal]} is not finite") from error

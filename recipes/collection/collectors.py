@@ -6,14 +6,14 @@ from typing import Any, Protocol
 
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase
+from torchrl.collectors import Collector
+from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.agent.backend import Backend
+from torchrl_vmfer.replay.rows import extend
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection import _upstream
-from vmfer_recipes.collection.episodes import EpisodeReturns
-from vmfer_recipes.collection.transitions import kept
-from vmfer_recipes.collection.vectorized import VectorCollector
+from vmfer_recipes.collection.direct import DirectCollector
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
@@ -23,7 +23,86 @@ from vmfer_recipes.environments.state import (
     reseed_environment,
 )
 
-__all__ = ["AnyCollector", "StepCount", "TransitionCollector", "make_collector"]
+__all__ = [
+    "ENVIRONMENT",
+    "AnyCollector",
+    "EpisodeReturns",
+    "StepCount",
+    "TransitionCollector",
+    "kept",
+    "make_collector",
+]
+
+# The number of the environment that a transition comes from, stored if hindsight needs it.
+ENVIRONMENT = "environment"
+
+# A time limit sets `done` but not `terminated`, and losses bootstrap unless `terminated`. Goals
+# are stored if the environment has them.
+_KEPT = (
+    *(ENVIRONMENT, "observation", "desired_goal", "action"),
+    *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
+    *(("next", "done"), ("next", "terminated")),
+)
+
+
+def kept(transitions: TensorDictBase) -> TensorDictBase:
+    """Selects the entries of transitions to store."""
+    return transitions.select(*_KEPT, strict=False)
+
+
+class EpisodeReturns:
+    """Returns and lengths of the training episodes that have ended since they were last read.
+
+    Args:
+        num_envs: the number of environments, whose episodes run side by side.
+
+    Example:
+        >>> episodes = EpisodeReturns()
+        >>> episodes.add(1.0, is_over=False)
+        >>> episodes.pop()
+        {}
+        >>> episodes.add(2.5, is_over=True)
+        >>> episodes.pop()
+        {'episode_return': 3.5, 'episode_length': 2.0, 'num_episodes': 1}
+    """
+
+    def __init__(self, num_envs: int = 1) -> None:
+        self._returns = [0.0] * num_envs
+        self._lengths = [0] * num_envs
+        self._ended: list[tuple[float, int]] = []
+
+    def add(self, reward: float, is_over: bool, environment: int = 0) -> None:
+        """Adds one step."""
+        self._returns[environment] += reward
+        self._lengths[environment] += 1
+        if is_over:
+            self._ended.append((self._returns[environment], self._lengths[environment]))
+            self._returns[environment], self._lengths[environment] = 0.0, 0
+
+    def pop(self) -> dict[str, float]:
+        """The means over the ended episodes and their number, or nothing. Then forgets them."""
+        if not self._ended:
+            return {}
+        returns, lengths = zip(*self._ended, strict=True)
+        self._ended = []
+        return {
+            "episode_return": sum(returns) / len(returns),
+            "episode_length": sum(lengths) / len(lengths),
+            "num_episodes": len(lengths),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running episodes, and the ended ones that were not read."""
+        return {
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "ended": list(self._ended),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within the episodes."""
+        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
+        self._ended = [(total, length) for total, length in state["ended"]]
 
 
 class AnyCollector(Protocol):
@@ -51,20 +130,22 @@ def make_collector(
     observations: Observations,
     buffer: ActorCriticReplayBuffer,
     cfg: TrainingConfig,
-    backend: Backend,
 ) -> AnyCollector:
     """Makes the collector selected by ``collector=`` and ``num_envs=``."""
+    # Imported here: the other collectors build on this module.
     if cfg.num_envs > 1:
+        from vmfer_recipes.collection.vectorized import VectorCollector
+
         return VectorCollector(env, policy, observations, buffer, cfg)
     if cfg.collector.kind == "single":
-        return TransitionCollector(env, policy, observations, buffer, cfg, backend)
+        return TransitionCollector(env, policy, observations, buffer, cfg)
     if cfg.collector.kind == "ray":
         from vmfer_recipes.collection.ray_workers import RayWorkers
 
         return RayWorkers(policy, buffer, cfg)
     from vmfer_recipes.collection.workers import Workers
 
-    return Workers(policy, buffer, cfg, backend)
+    return Workers(policy, buffer, cfg)
 
 
 class StepCount:
@@ -94,8 +175,7 @@ class TransitionCollector:
         policy: the exploring policy; it is used directly, not copied.
         observations: its statistics are updated with every transition.
         buffer: receives every transition.
-        cfg: defines the number of initial random steps.
-        backend: provides the class of the collector, and the function that writes to the buffer.
+        cfg: defines the number of initial random steps, and whether to collect fast.
 
     Attributes:
         episodes: the returns of the training episodes.
@@ -108,16 +188,15 @@ class TransitionCollector:
         observations: Observations,
         buffer: ActorCriticReplayBuffer,
         cfg: TrainingConfig,
-        backend: Backend,
     ) -> None:
         self._env = env
         self._observations = observations
         self._buffer = buffer
-        self._extend = backend.extend
+        self._extend = extend if cfg.fast else TensorDictReplayBuffer.extend
         self._steps = 0
         self.episodes = EpisodeReturns()
         devices = {"env_device": "cpu", "storing_device": "cpu", "policy_device": cfg.device}
-        self._collector = backend.collector(
+        self._collector = (DirectCollector if cfg.fast else Collector)(
             env,
             policy,
             frames_per_batch=1,

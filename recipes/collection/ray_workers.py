@@ -17,8 +17,7 @@ from torchrl.collectors.distributed import RayCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.collection._upstream import CommandedCollector, sync_no_weights
-from vmfer_recipes.collection.collectors import StepCount
-from vmfer_recipes.collection.transitions import kept
+from vmfer_recipes.collection.collectors import StepCount, kept
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment

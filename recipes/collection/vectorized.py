@@ -13,8 +13,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.agent.observations import Observations
-from vmfer_recipes.collection.episodes import EpisodeReturns
-from vmfer_recipes.collection.transitions import ENVIRONMENT, kept
+from vmfer_recipes.collection.collectors import ENVIRONMENT, EpisodeReturns, kept
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import (

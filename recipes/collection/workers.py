@@ -19,10 +19,9 @@ from torchrl import torchrl_logger
 from torchrl.collectors import Collector, MultiAsyncCollector, MultiSyncCollector
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.collection import _upstream
-from vmfer_recipes.collection.collectors import StepCount
-from vmfer_recipes.collection.transitions import kept
+from vmfer_recipes.collection.collectors import StepCount, kept
+from vmfer_recipes.collection.direct import DirectCollector
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
@@ -44,21 +43,15 @@ class Workers(StepCount):
         policy: the exploring policy.
         buffer: receives every transition.
         cfg: the configuration of the run.
-        backend: provides the class of the collectors.
     """
 
     def __init__(
-        self,
-        policy: TensorDictModuleBase,
-        buffer: ActorCriticReplayBuffer,
-        cfg: TrainingConfig,
-        backend: Backend,
+        self, policy: TensorDictModuleBase, buffer: ActorCriticReplayBuffer, cfg: TrainingConfig
     ) -> None:
         self._policy = policy
         self._buffer = buffer
         self._cfg = cfg
         self._options: Any = cfg.collector
-        self._backend = backend
         self._workers: Any = None  # TorchRL's collector, once it has started
 
     def collect(self) -> None:
@@ -127,9 +120,9 @@ class Workers(StepCount):
                 total_frames=-1,
                 init_random_frames=cfg.init_random_frames,
                 replay_buffer=buffer,
-                collector_class=_WorkerClass(self._backend.collector),
+                collector_class=_WorkerClass(DirectCollector if cfg.fast else Collector),
                 postproc=kept,
-                init_fn=partial(_set_up, self._backend.is_fast),
+                init_fn=partial(_set_up, cfg.fast),
                 num_threads=cfg.threads,
                 num_sub_threads=1,
                 auto_register_policy_transforms=False,
@@ -164,7 +157,7 @@ def _close(workers: MultiSyncCollector | MultiAsyncCollector, limit: Any, thread
 
 def _set_up(is_fast: bool) -> None:
     torchrl_logger.setLevel("WARNING")
-    make_backend(is_fast)  # also configures the process
+    torch.set_flush_denormal(is_fast)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the learner saves, then ends them
 
 

@@ -27,10 +27,6 @@ _GOALS = ("observation", "achieved_goal", "desired_goal")
 class Environment(GymWrapper):
     """TorchRL's wrapper of a Gymnasium environment.
 
-    Args:
-        simulator: the Gymnasium environment.
-        **kwargs: passed to TorchRL's wrapper.
-
     Attributes:
         simulator: the Gymnasium environment. Code that needs no TensorDict steps it directly.
         own_observation_space: the observations before they are converted for the recipes.
@@ -120,20 +116,14 @@ def _wrapped(env: gym.Env, path: str) -> gym.Env:
 
 def _check_actions(space: gym.Space, name: str) -> None:
     if not isinstance(space, gym.spaces.Box):
-        raise UserError(
-            f"{name} has the action space {space}, but the recipes need a continuous one (Box): "
-            "choose another environment."
-        )
-    if len(space.shape) != 1:
-        raise UserError(
-            f"{name} has actions of shape {space.shape}, but the recipes need vectors: choose "
-            "another environment."
-        )
-    if not np.isfinite([space.low, space.high]).all():
-        raise UserError(
-            f"{name} has unbounded actions, but the recipes need bounds: choose another "
-            "environment."
-        )
+        fault = f"the action space {space}, but the recipes need a continuous one (Box)"
+    elif len(space.shape) != 1:
+        fault = f"actions of shape {space.shape}, but the recipes need vectors"
+    elif not np.isfinite([space.low, space.high]).all():
+        fault = "unbounded actions, but the recipes need bounds"
+    else:
+        return
+    raise UserError(f"{name} has {fault}: choose another environment.")
 
 
 def _check_observations(space: gym.Space, name: str) -> None:
@@ -149,12 +139,7 @@ def _check_observations(space: gym.Space, name: str) -> None:
 
 
 class ActionRepeat(gym.Wrapper):
-    """Repeats every action, and adds the rewards. It stops at the end of an episode.
-
-    Args:
-        env: the environment.
-        times: how often an action is applied.
-    """
+    """Repeats every action, and adds the rewards. It stops at the end of an episode."""
 
     def __init__(self, env: gym.Env, times: int) -> None:
         super().__init__(env)
@@ -176,9 +161,6 @@ class Float32Actions(gym.ActionWrapper):
 
     The actions are rescaled to the simulator's bounds and converted to its data type. Integer
     actions are rounded to the nearest value. (Gymnasium's ``RescaleAction`` keeps the data type.)
-
-    Args:
-        env: the environment.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -203,17 +185,15 @@ def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:
     space = env.observation_space
     parts: dict[str, Any] = dict(space.spaces) if isinstance(space, gym.spaces.Dict) else {}
     has_goals = {*_GOALS} <= {*parts}
-    if goals and not (has_goals and hasattr(env.unwrapped, "compute_reward")):
-        raise UserError(
-            f"replay=her needs an environment with goals, and {name} has none: use another "
-            "replay=, or an environment such as FetchReach-v4."
-        )
-    if goals and not all(isinstance(parts[key], gym.spaces.Box) for key in _GOALS):
-        raise UserError(
-            f"replay=her needs goals that are vectors, and those of {name} are not: use another "
-            "replay=, or an environment such as FetchReach-v4."
-        )
     if goals:
+        fault = ""
+        if not (has_goals and hasattr(env.unwrapped, "compute_reward")):
+            fault = f"an environment with goals, and {name} has none"
+        elif not all(isinstance(parts[key], gym.spaces.Box) for key in _GOALS):
+            fault = f"goals that are vectors, and those of {name} are not"
+        if fault:
+            cure = "use another replay=, or an environment such as FetchReach-v4"
+            raise UserError(f"replay=her needs {fault}: {cure}.")
         goal_space = gym.spaces.Dict({key: _unbounded(parts[key].shape) for key in _GOALS})
         return Guarded(
             env,
@@ -236,14 +216,7 @@ def _unbounded(shape: Any) -> gym.spaces.Box:
 
 
 class Guarded(gym.wrappers.TransformObservation):
-    """Reports exceptions and invalid outputs of an environment as one-line errors.
-
-    Args:
-        env: the environment.
-        transform: converts an observation.
-        space: the space of converted observations.
-        name: the name of the environment in error messages.
-    """
+    """Converts observations, and reports exceptions and invalid outputs as one-line errors."""
 
     def __init__(
         self, env: gym.Env, transform: Callable[[Any], Any], space: gym.Space, name: str

@@ -29,7 +29,6 @@ __all__ = [
     "environment_state",
     "load_environment_state",
     "reseed_environment",
-    "unsaved_attribute",
 ]
 
 # MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
@@ -43,6 +42,7 @@ _SIMULATION = (
 )
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, deque)}
+_SIMULATORS = (mujoco.MjData, mujoco.MjModel)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Libraries whose spaces, specifications, models and renderers are constant.
@@ -55,16 +55,11 @@ class _UnsavedError(Exception):
 
 def environment_state(env: Environment) -> dict[str, Any]:
     """The full state of an episode as plain data, or only ``{"unsaved": attribute}``."""
-    layers, writer = list(_layers(env.simulator)), _Writer()
+    writer = _Writer()
     try:
-        return {"layers": [writer.layer(layer) for layer in layers]}
+        return {"layers": [writer.layer(layer) for layer in _layers(env.simulator)]}
     except _UnsavedError as error:
         return {"unsaved": str(error)}
-
-
-def unsaved_attribute(env: Environment) -> str | None:
-    """The attribute because of which an episode cannot be saved; ``None`` without any."""
-    return environment_state(env).get("unsaved")
 
 
 def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
@@ -82,37 +77,23 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
-    """Seeds every random generator of an environment. The current episode continues.
-
-    ``reset(seed=...)`` would start another episode.
-
-    Args:
-        env: the environment.
-        seed: the seed, from which each generator gets a seed of its own.
-    """
+    """Seeds every random generator of an environment, each differently. The episode continues."""
     seeds = np.random.SeedSequence(seed)
     for layer in _layers(env.simulator):
         for value in vars(layer).values():
             if isinstance(value, _GENERATORS):
-                _seed_generator(value, int(seeds.spawn(1)[0].generate_state(1)[0]))
-
-
-def _seed_generator(generator: Any, seed: int) -> None:
-    # In place: several objects may share a generator.
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = type(generator.bit_generator)(seed).state
-    elif isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
-    else:
-        generator.seed(seed)
+                number = int(seeds.spawn(1)[0].generate_state(1)[0])
+                # In place: several objects may share a generator.
+                if isinstance(value, np.random.Generator):
+                    value.bit_generator.state = type(value.bit_generator)(number).state
+                elif isinstance(value, torch.Generator):
+                    value.manual_seed(number)
+                else:
+                    value.seed(number)
 
 
 class EnvironmentPart:
-    """The state of an environment as a part of a checkpoint.
-
-    Args:
-        env: the environment.
-    """
+    """The state of an environment as a part of a checkpoint."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
@@ -145,6 +126,12 @@ def _is_layer(value: Any, owner: Any) -> bool:
     return isinstance(owner, ControlSuite) and _package(value) == "dm_control"
 
 
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, (*_SIMULATORS, gym.Env)):
+        return False
+    return isinstance(value, (*_CODE, np.dtype, gym.Space)) or _package(value) in _CONSTANT
+
+
 def _has_methods(value: Any) -> bool:
     return all(callable(getattr(type(value), f"{name}state_dict", 0)) for name in ("", "load_"))
 
@@ -155,13 +142,6 @@ def _package(value: Any) -> str:
 
 def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _owner(value: Any) -> Any:
-    """The object whose memory an array uses: an array, or for instance a simulation."""
-    while isinstance(value, np.ndarray) and value.base is not None:
-        value = value.base
-    return value
 
 
 class _Writer:
@@ -180,16 +160,9 @@ class _Writer:
         attributes = {
             key: self.value(value, f"{name}.{key}")
             for key, value in vars(layer).items()
-            if not _is_layer(value, layer) and not self._is_constant(value)
+            if not _is_layer(value, layer) and not _is_constant(value)
         }
         return {"class": _class_name(layer), "attributes": attributes}
-
-    def _is_constant(self, value: Any) -> bool:
-        if isinstance(value, (mujoco.MjData, mujoco.MjModel)):
-            return False
-        if isinstance(value, (*_CODE, np.dtype, gym.Space, gym.envs.registration.EnvSpec)):
-            return True
-        return _package(value) in _CONSTANT and not isinstance(value, gym.Env)
 
     def value(self, value: Any, place: str) -> Any:
         if type(value) in _PLAIN:
@@ -198,7 +171,7 @@ class _Writer:
             return str(value)
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
             return ["number", torch.from_numpy(np.array(value))]
-        if self._is_constant(value):
+        if _is_constant(value):
             return ["constant"]
         if id(value) in self._seen:
             return ["same", self._seen[id(value)]]
@@ -207,21 +180,24 @@ class _Writer:
         return [*self._content(value, place), number]
 
     def _content(self, value: Any, place: str) -> list[Any]:
-        if isinstance(value, mujoco.MjData):
-            arrays = {name: torch.from_numpy(getattr(value, name).copy()) for name in _SIMULATION}
-            return ["simulation", arrays | {"time": value.time}]
-        if isinstance(value, mujoco.MjModel):  # tasks may move bodies, or change masses
-            arrays = {name: torch.from_numpy(array.copy()) for name, array in _parameters(value)}
-            return ["model", arrays | {"timestep": value.opt.timestep}]
-        if isinstance(value, _GENERATORS):
-            return ["generator", *self._generator(value, place)]
+        if isinstance(value, _SIMULATORS):
+            arrays = {name: torch.from_numpy(array.copy()) for name, array in _arrays(value)}
+            owner, time = _clock(value)
+            kind = "simulation" if owner is value else "model"
+            return [kind, arrays | {time: getattr(owner, time)}]
+        if isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            return ["generator", type(bits).__name__, self.value(bits.state, place)]
+        if isinstance(value, random.Random):
+            return ["generator", "Random", self.value(value.getstate(), place)]
+        if isinstance(value, (np.random.RandomState, torch.Generator)):
+            return ["generator", type(value).__name__, self.value(value.get_state(), place)]
         if type(value) is np.ndarray and value.dtype.kind in "biufc":
-            return self._array(value, place)
+            return [self._array_kind(value, place), torch.from_numpy(np.array(value))]
         if type(value) is torch.Tensor:
             return ["tensor", value.detach().clone()]
         if type(value) is dict:
-            pairs = [[self.value(each, place) for each in item] for item in value.items()]
-            return ["dict", pairs]
+            return ["dict", [[self.value(each, place) for each in pair] for pair in value.items()]]
         if type(value) in _CONTAINERS.values():
             items = sorted(value, key=repr) if isinstance(value, set) else value
             content = [self.value(item, place) for item in items]
@@ -230,24 +206,17 @@ class _Writer:
             return ["object", self.value(value.state_dict(), place)]
         raise _UnsavedError(f"{place} ({type(value).__name__})")
 
-    def _generator(self, value: Any, place: str) -> list[Any]:
-        if isinstance(value, np.random.Generator):
-            state = self.value(value.bit_generator.state, place)
-            return [type(value.bit_generator).__name__, state]
-        if isinstance(value, np.random.RandomState):
-            return ["RandomState", self.value(value.get_state(), place)]
-        if isinstance(value, random.Random):
-            return ["Random", self.value(value.getstate(), place)]
-        return ["torch", value.get_state()]
-
-    def _array(self, value: np.ndarray, place: str) -> list[Any]:
-        owner = _owner(value)
-        is_view = not isinstance(owner, np.ndarray)  # of a simulation
-        if id(owner) in self._memory and not is_view:
+    def _array_kind(self, value: np.ndarray, place: str) -> str:
+        owner: Any = value
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        if not isinstance(owner, np.ndarray):
+            return "view"  # of a simulation
+        if id(owner) in self._memory:
             raise _UnsavedError(f"{place} (shares memory with {self._memory[id(owner)]})")
         self._memory[id(owner)] = place
         self._kept.append(owner)
-        return ["view" if is_view else "array", torch.from_numpy(np.array(value))]
+        return "array"
 
 
 class _Reader:
@@ -262,12 +231,11 @@ class _Reader:
             return layer.load_state_dict(self.value(saved["state"], None))
         attributes = vars(layer)  # not setattr, which a frozen dataclass forbids
         for key, content in saved["attributes"].items():
-            value = self.value(content, attributes.get(key))
-            attributes[key] = value
+            value = attributes[key] = self.value(content, attributes.get(key))
             if isinstance(value, mujoco.MjData) and isinstance(layer, ControlSuite):
                 # Its step ends with the first half of MuJoCo's step, whose results it uses next.
                 mujoco.mj_step1(layer.model, value)
-                _load_simulation(value, content[1])
+                _load_arrays(value, content[1])
 
     def value(self, saved: Any, current: Any) -> Any:
         if not isinstance(saved, list):
@@ -284,72 +252,69 @@ class _Reader:
         return value
 
     def _restored(self, kind: str, content: list[Any], current: Any) -> Any:
-        if kind == "simulation":
-            _load_simulation(current, content[0])
-        elif kind == "model":
-            current.opt.timestep = content[0]["timestep"]
-            for name, array in _parameters(current):
-                array[...] = content[0][name].numpy()
-        elif kind == "generator":
-            return self._generator(content[0], content[1], current)
-        elif kind == "array":
-            return content[0].numpy().copy(order="K")
-        elif kind == "view" and isinstance(current, np.ndarray) and current.flags.writeable:
-            current[...] = content[0].numpy()
-        elif kind == "tensor":
-            return content[0].clone()
-        elif kind == "dict":
-            return self._dict(content[0], current)
-        elif kind in _CONTAINERS:
+        saved = content[0]
+        if kind == "generator":
+            return self._generator(saved, self.value(content[1], None), current)
+        if kind == "array":
+            return saved.numpy().copy(order="K")
+        if kind == "tensor":
+            return saved.clone()
+        if kind == "dict":
+            before = current if isinstance(current, dict) else {}
+            pairs = [(self.value(key, None), item) for key, item in saved]
+            return {key: self.value(item, before.get(key)) for key, item in pairs}
+        if kind in _CONTAINERS:
             now = [*current] if isinstance(current, (list, tuple, deque)) else []
-            now += [None] * (len(content[0]) - len(now))
-            items = [self.value(*pair) for pair in zip(content[0], now, strict=False)]
+            now += [None] * (len(saved) - len(now))
+            items = [self.value(*pair) for pair in zip(saved, now, strict=False)]
             return deque(items, content[1]) if kind == "deque" else _CONTAINERS[kind](items)
+        if kind in ("simulation", "model"):
+            _load_arrays(current, saved)
         elif kind == "object":
-            current.load_state_dict(self.value(content[0], None))
+            current.load_state_dict(self.value(saved, None))
+        elif isinstance(current, np.ndarray) and current.flags.writeable:  # a view
+            current[...] = saved.numpy()
         return current
-
-    def _dict(self, pairs: list[Any], current: Any) -> dict[Any, Any]:
-        now = current if isinstance(current, dict) else {}
-        keys = [self.value(key, None) for key, _ in pairs]
-        return {
-            key: self.value(item, now.get(key)) for key, (_, item) in zip(keys, pairs, strict=True)
-        }
 
     def _generator(self, kind: str, state: Any, current: Any) -> Any:
         # In place, unless two generators were one when the environment was made.
-        makers: dict[str, Any] = {
-            "RandomState": np.random.RandomState,
-            "Random": random.Random,
-            "torch": torch.Generator,
-        }
         if not isinstance(current, _GENERATORS) or any(current is each for each in self._used):
-            make = makers.get(kind)
-            current = make() if make else np.random.Generator(getattr(np.random, kind)())
+            made = {"Random": random.Random, "Generator": torch.Generator}.get(kind)
+            current = made() if made else getattr(np.random, kind)()
+            if isinstance(current, np.random.BitGenerator):
+                current = np.random.Generator(current)
         self._used.append(current)
-        if kind == "torch":
-            current.set_state(state)
-        elif kind == "Random":
-            current.setstate(self.value(state, None))
-        elif kind == "RandomState":
-            current.set_state(self.value(state, None))
+        if isinstance(current, np.random.Generator):
+            current.bit_generator.state = state
+        elif isinstance(current, random.Random):
+            current.setstate(state)
         else:
-            current.bit_generator.state = self.value(state, None)
+            current.set_state(state)
         return current
 
 
-def _parameters(model: mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
-    """The numbers of a MuJoCo model, without meshes, pictures and their search trees."""
-    for part, prefix in ((model, ""), (model.opt, "opt.")):
+def _arrays(value: mujoco.MjData | mujoco.MjModel) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays of a simulation, or of a model, in which tasks may move bodies or change masses.
+
+    Meshes, pictures and their search trees are left out.
+    """
+    if isinstance(value, mujoco.MjData):
+        yield from ((name, getattr(value, name)) for name in _SIMULATION)
+        return
+    for part, prefix in ((value, ""), (value.opt, "opt.")):
         for name in dir(part):
-            if not name.startswith(("_", "bvh", "oct")):
-                value = getattr(part, name)
-                is_terrain = name == "hfield_data"  # of float32, as meshes and pictures
-                if isinstance(value, np.ndarray) and (value.dtype == np.float64 or is_terrain):
-                    yield f"{prefix}{name}", value
+            array = None if name.startswith(("_", "bvh", "oct")) else getattr(part, name)
+            is_terrain = name == "hfield_data"  # of float32, as meshes and pictures
+            if isinstance(array, np.ndarray) and (array.dtype == np.float64 or is_terrain):
+                yield f"{prefix}{name}", array
 
 
-def _load_simulation(data: mujoco.MjData, saved: dict[str, Any]) -> None:
-    data.time = saved["time"]
-    for name in _SIMULATION:
-        getattr(data, name)[...] = saved[name].numpy()
+def _clock(value: mujoco.MjData | mujoco.MjModel) -> tuple[Any, str]:
+    return (value, "time") if isinstance(value, mujoco.MjData) else (value.opt, "timestep")
+
+
+def _load_arrays(value: mujoco.MjData | mujoco.MjModel, saved: dict[str, Any]) -> None:
+    owner, time = _clock(value)
+    setattr(owner, time, saved[time])
+    for name, array in _arrays(value):
+        array[...] = saved[name].numpy()

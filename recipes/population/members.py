@@ -13,10 +13,10 @@ from torch import Tensor
 
 from torchrl_vmfer._torchrl import stored_rows
 from torchrl_vmfer.compiled import CompiledUpdates
+from torchrl_vmfer.replay.rows import extend
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import exploring
-from vmfer_recipes.collection.episodes import EpisodeReturns
-from vmfer_recipes.collection.transitions import kept
+from vmfer_recipes.collection.collectors import EpisodeReturns, kept
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.population.simulators import Result
@@ -60,9 +60,9 @@ class _MemberSession(Session):
         """No progress of its own."""
         return _Silent()
 
-    def _play(self, policy: Any, progress: Progress) -> Evaluation:
+    def _play(self, policy: Any) -> Evaluation:
         noise = getattr(self.cfg, "exploration_noise", None)  # off in evaluations
-        return super()._play(exploring(self.backend, policy, noise), progress)
+        return super()._play(exploring(policy, True, noise))
 
     def report(self, trained: Evaluation, *others: Any) -> None:
         """One line for each member."""
@@ -74,7 +74,6 @@ class MemberCollector:
 
     Args:
         agent: the agent, whose environment has been reset by its own collector.
-        extend: writes a transition to a replay buffer.
 
     Attributes:
         env: the environment.
@@ -82,8 +81,8 @@ class MemberCollector:
         episodes: the returns of the training episodes.
     """
 
-    def __init__(self, agent: Agent, extend: Callable[[Any, Any], Any]) -> None:
-        self.env, self._buffer, self._extend = agent.env, agent.buffer, extend
+    def __init__(self, agent: Agent) -> None:
+        self.env, self._buffer = agent.env, agent.buffer
         self._steps = 0
         self.observation: np.ndarray = _carried(agent.collector)
         self.episodes = EpisodeReturns()
@@ -114,7 +113,7 @@ class MemberCollector:
             raise UserError(f"At step {self._steps + 1}: {error}") from error
         self.observation = after
         self._steps += 1
-        self._extend(self._buffer, self._transition)
+        extend(self._buffer, self._transition)
         self.episodes.add(float(reward_[0]), bool(is_over))
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,8 +162,8 @@ class Member:
         self.session = _MemberSession(cfg, interruption)  # also seeds the global generators
         if self.session.finished:
             return
-        self.agent = make_agent(cfg, self.session.backend)
-        self.collector = MemberCollector(self.agent, self.session.backend.extend)
+        self.agent = make_agent(cfg)
+        self.collector = MemberCollector(self.agent)
         components = {**self.agent.components(), "collector": self.collector}
         self._steps = self.session.steps(**components)
         self._columns: list[np.ndarray] = []

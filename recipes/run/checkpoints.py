@@ -28,7 +28,6 @@ __all__ = [
     "UnsavableError",
     "check_readable",
     "load_parts",
-    "plain_data",
 ]
 
 
@@ -53,18 +52,8 @@ def load_parts(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         raise MismatchError(first_line(error)) from error
 
 
-def plain_data(value: Any, place: str = "the state") -> Any:
-    """Converts a state to tensors, numbers, strings and containers of these.
-
-    Tensors are not copied.
-
-    Args:
-        value: the state.
-        place: the name of the state in an error message.
-
-    Raises:
-        UnsavableError: naming the entry that cannot be converted.
-    """
+def _plain_data(value: Any, place: str) -> Any:
+    """Converts a state to tensors, which are not copied, numbers, strings and containers."""
     try:
         return plain(value, place, copy=False)
     except TypeError as error:
@@ -72,13 +61,9 @@ def plain_data(value: Any, place: str = "the state") -> Any:
 
 
 def check_readable(state: dict[str, Any]) -> None:
-    """Saves a state to memory and loads it as :meth:`Checkpoints.load` does.
-
-    Raises:
-        UserError: if that fails.
-    """
+    """Saves a state to memory and loads it as :meth:`Checkpoints.load` does."""
     file = io.BytesIO()
-    state = plain_data(state, "the state")
+    state = _plain_data(state, "the state")
     try:
         torch.save(state, file)
         file.seek(0)
@@ -91,12 +76,7 @@ def check_readable(state: dict[str, Any]) -> None:
 
 
 class Checkpoints:
-    """The newest checkpoints of a run.
-
-    Args:
-        folder: the folder of the checkpoints.
-        keep: the number of checkpoints to keep; ``None`` keeps all.
-    """
+    """The newest checkpoints in a folder; with ``keep=None``, all of them."""
 
     def __init__(self, folder: Path, keep: int | None = 2) -> None:
         self._folder = folder
@@ -104,12 +84,6 @@ class Checkpoints:
 
     def _files(self) -> list[Path]:
         return sorted(checkpoint_files(self._folder), reverse=True)
-
-    @property
-    def newest_step(self) -> int | None:
-        """The step of the newest checkpoint, read from its name, or ``None`` without any."""
-        files = self._files()
-        return step_of(files[0]) if files else None
 
     @property
     def steps(self) -> set[int]:
@@ -126,12 +100,8 @@ class Checkpoints:
         return files[0] if files[:to] else None
 
     def save(self, step: int, state: dict[str, Any]) -> bool:
-        """Saves a state, then deletes the oldest. Returns whether saving succeeded.
-
-        Raises:
-            UnsavableError: if the file could not be read back; nothing is written or deleted.
-        """
-        state = plain_data(state, f"the state of step {step}")
+        """Saves a state, then deletes the oldest. Returns whether saving succeeded."""
+        state = _plain_data(state, f"the state of step {step}")
         file = self._folder / f"step_{step:012d}.pt"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -169,13 +139,10 @@ class Checkpoints:
             leftover.unlink()
 
     def read(self, **kwargs: Any) -> dict[str, Any] | None:
-        """Like :meth:`load`, but for a run of another process: changes no file.
+        """Like :meth:`load`, but for a run of another process: changes no file, names no cure.
 
         Args:
             **kwargs: passed to ``torch.load``.
-
-        Raises:
-            UnreadableError: as :meth:`load`, but names no cure, which depends on the caller.
         """
         files = self._files()
         for file in files:
@@ -203,9 +170,6 @@ class BestPolicy:
 
     Of several evaluations with the same return, the earliest counts. The state holds the policy
     itself: loading a state restores the file, whatever was written since.
-
-    Args:
-        path: the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,19 +181,10 @@ class BestPolicy:
         return bool(self._state) and self._state["return_mean"] >= return_mean
 
     def replace(self, step: int, return_mean: float, policy: dict[str, Any]) -> None:
-        """Writes a better policy.
-
-        Args:
-            step: the step of the evaluation.
-            return_mean: its mean return.
-            policy: the policy as plain data, which are copied.
-        """
+        """Writes a better policy, of which the plain data are copied."""
         policy = plain(policy, "the policy")
         self._state = {"step": step, "return_mean": return_mean, "policy": policy}
-        self._write()
-
-    def _write(self) -> None:
-        save_file(self._state["policy"], self._path)
+        save_file(policy, self._path)
 
     def clear(self) -> None:
         """Deletes the file."""
@@ -243,6 +198,6 @@ class BestPolicy:
         """Restores the file of that time."""
         self._state = state
         if state:
-            self._write()
+            save_file(state["policy"], self._path)
         else:
             self._path.unlink(missing_ok=True)

@@ -89,10 +89,8 @@ def _draw(run_dir: Path) -> Path:
     for names in diagnosed:
         _draw_diagnostics(next(rest), training, names)
     for axis in axes:
-        if cfg.init_random_frames:
-            axis.axvspan(
-                0, cfg.init_random_frames, color=GRAY, alpha=0.12, lw=0, label="random actions"
-            )
+        if (end := cfg.init_random_frames) > 0:
+            axis.axvspan(0, end, color=GRAY, alpha=0.12, lw=0, label="random actions")
         axis.grid(alpha=0.3)
         axis.margins(x=0.01)
         axis.spines[["top", "right"]].set_visible(False)
@@ -130,17 +128,10 @@ def _draw_returns(
     axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
 ) -> None:
     steps, mean = evaluations["step"], evaluations["return_mean"]
-    spread = evaluations["return_std"]
+    spread, label = evaluations["return_std"], "± standard deviation over episodes"
     axis.plot(steps, mean, "o-", color=BLUE, markersize=4, label="evaluation: mean over episodes")
-    axis.fill_between(
-        steps,
-        mean - spread,
-        mean + spread,
-        color=BLUE,
-        alpha=0.2,
-        linewidth=0,
-        label="± standard deviation over episodes",
-    )
+    band = mean - spread, mean + spread
+    axis.fill_between(steps, *band, color=BLUE, alpha=0.2, linewidth=0, label=label)
     _draw_levels(axis, at_random.get("return_mean"), solved, of_success=False)
     axis.set_ylabel("evaluation return")
 
@@ -182,55 +173,38 @@ def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
     label = "fraction of the batch with agreement"
     if critics > 2:
         label = "mean of R over the actor's batch"
-    axis.plot(
-        training["step"],
-        training["resultant_length_mean"],
-        ".-",
-        color=VERMILION,
-        markersize=3,
-        linewidth=1,
-        label=f"{label} (1-D actions)",
-    )
+    _draw_line(axis, training, "resultant_length_mean", f"{label} (1-D actions)")
     axis.set_ylim(-0.05, 1.05)
     axis.set_ylabel("agreement")
 
 
 def _draw_quantiles(axis: Axes, training: Columns, name: str) -> None:
-    axis.plot(
-        training["step"],
-        training[f"{name}_q50"],
-        ".-",
-        color=VERMILION,
-        markersize=3,
-        linewidth=1,
-        label="median over the actor's batch",
-    )
+    _draw_line(axis, training, f"{name}_q50", "median over the actor's batch")
+    low, high = training[f"{name}_q10"], training[f"{name}_q90"]
+    label = "10 % to 90 % of the actor's batch"
     axis.fill_between(
-        training["step"],
-        training[f"{name}_q10"],
-        training[f"{name}_q90"],
-        color=ORANGE,
-        alpha=0.3,
-        linewidth=0,
-        label="10 % to 90 % of the actor's batch",
+        training["step"], low, high, color=ORANGE, alpha=0.3, linewidth=0, label=label
     )
     axis.set_ylabel(_QUANTILES[name])
+
+
+def _draw_line(
+    axis: Axes,
+    training: Columns,
+    name: str,
+    label: str,
+    color: str = VERMILION,
+    marker: str = ".",
+) -> None:
+    known = np.isfinite(training[name])
+    points = training["step"][known], training[name][known]
+    axis.plot(*points, f"{marker}-", color=color, markersize=3, linewidth=1, label=label)
 
 
 def _draw_diagnostics(axis: Axes, training: Columns, names: dict[str, Any]) -> None:
     """Draws one of the panels of diagnostics."""
     for name in [name for name in names if name in training]:
-        label, color, marker = names[name]
-        known = np.isfinite(training[name])
-        axis.plot(
-            training["step"][known],
-            training[name][known],
-            f"{marker}-",
-            color=color,
-            markersize=3,
-            linewidth=1,
-            label=label,
-        )
+        _draw_line(axis, training, name, *names[name])
     if names is _GRADIENT:
         axis.set_yscale("symlog", linthresh=1)  # only the ratio has no bounds
         axis.set_ylabel("actor's gradient")

@@ -39,9 +39,6 @@ def _kept(values: dict[str, Any]) -> dict[str, Any]:
 class RunDirectory:
     """The directory of a run.
 
-    Args:
-        cfg: the configuration of the run.
-
     Attributes:
         path: the directory.
         config_file: the name of the file with the configuration.

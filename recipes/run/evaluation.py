@@ -1,9 +1,12 @@
-"""Evaluation: whole episodes without exploration, in a separate environment."""
+"""Evaluation: whole episodes without exploration, in a separate environment; and videos."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -12,10 +15,13 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
+from tqdm import tqdm
 
 from torchrl_vmfer.networks import evaluating
-from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.environments.make import Environment, tensors
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import Environment, make_environment, tensors
+from vmfer_recipes.run.tables import Evaluation
 
 __all__ = [
     "Episode",
@@ -23,6 +29,7 @@ __all__ = [
     "Solved",
     "evaluate",
     "play_episode",
+    "record_video",
     "solved_at",
     "summary",
 ]
@@ -36,37 +43,26 @@ class Episode(NamedTuple):
     success: float | None
 
 
-class Evaluation(NamedTuple):
-    """A row of ``eval.csv`` without the step."""
-
-    return_mean: float
-    return_std: float
-    episode_length: float
-    success_rate: float | None
-
-
 @torch.no_grad()
 def play_episode(
     policy: TensorDictModuleBase | None,
     simulator: gym.Env,
     seed: int,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Episode:
-    """Plays one episode without exploration.
+    """Plays one episode without exploration; a longer one than ``max_steps`` is an error.
 
     Args:
         policy: the policy; ``None`` acts at random.
         simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
             steps, and none is stored.
         seed: the seed of the initial state.
-        on_step: called after the reset and after every step with ``observation``, and after a
-            step also with ``action``, ``reward``, ``terminated``, ``truncated`` and ``info``.
-        max_steps: a longer episode is an error.
+        on_step: called after the reset and after every step.
+        max_steps: the number of steps that an episode may have.
     """
     observation, info = simulator.reset(seed=seed)
-    if on_step is not None:
-        on_step({"observation": observation, "info": info})
+    on_step()
     total, length, is_over = 0.0, 0, False
     while not is_over:
         if length == max_steps:
@@ -77,17 +73,7 @@ def play_episode(
         action = simulator.action_space.sample() if policy is None else _act(policy, observation)
         observation, reward, terminated, truncated, info = simulator.step(action)
         total, length, is_over = total + float(reward), length + 1, terminated or truncated
-        if on_step is not None:
-            on_step(
-                {
-                    "observation": observation,
-                    "action": action,
-                    "reward": reward,
-                    "terminated": terminated,
-                    "truncated": truncated,
-                    "info": info,
-                }
-            )
+        on_step()
     success = info.get("is_success", info.get("success"))
     return Episode(total, length, None if success is None else float(success))
 
@@ -107,8 +93,8 @@ def evaluate(
     env: Environment,
     episodes: int,
     seed: int,
-    on_episode: Callable[[int, int], None] | None = None,
-    on_step: Callable[[dict[str, Any]], None] | None = None,
+    on_episode: Callable[[int, int], None] = lambda number, episodes: None,
+    on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Evaluation:
     """Plays whole episodes without exploration, and with the policy in evaluation mode.
@@ -122,17 +108,15 @@ def evaluate(
         on_episode: called before each episode with its number, from 1, and ``episodes``, and with
             0 after the last one.
         on_step: as in :func:`play_episode`.
-        max_steps: a longer episode is an error.
+        max_steps: as there.
     """
     env.simulator.action_space.seed(seed)
     played = []
     with nullcontext() if policy is None else evaluating(policy):
         for number in range(episodes):
-            if on_episode is not None:
-                on_episode(number + 1, episodes)
+            on_episode(number + 1, episodes)
             played.append(play_episode(policy, env.simulator, seed + number, on_step, max_steps))
-    if on_episode is not None:
-        on_episode(0, episodes)
+    on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]
     return Evaluation(
         float(np.mean([episode.total for episode in played])),
@@ -140,6 +124,55 @@ def evaluate(
         float(np.mean([episode.length for episode in played])),
         float(np.mean(successes)) if successes else None,
     )
+
+
+def record_video(
+    policy: TensorDictModuleBase,
+    cfg: EnvConfig,
+    seed: int,
+    path: Path,
+    goals: bool = False,
+    max_steps: int = 10_000,
+) -> Path:
+    """Records one episode as an mp4 file, with a bar over its frames."""
+    # MuJoCo selects its renderer at the first import: use EGL without a display.
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    unfinished = path.with_stem(f"{path.stem}.unfinished")  # the ending tells the format
+    try:
+        import imageio.v3 as imageio
+
+        simulator = make_environment(cfg, seed, goals, render_mode="rgb_array").simulator
+        limit = simulator.spec.max_episode_steps if simulator.spec else None
+        with (
+            imageio.imopen(unfinished, "w", plugin="pyav") as video,
+            tqdm(
+                desc="Recording",
+                total=limit and limit + 1,
+                unit="frame",
+                mininterval=0.2 if sys.stderr.isatty() else 30,
+            ) as bar,
+        ):
+            video.init_video_stream("h264", fps=simulator.metadata.get("render_fps", 30))
+
+            # Encoded one by one: a long episode does not fit into memory.
+            def add_frame() -> None:
+                video.write_frame(np.asarray(simulator.render()))
+                bar.update()
+
+            play_episode(policy, simulator, seed, add_frame, max_steps)
+        unfinished.replace(path)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"No video could be recorded ({type(error).__name__}: {first_line(error)}). It "
+            "needs a GL backend and an encoder: `apt-get install libegl1 libosmesa6`, then "
+            "MUJOCO_GL=egl or MUJOCO_GL=osmesa, and `pip install imageio av`."
+        ) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
 
 
 class Solved(NamedTuple):
@@ -158,11 +191,7 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
     """The level of ``solved_at``, or else the reward threshold that Gymnasium registers.
 
     The threshold is that of the task as registered: it does not hold with other arguments or
-    wrappers.
-
-    Args:
-        cfg: the configuration of a run.
-        reports_success: whether the task reports success; its level is then a success rate.
+    wrappers. If the task reports success, the level is a success rate.
     """
     if cfg.solved_at is not None:
         return Solved(cfg.solved_at, reports_success)
@@ -177,14 +206,7 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
 def summary(
     trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
 ) -> str:
-    """The result of a run in one line.
-
-    Args:
-        trained: the last evaluation.
-        at_random: the evaluation of the random policy.
-        episodes: the number of episodes of each.
-        solved: the level at which the task counts as solved, if it is known.
-    """
+    """The result of a run in one line: its last evaluation, and that of the random policy."""
     played = "1 episode" if episodes == 1 else f"{episodes} episodes"
     line = (
         f"{_shown(trained)} over {played}; the random policy gets "

@@ -24,11 +24,7 @@ _BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)
 
 
 def export(policy: Policy, file: Path) -> float:
-    """Exports a policy, and checks the file against it before anything is replaced.
-
-    Args:
-        policy: the policy.
-        file: the file to write.
+    """Exports a policy to a file, which is checked before anything is replaced.
 
     Returns:
         The largest difference of an action from the original.

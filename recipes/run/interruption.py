@@ -60,8 +60,8 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def check(self, *_: object) -> None:
-        """Raises :class:`SignalError` if a signal arrived. Arguments are ignored."""
+    def check(self) -> None:
+        """Raises :class:`SignalError` if a signal arrived."""
         if self.signal is not None:
             raise SignalError
 

@@ -29,11 +29,7 @@ _SECONDS = 60  # to reach Weights & Biases; afterwards an interrupted connection
 
 
 def check_logger(cfg: LoggerConfig) -> None:
-    """Raises an error if a logger is not installed, or is not logged in.
-
-    Args:
-        cfg: the configuration of the logger.
-    """
+    """Raises an error if a logger is not installed, or is not logged in."""
     if cfg.kind not in ("tensorboard", "wandb"):
         return
     if not _is_installed(cfg.kind):  # each logger has the name of its package
@@ -58,15 +54,7 @@ def _is_installed(package: str) -> bool:
 
 
 def make_logger(cfg: TrainingConfig, run_dir: Path) -> Any:
-    """The logger of a run, in addition to its CSV files; ``None`` for ``logger=csv``.
-
-    Args:
-        cfg: the configuration of the run.
-        run_dir: the directory of the run.
-
-    Returns:
-        A ``torchrl.record.loggers.Logger`` that has received all hyperparameters.
-    """
+    """TorchRL's logger of a run, with all hyperparameters; ``None`` for ``logger=csv``."""
     if isinstance(cfg.logger, TensorBoardLoggerConfig):
         return _tensorboard(cfg, run_dir)
     if isinstance(cfg.logger, WandbLoggerConfig):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,12 +15,11 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 
-from vmfer_recipes.agent.backend import Backend, make_backend
 from vmfer_recipes.agent.networks import policy_data, write_policy
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart, unsaved_attribute
+from vmfer_recipes.environments.state import EnvironmentPart, environment_state
 from vmfer_recipes.offline.scores import reference_returns
 from vmfer_recipes.run.checkpoints import (
     BestPolicy,
@@ -34,9 +32,8 @@ from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
 from vmfer_recipes.run.interruption import Interruption, SignalError
-from vmfer_recipes.run.logs import RunLog
-from vmfer_recipes.run.metrics import Averages, Clock
-from vmfer_recipes.run.progress import Progress, start_message
+from vmfer_recipes.run.progress import Averages, Clock, Progress, start_message
+from vmfer_recipes.run.tables import RunLog
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
@@ -59,13 +56,8 @@ class TrainingSession(Protocol):
 
     :class:`Session` implements it and writes a run directory. Benchmarks pass another session that
     sets the number of steps and writes nothing.
-
-    Attributes:
-        backend: the components of the training loop.
-        metrics: receives the metrics of the recipe.
     """
 
-    backend: Backend
     metrics: Averages
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
@@ -83,14 +75,10 @@ class Session(TrainingSession):
 
     Args:
         cfg: the configuration of the run.
-        directory: the directory of the run. By default, this and the following are made from
-            ``cfg``.
-        log: the tables and the logger.
-        checkpoints: the checkpoints from which the run resumes.
-        kept_checkpoints: those of ``keep_checkpoints_at``.
+        directory: the directory of the run; by default that of ``cfg``.
+        checkpoints: the checkpoints from which the run resumes; by default those in the directory.
 
     Attributes:
-        backend: TorchRL's components or the fast ones, as selected by ``fast=``.
         finished: whether the run is already finished.
         metrics: averages of the reported metrics, for ``train.csv``.
         draws: whether the run ends with its learning curve, for which the random policy plays.
@@ -103,9 +91,7 @@ class Session(TrainingSession):
         cfg: TrainingConfig,
         *,
         directory: RunDirectory | None = None,
-        log: RunLog | None = None,
         checkpoints: Checkpoints | None = None,
-        kept_checkpoints: Checkpoints | None = None,
     ) -> None:
         self.cfg = cfg
         self.metrics = Averages()
@@ -117,15 +103,16 @@ class Session(TrainingSession):
         if self.finished:
             return
         torch.set_num_threads(cfg.threads)
-        self.backend = make_backend(cfg.fast)
         # All three global generators: an environment or a library may use any of them.
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
-        self._log = log or RunLog(path, cfg)
+        self._log = RunLog(path, cfg)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
-        self._kept = kept_checkpoints or Checkpoints(path / "checkpoint" / "kept", keep=None)
+        self._kept = Checkpoints(path / "checkpoint" / "kept", keep=None)
         self._best = BestPolicy(path / "policy_best.pt")
+        # The files that must match a checkpoint: loading a state undoes later changes.
+        self._files: dict[str, Stateful] = {**self._log.tables, "best": self._best}
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
         self._is_reported = False  # that episodes cannot be saved
@@ -147,15 +134,8 @@ class Session(TrainingSession):
             **components: everything that a checkpoint must hold so that a resumed run is identical
                 to an uninterrupted one. Components with a ``close`` method are closed at the end.
         """
-        parts: dict[str, Stateful] = {
-            **components,
-            "metrics": self.metrics,
-            # A wrapper may count or draw numbers across episodes.
-            "evaluation": EnvironmentPart(self._environment),
-            # Last: restoring other components may draw random numbers.
-            "random": GlobalRNGState(),
-        }
-        cfg, last = self.cfg, self.cfg.total_frames
+        self._policy, self._components = policy, components
+        last = self.cfg.total_frames
         with self._directory.lock(), self.signals() as self._interruption, ExitStack() as ends:
             for part in components.values():
                 if hasattr(part, "close"):
@@ -163,38 +143,22 @@ class Session(TrainingSession):
             if self._directory.is_finished():  # by the previous owner of the lock
                 return
             ends.callback(self._log.close)
-            start = self._begin(policy, parts)
-            progress = ends.enter_context(self.progress(start))
-            clock, step, state = Clock(start), start, partial(self._state, policy, parts)
+            step = start = self._begin()
+            self._progress = ends.enter_context(self.progress(start))
+            self._clock = Clock(start)
             try:
-                if start % cfg.eval_interval == 0 and self._evaluated != start:
-                    with clock.paused():
-                        self._evaluate(start, policy, progress)
-                    if start:
-                        self._save(state(start), self._checkpoints)
-                self._report_unsaved()  # again: the first episode may have added objects
-                self._keep_passed(start, state)
+                self._prepare(start)
                 for step in range(start + 1, last + 1):
                     yield step
-                    progress.advance(step)
-                    if step % cfg.log_interval == 0:
-                        self._write_metrics(step, clock.speed(step), components)
-                    if step % cfg.eval_interval == 0:
-                        with clock.paused():
-                            self._evaluate(step, policy, progress)
-                    if step in cfg.keep_checkpoints_at:
-                        self._save(state(step), self._kept)
-                    self._interruption.check()
-                    if step % cfg.checkpoint_interval == 0 if step < last else cfg.keep_checkpoint:
-                        self._save(state(step), self._checkpoints)
-                if last % cfg.eval_interval:
-                    self._evaluate(last, policy, progress)
+                    self._after(step)
+                if last % self.cfg.eval_interval:
+                    self._evaluate(last)
             except SignalError:
-                return self._stop(step, step > 0 and self._save(state(step), self._checkpoints))
-            if last % cfg.log_interval:
-                self._write_metrics(last, clock.speed(last), components)
+                return self._stop(step, step > 0 and self._save(step))
+            if last % self.cfg.log_interval:
+                self._write_metrics(last)
             try:
-                self._finish(policy, progress)
+                self._finish()
             except SignalError:
                 self._stop(last, is_saved=False)
 
@@ -203,65 +167,36 @@ class Session(TrainingSession):
         return Interruption()
 
     def progress(self, start: int) -> AbstractContextManager[Progress]:
-        """Announces the run. Returns what shows its progress.
-
-        Args:
-            start: the step from which the run resumes; 0 for a new run.
-        """
+        """Announces the run, which starts or resumes at a step. Returns what shows its progress."""
         print(start_message(self.cfg, start), file=sys.stderr)
-        if self.backend.note:
-            print(self.backend.note, file=sys.stderr)
         self._report_unsaved()
         return Progress(start, self.cfg.total_frames, self.cfg.init_random_frames)
 
-    def _begin(self, policy: TensorDictModuleBase, parts: dict[str, Stateful]) -> int:
+    # --- The start of a run.
+
+    def _begin(self) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
         self._directory.check()  # again: another process may have written one before the lock
         self._log.open()
         with self._directory.writing():
-            start = self._restore(parts)
+            start = self._restore()
         if start == 0:
             # Checked now, not after hours of training that could not be resumed.
-            check_readable(self._state(policy, parts, 0))
+            check_readable(self._state(0))
             with self._directory.writing():
                 self._log.clear()
                 self._best.clear()
         self._directory.write_config()
         return start
 
-    def _keep_passed(self, start: int, state: Callable[[int], dict[str, Any]]) -> None:
-        """Keeps a checkpoint of the first step if it is listed, and reports missed steps."""
-        self._kept.clean()
-        passed = {step for step in self.cfg.keep_checkpoints_at if step <= start}
-        missing = passed - self._kept.steps
-        if start in missing:
-            self._save(state(start), self._kept)
-        for step in sorted(missing - {start}):
-            print(
-                f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
-                f"run resumes from step {start}.",
-                file=sys.stderr,
-            )
-
-    def _report_unsaved(self) -> None:
-        """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
-        attribute = unsaved_attribute(self._environment)
-        if attribute is not None and not self._is_reported:
-            self._is_reported = True
-            print(
-                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
-                "be saved: give its class the methods state_dict and load_state_dict.",
-                file=sys.stderr,
-            )
-
-    def _restore(self, parts: dict[str, Stateful]) -> int:
+    def _restore(self) -> int:
         state = self._checkpoints.load()
         if state is None:
             return 0
         try:
             self._directory.check_checkpoint(state)
             saved = state["parts"]
-            load_parts(parts, saved)
+            load_parts(self._parts(), saved)
             self._evaluated = state["evaluated"]
             files = {name: saved[name] for name in self._files}
         except (KeyError, TypeError, MismatchError) as error:
@@ -276,26 +211,122 @@ class Session(TrainingSession):
             file.load_state_dict(files[name])
         return state["step"]
 
-    @property
-    def _files(self) -> dict[str, Stateful]:
-        """The files that must match a checkpoint: loading a state undoes later changes."""
-        return {**self._log.tables, "best": self._best}
+    def _prepare(self, start: int) -> None:
+        """Evaluates and saves before the first step what an earlier process did not."""
+        if start % self.cfg.eval_interval == 0 and self._evaluated != start:
+            self._evaluate(start)
+            if start:
+                self._save(start)
+        self._report_unsaved()  # again: the first episode may have added objects
+        self._kept.clean()
+        missing = {step for step in self.cfg.keep_checkpoints_at if step <= start}
+        missing -= self._kept.steps
+        if start in missing:
+            self._save(start, self._kept)
+        for step in sorted(missing - {start}):
+            print(
+                f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
+                f"run resumes from step {start}.",
+                file=sys.stderr,
+            )
 
-    def _state(
-        self, policy: TensorDictModuleBase, parts: dict[str, Stateful], step: int
-    ) -> dict[str, Any]:
-        states = {name: part.state_dict() for name, part in {**parts, **self._files}.items()}
+    def _report_unsaved(self) -> None:
+        """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
+        attribute = environment_state(self._environment).get("unsaved")
+        if attribute is not None and not self._is_reported:
+            self._is_reported = True
+            print(
+                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
+                "be saved: give its class the methods state_dict and load_state_dict.",
+                file=sys.stderr,
+            )
+
+    # --- Between the steps.
+
+    def _after(self, step: int) -> None:
+        """Logs, evaluates and saves after a step, if it is time to."""
+        cfg = self.cfg
+        self._progress.advance(step)
+        if step % cfg.log_interval == 0:
+            self._write_metrics(step)
+        if step % cfg.eval_interval == 0:
+            self._evaluate(step)
+        if step in cfg.keep_checkpoints_at:
+            self._save(step, self._kept)
+        if self._interruption.signal is not None:
+            raise SignalError
+        is_last = step == cfg.total_frames
+        if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
+            self._save(step)
+
+    def _parts(self) -> dict[str, Stateful]:
+        """Everything in a checkpoint that later steps depend on."""
+        return {
+            **self._components,
+            "metrics": self.metrics,
+            # A wrapper may count or draw numbers across episodes.
+            "evaluation": EnvironmentPart(self._environment),
+            # Last: restoring other components may draw random numbers.
+            "random": GlobalRNGState(),
+        }
+
+    def _state(self, step: int) -> dict[str, Any]:
+        parts = {**self._parts(), **self._files}
         return {
             "step": step,
             "run": self._directory.identity,
             "evaluated": self._evaluated,
-            "policy": policy_data(policy, self._environment, self.cfg, step),  # to evaluate it
-            "parts": states,
+            "policy": policy_data(self._policy, self._environment, self.cfg, step),
+            "parts": {name: part.state_dict() for name, part in parts.items()},
         }
 
-    def _save(self, state: dict[str, Any], checkpoints: Checkpoints) -> bool:
-        _check_finite(self.metrics.means(), state["step"])
-        return checkpoints.save(state["step"], state)
+    def _save(self, step: int, checkpoints: Checkpoints | None = None) -> bool:
+        _check_finite(self.metrics.means(), step)
+        return (checkpoints or self._checkpoints).save(step, self._state(step))
+
+    def _evaluate(self, step: int) -> None:
+        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
+        before = {name: part.state_dict() for name, part in parts.items()}
+        try:
+            with self._clock.paused():
+                result = self._play(self._policy)
+        except UserError as error:
+            raise UserError(f"In the evaluation at step {step}: {error}") from error
+        except SignalError:  # the resumed run repeats the whole evaluation
+            load_parts(parts, before)
+            raise
+        with self._directory.writing():
+            self._log.write_evaluation(step, result)
+            if not self._best.exceeds(result.return_mean):
+                data = policy_data(self._policy, self._environment, self.cfg, step)
+                self._best.replace(step, result.return_mean, data)
+        self._progress.show(result)
+        self._latest, self._evaluated = result, step
+
+    def _play(self, policy: TensorDictModuleBase | None) -> Evaluation:
+        return evaluate(
+            policy,
+            self._environment,
+            self.cfg.num_eval_episodes,
+            EVALUATION_SEED + self.cfg.seed,
+            self._progress.evaluate,
+            self._interruption.check,
+            self.cfg.max_eval_steps,
+        )
+
+    def _write_metrics(self, step: int) -> None:
+        means = self.metrics.pop()
+        episodes: dict[str, float] = {}
+        for part in self._components.values():
+            if hasattr(part, "episodes"):  # a collector: the returns of training episodes
+                episodes |= part.episodes.pop()
+        _check_finite(means, step)
+        metrics = {**means, "steps_per_second": self._clock.speed(step), **episodes}
+        if means:
+            with self._directory.writing():
+                self._log.write_training(step, metrics)
+
+    # --- The end of a run.
 
     def _stop(self, step: int, is_saved: bool) -> None:
         place = "there" if is_saved or not step else "the last checkpoint"
@@ -305,56 +336,14 @@ class Session(TrainingSession):
             file=sys.stderr,
         )
 
-    def _evaluate(self, step: int, policy: TensorDictModuleBase, progress: Progress) -> None:
-        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
-        before = {name: part.state_dict() for name, part in parts.items()}
-        try:
-            result = self._play(policy, progress)
-        except UserError as error:
-            raise UserError(f"In the evaluation at step {step}: {error}") from error
-        except SignalError:  # the resumed run repeats the whole evaluation
-            load_parts(parts, before)
-            raise
-        with self._directory.writing():
-            self._log.write_evaluation(step, result)
-            if not self._best.exceeds(result.return_mean):
-                data = policy_data(policy, self._environment, self.cfg, step)
-                self._best.replace(step, result.return_mean, data)
-        progress.show(result)
-        self._latest, self._evaluated = result, step
-
-    def _play(self, policy: TensorDictModuleBase | None, progress: Progress) -> Evaluation:
-        return evaluate(
-            policy,
-            self._environment,
-            self.cfg.num_eval_episodes,
-            EVALUATION_SEED + self.cfg.seed,
-            progress.evaluate,
-            self._interruption.check,
-            self.cfg.max_eval_steps,
-        )
-
-    def _write_metrics(self, step: int, speed: float, components: dict[str, Stateful]) -> None:
-        means = self.metrics.pop()
-        episodes: dict[str, float] = {}
-        for part in components.values():
-            if hasattr(part, "episodes"):  # a collector: the returns of training episodes
-                episodes |= part.episodes.pop()
-        _check_finite(means, step)
-        if means:
-            with self._directory.writing():
-                metrics = {**means, "steps_per_second": speed, **episodes}
-                self._log.write_training(step, metrics)
-
-    def _finish(self, policy: TensorDictModuleBase, progress: Progress) -> None:
+    def _finish(self) -> None:
         path, cfg = self._directory.path, self.cfg
         # A run that was killed just before its end was evaluated by another process.
-        trained = self._latest or self._play(policy, progress)
-        at_random = self._play(None, progress) if self.draws else None
-        progress.close()
+        trained = self._latest or self._play(self._policy)
+        at_random = self._play(None) if self.draws else None
+        self._progress.close()
         with self._directory.writing():
-            last = cfg.total_frames
-            write_policy(policy, self._environment, cfg, path / "policy.pt", last)
+            self._write_policy()
             picture = None
             if at_random is not None:
                 self._log.write_random(at_random)
@@ -363,6 +352,10 @@ class Session(TrainingSession):
             # The older ones were for the case that the last could not be saved.
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
         self.report(trained, at_random, picture, checkpoint)
+
+    def _write_policy(self) -> None:
+        file, last = self._directory.path / "policy.pt", self.cfg.total_frames
+        write_policy(self._policy, self._environment, self.cfg, file, last)
 
     def report(
         self,

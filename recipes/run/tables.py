@@ -1,4 +1,4 @@
-"""The CSV tables of a run: written row by row, truncated by a resumed run, and read."""
+"""The tables of a run: written row by row, truncated by a resumed run, and read."""
 
 from __future__ import annotations
 
@@ -7,22 +7,38 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.run.files import replacing
+from vmfer_recipes.run.loggers import make_logger
 
-__all__ = ["Table", "read_columns"]
+if TYPE_CHECKING:
+    from torchrl.record.loggers import Logger
+
+    from vmfer_recipes.config.training import TrainingConfig
+
+__all__ = ["Evaluation", "RunLog", "Table", "aligned", "read_columns"]
+
+
+class Evaluation(NamedTuple):
+    """A row of ``eval.csv`` without the step."""
+
+    return_mean: float
+    return_std: float
+    episode_length: float
+    success_rate: float | None
+
+
+_EVALUATION = ("step", *Evaluation._fields)
 
 
 class Table:
     """A CSV file whose state is its size. Loading a state removes later rows and columns.
 
-    Args:
-        path: the file.
-        columns: the first columns; an empty table has these.
+    An empty table has the columns that are given.
     """
 
     def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
@@ -99,6 +115,58 @@ class Table:
             self.clear()
 
 
+class RunLog:
+    """The tables of a run, and the logger that mirrors them."""
+
+    def __init__(self, run_dir: Path, cfg: TrainingConfig) -> None:
+        self.tables = {
+            "evaluations": Table(run_dir / "eval.csv", _EVALUATION),
+            "training": Table(run_dir / "train.csv"),
+        }
+        self._run_dir = run_dir
+        self._cfg = cfg
+        self._logger: Logger | None = None
+
+    def open(self) -> None:
+        """Starts the logger."""
+        self._logger = make_logger(self._cfg, self._run_dir)
+
+    def clear(self) -> None:
+        """Deletes the tables."""
+        for table in self.tables.values():
+            table.clear()
+
+    def write_evaluation(self, step: int, result: Evaluation) -> None:
+        """Writes a row of ``eval.csv``."""
+        self.tables["evaluations"].write({"step": step, **result._asdict()})
+        known = {name: value for name, value in result._asdict().items() if value is not None}
+        self._mirror("eval", known, step)
+
+    def write_random(self, result: Evaluation) -> None:
+        """Writes ``random.csv``: an evaluation of the random policy, with the same seeds."""
+        table = Table(self._run_dir / "random.csv", _EVALUATION)
+        table.clear()
+        table.write({"step": 0, **result._asdict()})
+
+    def write_training(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes a row of ``train.csv``."""
+        self.tables["training"].write({"step": step, **metrics})
+        self._mirror("train", metrics, step)
+
+    def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
+        if self._logger is not None:
+            self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
+
+    def close(self) -> None:
+        """Closes the logger."""
+        if self._logger is not None:
+            experiment = self._logger.experiment
+            for name in ("finish", "close"):  # W&B, TensorBoard; a custom one may have neither
+                if hasattr(experiment, name):
+                    getattr(experiment, name)()
+                    break
+
+
 def read_columns(file: Path) -> dict[str, np.ndarray]:
     """The columns of a CSV file of numbers; blanks are NaN."""
     with file.open(newline="", encoding="utf-8") as stream:
@@ -118,3 +186,12 @@ def read_columns(file: Path) -> dict[str, np.ndarray]:
                 raise ValueError(f"{file.name}, line {number}: {first_line(error)}") from error
     values = np.array(rows, dtype=float).reshape(len(rows), len(header))
     return {name: values[:, i] for i, name in enumerate(header)}
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table for the terminal, whose first ``left`` columns are aligned on the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])])
+        for row in rows
+    ]

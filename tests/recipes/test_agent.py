@@ -10,9 +10,7 @@ from tensordict import TensorDict
 
 from torchrl_vmfer import VMFTD3Loss
 from torchrl_vmfer.batch_renorm import BatchRenorm
-from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.agent import AgentMaker
-from vmfer_recipes.agent.backend import make_backend
+from vmfer_recipes.agent.agent import AgentMaker, adam
 from vmfer_recipes.agent.networks import deterministic_actor, exploring, make_critics
 from vmfer_recipes.config.algorithms import WideCriticsConfig
 from vmfer_recipes.config.keys import key, other_default
@@ -23,8 +21,7 @@ NAMES = ["policy", "observations", "loss", "critic_optimizer", "actor_optimizer"
 
 def imitating_agent(cfg, *, offline=False):
     """TD3 whose actor loss also reads the stored action."""
-    backend = make_backend(cfg.fast)
-    maker = AgentMaker(cfg, backend)
+    maker = AgentMaker(cfg)
     actor = deterministic_actor(maker.env, maker.networks)
     loss = maker.loss(
         VMFTD3Loss,
@@ -34,9 +31,9 @@ def imitating_agent(cfg, *, offline=False):
     return maker.agent(
         actor,
         loss,
-        explorer=None if offline else exploring(backend, actor, 0.1),
-        critic_optimizer=backend.adam(loss.qvalue_network_params, 1e-3),
-        actor_optimizer=backend.adam(loss.actor_network_params, 1e-3),
+        explorer=None if offline else exploring(actor, cfg.fast, 0.1),
+        critic_optimizer=adam(loss.qvalue_network_params, 1e-3),
+        actor_optimizer=adam(loss.actor_network_params, 1e-3),
         actor_keys=("observation", "action"),
     )
 
@@ -84,7 +81,7 @@ class WideConfig(WideCriticsConfig):
 def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path):
     shared = to_config(configuration("sac", tmp_path, "sampler=uniform"))
     given = {name: value for name, value in vars(shared).items() if name != "entropy_gradient"}
-    maker = AgentMaker(WideConfig(**given), make_backend(fast=False))
+    maker = AgentMaker(WideConfig(**given))
     assert maker.networks.hidden == [16, 16]
     assert not maker.networks.batch_renorm
     critics = make_critics(maker.env, maker.critic_networks, 2, outputs=25)
@@ -95,23 +92,6 @@ def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path)
     assert {layer.warmup for layer in renorms} == {100}
     td = TensorDict({"observation": torch.randn(7, 4), "action": torch.randn(7, 1)}, [7])
     assert critics[1](td)["state_action_value"].shape == (7, 25)
-
-
-def test_checkpoints_name_the_components_of_an_agent(configuration, tmp_path):
-    backend = make_backend(fast=True)
-    agents = {
-        recipe.__name__: recipe.make_agent(to_config(configuration(name, tmp_path)), backend)
-        for name, recipe in (("td3", td3), ("sac", sac))
-    }
-    assert list(agents["vmfer_recipes.td3"].components()) == [*NAMES, "replay", "collector"]
-    assert list(agents["vmfer_recipes.sac"].components()) == [
-        *NAMES,
-        "alpha_optimizer",
-        "replay",
-        "collector",
-    ]
-    for agent in agents.values():
-        assert agent.components()["replay"] is agent.buffer
 
 
 def test_an_agent_for_a_dataset_has_no_collector(configuration, tmp_path):

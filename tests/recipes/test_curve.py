@@ -87,23 +87,19 @@ def test_every_evaluation_has_a_marker(draw, write_run):
     assert list(curve.get_ydata()) == [0, 10, 20]
 
 
-def test_the_random_policy_and_gymnasiums_threshold_are_lines(draw, write_run):
-    # Gymnasium registers Reacher-v4 with a reward threshold of -3.75.
-    levels = _levels(draw(write_run()).axes[0])
-    assert levels == {"random policy": -7.5, "solved (at -3.75)": -3.75}
-
-
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"solved_at": 15.0}, {"random policy": -7.5, "solved (at 15)": 15.0}),
-        ({"env": "Ant-v5", "solved_at": None}, {"random policy": -7.5, "solved (at 6000)": 6000}),
-        ({"env": "my_package:Point-v0"}, {"random policy": -7.5}),
+        ({}, {"solved (at -3.75)": -3.75}),  # as registered for Reacher-v4
+        ({"solved_at": 15.0}, {"solved (at 15)": 15.0}),
+        ({"env": "Ant-v5", "solved_at": None}, {"solved (at 6000)": 6000}),
+        ({"env": "my_package:Point-v0"}, {}),
     ],
-    ids=["own-level", "registered", "unknown"],
 )
-def test_the_level_of_a_solved_task_is_configured_or_registered(draw, write_run, keys, expected):
-    assert _levels(draw(write_run(**keys)).axes[0]) == expected
+def test_the_random_policy_and_the_level_of_a_solved_task_are_lines(
+    draw, write_run, keys, expected
+):
+    assert _levels(draw(write_run(**keys)).axes[0]) == {"random policy": -7.5, **expected}
 
 
 def test_the_level_of_a_task_with_success_is_a_success_rate(draw, write_run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from vmfer_recipes import crossq, sac, td3, td3_bc
-from vmfer_recipes.agent.backend import make_backend
-from vmfer_recipes.agent.diagnostics import Diagnostics, signal_to_noise
+from vmfer_recipes.agent import agent as agent_module
+from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
+from vmfer_recipes.agent.diagnostics import measure, signal_to_noise
 from vmfer_recipes.config.training import to_config
 
 RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
@@ -27,12 +29,12 @@ CHEETAH = "env.name=ShortCheetah-v0"
 def make_agent(configuration, tmp_path, recorded_run):
     """Makes an agent whose buffer holds 100 transitions."""
 
-    def make(algorithm, *overrides, fast=True):
+    def make(algorithm, *overrides):
         if algorithm == "td3_bc":
             overrides = (f"dataset={recorded_run}", "init_random_frames=0", *overrides)
         cfg = to_config(configuration(algorithm, tmp_path / "run", *overrides))
         torch.manual_seed(0)
-        agent = RECIPES[algorithm].make_agent(cfg, make_backend(fast))
+        agent = RECIPES[algorithm].make_agent(cfg)
         if agent.collector is not None:
             for _ in range(100):
                 agent.collector.collect()
@@ -54,7 +56,7 @@ def test_the_ratio_and_the_cosine_equal_ordinary_backward_passes(make_agent):
     agent = make_agent("td3", "sampler=vmf_rank", CHEETAH)
     batch = agent.actor_batch(None)
     one, other = actor_gradient(agent, batch[::2]), actor_gradient(agent, batch[1::2])
-    found = agent.diagnostics.measure(batch)
+    found = measure(agent, batch)
     noise = (one - other).square().sum() / 4  # of the mean of both halves
     torch.testing.assert_close(found["gradient_snr"], one @ other / noise, rtol=1e-3, atol=1e-3)
 
@@ -86,7 +88,7 @@ def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorit
     action = outputs if algorithm == "td3" else outputs[0].tanh()
     expected = np.mean(np.abs(action.numpy()) > 0.99)
     assert 0 < expected < 1
-    found = agent.diagnostics.measure(batch)
+    found = measure(agent, batch)
     assert float(found["saturated_fraction"]) == pytest.approx(expected)
     assert float(found["saturation"]) == pytest.approx(np.abs(action.numpy()).mean())
 
@@ -95,7 +97,7 @@ def test_ages_count_from_the_newest_transition_also_after_old_ones_were_overwrit
     agent = make_agent("td3", "replay.buffer_size=80", CHEETAH)  # of 100 transitions
     for slots, expected in {(19, 19): 0, (20, 20): 1, (79, 0): 19.5 / 79}.items():
         index = torch.tensor(slots)
-        found = agent.diagnostics.measure(agent.buffer[index].set("index", index))
+        found = measure(agent, agent.buffer[index].set("index", index))
         assert float(found["relative_age"]) == pytest.approx(expected)
 
 
@@ -124,7 +126,7 @@ def test_the_effective_sample_size_is_that_of_the_actors_distribution(
         factors[:50] = 2
         agent.buffer.update_actor_priority(torch.arange(100), factors)
     batch = agent.buffer.sample_uniformly(32, keys=list(agent.actor_keys))
-    found = agent.diagnostics.measure(batch)
+    found = measure(agent, batch)
     assert found["effective_sample_size"] == pytest.approx(expected)
     assert found["stored_transitions"] == 100
     assert found.keys() >= OF_ACTOR
@@ -137,28 +139,21 @@ def test_the_weights_of_a_batch_have_an_effective_sample_size(make_agent):
     weight = batch["priority_weight"].double().numpy()
     assert weight.std() > 0
     expected = 100 * weight.sum() ** 2 / (weight**2).sum() / 32
-    found = agent.diagnostics.measure(batch)
+    found = measure(agent, batch)
     assert float(found["effective_sample_size"]) == pytest.approx(expected)
 
 
 def test_of_a_buffer_in_another_process_only_the_actor_is_measured(make_agent):
     agent = make_agent("td3", CHEETAH)
-    diagnostics = Diagnostics(
-        agent.loss,
-        list(agent.actor_optimizer.param_groups[0]["params"]),
-        buffer=object(),
-        observations=agent.observations,
-        keys=["observation"],
-        kind="vmf",
-    )
-    found = diagnostics.measure(agent.actor_batch(agent.critic_batch()))
+    remote = dataclasses.replace(agent, buffer=object())
+    found = measure(remote, agent.actor_batch(agent.critic_batch()))
     assert found.keys() == {"saturation", "saturated_fraction", "gradient_snr"}
 
 
 @pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct", "on_policy"])
 def test_without_a_stored_distribution_its_size_is_left_out(make_agent, sampler):
     agent = make_agent("td3", f"sampler={sampler}", CHEETAH)
-    found = agent.diagnostics.measure(agent.actor_batch(None))
+    found = measure(agent, agent.actor_batch(None))
     assert "effective_sample_size" not in found
     assert found.keys() >= OF_ACTOR
 
@@ -168,7 +163,7 @@ def test_ages_count_updates_of_the_factors(make_agent):
     for slots in (range(10), range(5), range(5)):
         index = torch.tensor(list(slots))
         agent.buffer.update_actor_priority(index, torch.full((len(index),), 2.0))
-    found = agent.diagnostics.measure(agent.actor_batch(None))
+    found = measure(agent, agent.actor_batch(None))
     assert found["factor_age"] == pytest.approx((5 * 0 + 5 * 2) / 10)
     assert found["unscored_fraction"] == pytest.approx(0.9)
 
@@ -177,7 +172,7 @@ def test_what_is_not_defined_is_left_out(make_agent):
     agent = make_agent("td3", "sampler=vmf_rank", "batch_size=1")
     for param in agent.loss.qvalue_network_params.values(True, True):
         param.data.zero_()  # no gradient: neither a ratio nor an angle
-    found = agent.diagnostics.measure(agent.actor_batch(None))
+    found = measure(agent, agent.actor_batch(None))
     assert found.keys().isdisjoint({"gradient_snr", "gradient_cosine", "factor_age"})
     assert all(value.isfinite() for value in found.values())
 
@@ -204,7 +199,7 @@ def test_measuring_changes_nothing(make_agent, algorithm, assert_equal):
         return copy.deepcopy(parts)
 
     before = state()
-    assert agent.diagnostics.measure(batch)
+    assert measure(agent, batch)
     after = state()
     del before["policy"], after["policy"]
     assert_equal(before.pop("gradients"), after.pop("gradients"))
@@ -233,7 +228,7 @@ def test_a_run_does_not_depend_on_them(
 ):
     options = (CHEETAH, "total_frames=120", "log_interval=10", *overrides)
     measured = train(algorithm, tmp_path / "measured", *options)
-    monkeypatch.setattr(Diagnostics, "measure", lambda self, batch: {})
+    monkeypatch.setattr(agent_module, "measure", lambda *_: {})
     without = train(algorithm, tmp_path / "without", *options)
     policies = (torch.load(d / "policy.pt", weights_only=True) for d in (measured, without))
     assert_equal(*map(dict, policies))
@@ -242,3 +237,14 @@ def test_a_run_does_not_depend_on_them(
     assert other_rows[-1].keys() < rows[-1].keys()
     for row, other in zip(rows, other_rows, strict=True):
         assert {name: row[name] for name in other} == other
+
+
+@pytest.mark.parametrize(("device", "saved"), [("cpu", []), ("cuda:1", [1])])
+def test_only_the_device_of_the_networks_is_used(device, saved, monkeypatch):
+    used = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda each: used.append(each.index))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, each: None)
+    with unchanged_random_numbers(device):
+        pass
+    assert used == saved

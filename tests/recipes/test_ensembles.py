@@ -11,7 +11,6 @@ from torch import nn
 
 from torchrl_vmfer import load_policy
 from vmfer_recipes import crossq, redq, tqc
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
 
@@ -87,7 +86,7 @@ def test_the_fast_path_trains_like_torchrls(algorithm, train, table, tmp_path):
 
 def agent_of(configuration, algorithm, run_dir, *overrides):
     cfg = to_config(configuration(algorithm, run_dir, *overrides))
-    return RECIPES[algorithm].make_agent(cfg, make_backend(fast=True))
+    return RECIPES[algorithm].make_agent(cfg)
 
 
 class TestPublishedSettings:

@@ -13,13 +13,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.actor_batches import action_distances, weighted_mean
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import read_command_line
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.names import choices_of
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.metrics import Averages
+from vmfer_recipes.run.progress import Averages
 from vmfer_recipes.run.session import TrainingSession
 
 RECIPES = {"td3": td3, "sac": sac}
@@ -33,7 +32,7 @@ def make_agent(configuration, tmp_path):
 
     def make(algorithm, *overrides):
         cfg = to_config(configuration(algorithm, tmp_path, *overrides))
-        agent = RECIPES[algorithm].make_agent(cfg, make_backend(cfg.fast))
+        agent = RECIPES[algorithm].make_agent(cfg)
         for _ in range(70):
             agent.collector.collect()
         return agent
@@ -62,14 +61,13 @@ def stored(monkeypatch):
 class BareSession(TrainingSession):
     """Makes updates and writes nothing."""
 
-    def __init__(self, fast):
-        self.backend = make_backend(fast)
+    def __init__(self):
         self.metrics = Averages()
 
 
-def update(algorithm, agent, fast):
+def update(algorithm, agent):
     """Updates critics and actor five times."""
-    recipe, session = RECIPES[algorithm], BareSession(fast)
+    recipe, session = RECIPES[algorithm], BareSession()
     for _ in range(5):
         recipe.update_actor(session, agent, recipe.update_critics(session, agent))
 
@@ -79,7 +77,7 @@ def update(algorithm, agent, fast):
 def test_td_errors_belong_to_their_transitions(algorithm, fast, make_agent, brute_force, stored):
     received = stored(InverseTDSampler)
     agent = make_agent(algorithm, *FROZEN, "sampler=inverse_td", f"fast={fast}")
-    update(algorithm, agent, fast)
+    update(algorithm, agent)
     rows = agent.buffer[:]
     values = brute_force.critic_values(agent.loss, rows, rows["action"]).detach()
     expected = (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
@@ -92,7 +90,7 @@ def test_td_errors_belong_to_their_transitions(algorithm, fast, make_agent, brut
 def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_force, stored):
     received = stored(GradientNormSampler)
     agent = make_agent("td3", *FROZEN, "sampler=gradient_norm", f"fast={fast}")
-    update("td3", agent, fast)
+    update("td3", agent)
     rows = agent.buffer[:]
     action = brute_force.policy_action(agent.loss, rows).detach()
     expected = brute_force.action_gradients(agent.loss, rows, action)[0].norm(dim=-1)
@@ -106,7 +104,7 @@ def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_forc
 def test_saturated_actions_are_drawn_by_their_size(algorithm, fast, make_agent, stored):
     received = stored(VMFSampler)
     agent = make_agent(algorithm, *FROZEN, "sampler=saturated", "sampler.power=-3", f"fast={fast}")
-    update(algorithm, agent, fast)
+    update(algorithm, agent)
     rows = agent.buffer[:]
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
         size = agent.policy(rows.select("observation"))["action"].abs().mean(-1).double()

@@ -47,11 +47,9 @@ def uniform_run(train, tmp_path_factory):
 def test_evaluations_have_the_documented_columns_from_step_0_to_the_end(vmf_run):
     header = (vmf_run / "eval.csv").read_text().splitlines()[0]
     assert header == "step,return_mean,return_std,episode_length,success_rate"
-    assert [int(row["step"]) for row in rows(vmf_run / "eval.csv")] == [0, 50, 100, 130]
-
-
-def test_the_success_rate_is_empty_for_a_task_without_success(vmf_run):
-    assert {row["success_rate"] for row in rows(vmf_run / "eval.csv")} == {""}
+    table = rows(vmf_run / "eval.csv")
+    assert [int(row["step"]) for row in table] == [0, 50, 100, 130]
+    assert {row["success_rate"] for row in table} == {""}  # of a task without success
 
 
 def test_training_rows_start_with_the_step_and_end_with_the_last_one(vmf_run):
@@ -61,34 +59,24 @@ def test_training_rows_start_with_the_step_and_end_with_the_last_one(vmf_run):
 
 
 @pytest.mark.parametrize("run", ["vmf_run", "uniform_run"])
-def test_training_rows_contain_losses_and_vmf_statistics_in_range(run, request):
+def test_training_rows_contain_losses_statistics_and_diagnostics_in_range(run, request):
     """A baseline also reports how much its critics agree."""
-    for row in rows(request.getfixturevalue(run) / "train.csv"):
-        values = {key: float(value) for key, value in row.items() if value}
-        assert values["critic_loss"] >= 0
-        assert "actor_loss" in values
-        assert values["steps_per_second"] > 0
-        for name, low, high in (("resultant_length", 0, 1), ("factor", 0, 2.7183)):
-            deciles = [values[f"{name}_q{percent}"] for percent in (10, 50, 90)]
-            assert deciles == sorted(deciles)
-            assert all(low <= value <= high for value in [*deciles, values[f"{name}_mean"]])
-
-
-@pytest.mark.parametrize("run", ["vmf_run", "uniform_run"])
-def test_training_rows_contain_diagnostics_in_range(run, request):
     for number, row in enumerate(rows(request.getfixturevalue(run) / "train.csv")):
         values = {key: float(value) for key, value in row.items() if value}
+        assert values["critic_loss"] >= 0
+        assert values.keys() >= {"actor_loss", "gradient_snr"}
+        assert values["steps_per_second"] > 0
         assert 60 < values["stored_transitions"] <= values["step"]
         assert 1 <= values["effective_sample_size"] <= values["stored_transitions"] + 1e-6
         assert 0 <= values["saturated_fraction"] <= 1
         assert -1 <= values["gradient_cosine"] <= 1
-        assert "gradient_snr" in values
-        if run == "vmf_run":
-            # No factor was stored before the first batch, so there is no age.
-            assert values["factor_age"] >= 0 if number else "factor_age" not in values
-            assert 0 <= values["unscored_fraction"] <= 1
-        else:
-            assert values.keys().isdisjoint({"factor_age", "unscored_fraction"})
+        # No factor was stored before the first batch, so there is no age.
+        assert ("factor_age" in values) == (run == "vmf_run" and number > 0)
+        assert ("unscored_fraction" in values) == (run == "vmf_run")
+        for name, low, high in (("resultant_length", 0, 1), ("factor", 0, 2.7183)):
+            deciles = [values[f"{name}_q{percent}"] for percent in (10, 50, 90)]
+            assert deciles == sorted(deciles)
+            assert all(low <= value <= high for value in [*deciles, values[f"{name}_mean"]])
 
 
 def test_a_finished_run_has_all_its_files(vmf_run):
@@ -107,7 +95,8 @@ def test_a_finished_run_has_all_its_files(vmf_run):
 def test_tensorboard_logs_the_contents_of_the_tables(train, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run_dir = train("td3", tmp_path / "run", "logger=tensorboard", *SHORT)
+    task = "env.name=gymnasium.envs.mujoco:InvertedPendulum-v4"
+    run_dir = train("td3", tmp_path / "run", "logger=tensorboard", task, *SHORT)
     (events,) = run_dir.rglob("events.out.tfevents.*")
     log = EventAccumulator(str(events)).Reload()
     returns = {event.step: event.value for event in log.Scalars("eval/return_mean")}
@@ -118,7 +107,8 @@ def test_tensorboard_logs_the_contents_of_the_tables(train, tmp_path):
     assert {f"train/{name}" for name in rows(run_dir / "train.csv")[0]} - {"train/step"} <= set(
         log.Tags()["scalars"]
     )
-    assert events.parent.name == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0"
+    task = "gymnasium.envs.mujoco-InvertedPendulum-v4"  # some file systems forbid colons
+    assert events.parent.name == f"td3-{task}-uniform-vmf_uncertainty-seed0"
     # For the page "HPARAMS", and as a string.
     assert "_hparams_/session_start_info" in log.Tags()["tensors"] + list(log.summary_metadata), (
         log.Tags()
@@ -208,14 +198,9 @@ def test_offline_wandb_logs_tables_hyperparameters_and_group(train, wandb_home, 
             ), column
 
 
-def test_a_resumed_run_continues_the_same_run_at_wandb(train, at_step, wandb_home, tmp_path):
+def test_a_resumed_run_continues_the_same_run_at_wandb(train, crash, wandb_home, tmp_path):
     arguments = ("logger=wandb", "logger.offline=true", *SHORT)
-
-    def crash():
-        raise ConnectionError
-
-    with at_step(90, crash), pytest.raises(ConnectionError):
-        train("td3", tmp_path / "run", *arguments)
+    crash("td3", tmp_path / "run", *arguments, at=90)
     train("td3", tmp_path / "run", *arguments)
     runs = [_records(data)[0] for data in (tmp_path / "run").rglob("offline-run-*/*.wandb")]
     assert len({run.run_id for run in runs}) == 1
@@ -320,17 +305,6 @@ def test_averages_cover_the_values_added_since_the_last_read():
     averages.add(a=torch.tensor(7.0))
     assert averages.pop() == {"a": 7.0}
     assert averages.pop() == {}
-
-
-def test_averages_resume_from_a_state_that_later_values_do_not_change():
-    averages = Averages()
-    averages.add(a=torch.tensor(1.0))
-    state = averages.state_dict()
-    averages.add(a=torch.tensor(100.0))
-    resumed = Averages()
-    resumed.load_state_dict(state)
-    resumed.add(a=torch.tensor(3.0))
-    assert resumed.pop() == {"a": 2.0}
 
 
 def test_averages_of_many_values_use_little_memory_and_resume_exactly():

@@ -159,21 +159,6 @@ def test_refused_continuation_leaves_the_finished_run_as_it_is(name, short_run, 
     assert content(run_dir) == before
 
 
-def test_checkpoint_contains_the_policy(short_run, checkpoint, assert_equal):
-    run_dir = short_run(*RUN)
-    assert_equal(dict(checkpoint(run_dir)["policy"]), weights(run_dir / "policy.pt"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("collector", ["multi_sync", "multi_async"])
-def test_run_with_workers_continues(collector, train, tmp_path, capfd):
-    choice = f"collector={collector}"
-    train("td3", tmp_path, choice, "total_frames=150")
-    train("td3", tmp_path, choice, "total_frames=261")
-    assert "at step 150." in capfd.readouterr().err
-    assert steps(tmp_path / "eval.csv") == [0, 100, 200, 261]
-
-
 class TestBestPolicy:
     def test_first_of_the_best_is_kept(self, tmp_path):
         best = BestPolicy(tmp_path / "best.pt")

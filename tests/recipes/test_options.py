@@ -12,8 +12,6 @@ import torch
 
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from vmfer_recipes.agent import agent as agent_module
-from vmfer_recipes.agent.backend import make_backend
-from vmfer_recipes.agent.diagnostics import Diagnostics
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.session import Averages, TrainingSession
 
@@ -47,8 +45,8 @@ def watch(train, tmp_path, monkeypatch):
 
         make = agent_module.make_replay_buffer
 
-        def spy_buffer(env, cfg, backend):
-            seen.buffer = make(env, cfg, backend)
+        def spy_buffer(env, cfg):
+            seen.buffer = make(env, cfg)
             update = seen.buffer.update_priority
 
             def spy_priority(index, priority, *generation):
@@ -61,7 +59,7 @@ def watch(train, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(loss_class, name, spy_critic)
             patch.setattr(loss_class, "actor_loss", spy_actor)
-            patch.setattr(Diagnostics, "measure", lambda self, batch: {})  # calls the loss, too
+            patch.setattr(agent_module, "measure", lambda *_: {})  # calls the loss, too
             patch.setattr(agent_module, "make_replay_buffer", spy_buffer)
             run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
             general = () if "fast=false" in overrides else ("fast=false",)  # calls the loss
@@ -101,9 +99,10 @@ def order_of_updates(configuration, tmp_path, monkeypatch):
 
     def record(algorithm, *overrides):
         recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
-        cfg = to_config(configuration(algorithm, tmp_path, "init_random_frames=60", *overrides))
+        general = ("fast=false", "init_random_frames=60")  # it calls `step`
+        cfg = to_config(configuration(algorithm, tmp_path, *general, *overrides))
         session = RecordingSession(80)
-        agent = recipe.make_agent(cfg, session.backend)
+        agent = recipe.make_agent(cfg)
         for name in ("critic_optimizer", "actor_optimizer", "targets"):
             part = getattr(agent, name)
             setattr(agent, name, Recorded(part, name.split("_")[0], session))
@@ -131,7 +130,7 @@ class RecordingSession(TrainingSession):
     """A session that writes nothing."""
 
     def __init__(self, steps):
-        self.backend, self.metrics = make_backend(fast=False), Averages()
+        self.metrics = Averages()
         self.updates, self.step, self._steps = {}, 0, steps
 
     def steps(self, policy, **components):

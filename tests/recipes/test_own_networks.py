@@ -13,7 +13,6 @@ import torch
 from torchrl_vmfer import load_policy
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
 
@@ -82,7 +81,7 @@ def module_of_the_user(tmp_path_factory):
 def test_actor_and_critics_use_the_custom_network(recipe, configuration, tmp_path):
     name = recipe.__name__.rpartition(".")[2]
     cfg = to_config(configuration(name, tmp_path, *own(*OWN), "num_critics=3"))
-    agent = recipe.make_agent(cfg, make_backend(fast=True))
+    agent = recipe.make_agent(cfg)
     critics = agent.loss.qvalue_network_params["module", "network"]
     assert critics["inner", "weight"].shape == (3, 8, 5)
     kinds = [type(module).__name__ for module in agent.policy.modules()]

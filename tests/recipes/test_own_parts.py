@@ -14,7 +14,7 @@ from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
 from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.config.plugins import import_module
-from vmfer_recipes.report.progress import read_progress
+from vmfer_recipes.status import read_progress
 from vmfer_recipes.td3 import main as td3
 
 SAMPLERS = '''
@@ -75,7 +75,7 @@ def main(cfg):
     session = Session(cfg)
     if not session.finished:
         cfg.exploration_noise *= cfg.scale
-        train(cfg, session, make_agent(cfg, session.backend))
+        train(cfg, session, make_agent(cfg))
 '''
 SMALL = (
     *("env=InvertedPendulum-v4", "hidden=[16,16]", "batch_size=32", "replay.buffer_size=5000"),

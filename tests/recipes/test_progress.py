@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import shutil
-import threading
 import time
 
 import pytest
@@ -51,12 +50,6 @@ def test_a_terminal_shows_phase_evaluation_result_and_the_last_step(terminal):
         assert " steps/s" in line
         bar.advance(20)
     assert "20/20" in shown()
-
-
-def test_no_thread_draws(terminal):
-    before = threading.active_count()
-    with Progress(0, 10, 0, terminal[0]):
-        assert threading.active_count() == before
 
 
 def test_the_next_run_closes_the_bar_that_a_failed_one_left_open(terminal):

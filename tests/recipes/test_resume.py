@@ -74,18 +74,14 @@ def test_crashed_run_ends_like_an_uninterrupted_one(
     assert_same_run(straight, resumed)
 
 
-def test_resumed_checkpoint_lies_in_the_middle_of_an_episode(crashed_run, checkpoint):
-    saved = checkpoint(crashed_run("td3", "sampler=vmf_rank"))
-    layers = saved["parts"]["collector"]["environment"]["layers"]
-    elapsed = [layer["attributes"].get("_elapsed_steps") for layer in layers]
-    assert saved["step"] == 120
-    assert 20 in elapsed
-
-
-def test_crashed_run_has_rows_that_are_not_in_its_checkpoint(crashed_run, checkpoint, table):
-    # Otherwise the tests of resuming would not detect whether tables are truncated.
+def test_crashed_run_has_an_unfinished_episode_and_rows_after_its_checkpoint(
+    crashed_run, checkpoint, table
+):
+    # Otherwise the tests of resuming would not detect whether these are restored.
     run_dir = crashed_run("td3", "sampler=vmf_rank")
     parts = checkpoint(run_dir)["parts"]
+    layers = parts["collector"]["environment"]["layers"]
+    assert 20 in [layer["attributes"].get("_elapsed_steps") for layer in layers]
     assert len(table(run_dir / "eval.csv")) > parts["evaluations"]["rows"]
     assert len(table(run_dir / "train.csv")) > parts["training"]["rows"]
 
@@ -115,25 +111,23 @@ def test_finished_run_is_reported_and_left_unchanged(straight_run, finish, capsy
     assert content(run_dir) == before
 
 
-def test_directory_of_another_configuration_is_rejected_with_the_differing_keys(
-    crashed_run, finish
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("seed=7", "sampler.smoothing=0.5"),
+            r"\(sampler.smoothing=0.0 there, 0.5 here; seed=0 there, 7 here\)",
+        ),
+        (("resume=false",), "resume=false"),
+    ],
+)
+def test_directory_of_another_run_is_rejected_with_the_reason(
+    overrides, message, crashed_run, finish
 ):
     run_dir = crashed_run("td3", "sampler=vmf_rank")
     before = content(run_dir)
-    with pytest.raises(UserError) as refusal:
-        finish("td3", run_dir, "sampler=vmf_rank", "seed=7", "sampler.smoothing=0.5")
-    message = str(refusal.value)
-    assert "seed=0 there, 7 here" in message
-    assert "sampler.smoothing=0.0 there, 0.5 here" in message
-    assert "total_frames" not in message
-    assert content(run_dir) == before
-
-
-def test_directory_of_a_run_is_rejected_without_resume(crashed_run, finish):
-    run_dir = crashed_run("td3", "sampler=vmf_rank")
-    before = content(run_dir)
-    with pytest.raises(UserError, match="resume=false"):
-        finish("td3", run_dir, "sampler=vmf_rank", "resume=false")
+    with pytest.raises(UserError, match=message):
+        finish("td3", run_dir, "sampler=vmf_rank", *overrides)
     assert content(run_dir) == before
 
 

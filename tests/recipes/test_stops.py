@@ -183,27 +183,21 @@ time.sleep(60)
         os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "step"),
+    [(signal.SIGINT, 130, 97), (signal.SIGTERM, 143, 97), (signal.SIGINT, 130, 161)],
+)
 def test_signal_saves_the_exact_step_from_which_the_run_resumes(
-    number, code, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
+    number, code, step, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
 ):
-    with at_step(97, lambda: signal.raise_signal(number)), pytest.raises(SystemExit) as stop:
+    with at_step(step, lambda: signal.raise_signal(number)), pytest.raises(SystemExit) as stop:
         finish(RUN[0], tmp_path, *RUN[1:])
     assert stop.value.code == code
-    output = capfd.readouterr().err
-    assert f"Stopped {tmp_path} at step 97. Run the same command to resume from there." in output
-    finish(RUN[0], tmp_path, *RUN[1:])
-    assert "at step 97." in capfd.readouterr().err
-    assert_same_run(straight_run(*RUN), tmp_path)
-
-
-def test_run_stops_after_a_signal_at_the_last_step_and_then_finishes(
-    straight_run, finish, at_step, assert_same_run, tmp_path
-):
-    with at_step(161, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(SystemExit):
-        finish(RUN[0], tmp_path, *RUN[1:])
     assert not (tmp_path / "finished").exists()
+    output = capfd.readouterr().err
+    assert f"Stopped {tmp_path} at step {step}. Run the same command to resume" in output
     finish(RUN[0], tmp_path, *RUN[1:])
+    assert f"at step {step}." in capfd.readouterr().err
     assert_same_run(straight_run(*RUN), tmp_path)
 
 
@@ -221,12 +215,12 @@ def test_signal_stops_an_evaluation_that_the_resumed_run_repeats(
     def play_and_stop(policy, simulator, seed, on_step, max_steps):
         number = next(episodes)
 
-        def stop(outcome):
+        def stop():
             if number == episode:
-                steps.append(outcome)
+                steps.append(number)
                 if len(steps) == 10:
                     signal.raise_signal(signal.SIGTERM)
-            on_step(outcome)
+            on_step()
 
         return play(policy, simulator, seed, stop, max_steps)
 

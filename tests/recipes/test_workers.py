@@ -10,6 +10,7 @@ import subprocess
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torchrl.data import LazyTensorStorage
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
-from vmfer_recipes.agent.replay import store_priorities
+from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.collection.workers import Workers
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
@@ -319,7 +320,8 @@ def test_ray_buffer_that_refuses_a_factor_is_reported_as_divergence(configuratio
         buffer.actor.extend(TensorDict({"observation": torch.zeros(8)}, [8]))
         batch = buffer.sample_actor()
         factors = torch.full(batch.shape, torch.nan)
+        agent = SimpleNamespace(signal="factor", buffer=buffer)
         with pytest.raises(UserError, match="a sampling factor is not finite"):
-            store_priorities(buffer.update_actor_priority, batch, factors, "factor")
+            Agent.store_signal(agent, batch, {"vmf_factor": factors})
     finally:
         buffer.actor.shutdown()
