@@ -27,7 +27,6 @@ import torch
 from hydra import compose, initialize_config_module
 
 import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.launch import quiet_torchrl
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.population.members import Member
@@ -103,7 +102,7 @@ class Turns(TrainingSession):
     """The session of a single run, which measures its speed and then ends."""
 
     def __init__(self, seconds: float) -> None:
-        self.backend, self.metrics = make_backend(fast=True), Averages()
+        self.metrics = Averages()
         self._seconds, self.speed = seconds, 0.0
 
     def steps(self, policy: Any, **components: Any) -> Iterator[int]:
@@ -126,7 +125,7 @@ def single_speed(algorithm: str, options: list[str], seconds: float) -> float:
         cfg = configuration(algorithm, Path(folder), 0, options)
         torch.manual_seed(0)
         session = Turns(seconds)
-        module.train(cfg, session, module.make_agent(cfg, session.backend))
+        module.train(cfg, session, module.make_agent(cfg))
     return session.speed
 
 
