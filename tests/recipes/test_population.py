@@ -101,6 +101,33 @@ def test_a_member_is_updated_as_a_single_run(algorithm, run, configs, train, che
             torch.testing.assert_close(weights[0][key], weights[1][key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "run"),
+    [
+        ("td3", "sampler=vmf_rank"),
+        ("td3", "sampler=vmf_power replay=per num_critics=3"),
+        ("sac", "sampler=fresh"),
+        ("sac", "sampler=vmf_uncertainty directions=pre_tanh"),
+    ],
+)
+def test_members_learn_as_single_runs(algorithm, run, configs, train, table):
+    """The same episodes to the last bit: no number of seeds can show a difference."""
+    long = f"{run} total_frames=900 init_random_frames=200 log_interval=100 eval_interval=900"
+    members = configs(algorithm, "members", *(f"{long} seed={seed}" for seed in range(3)))
+    assert train_together(members) == [None] * 3
+    for seed, member in enumerate(run_dirs(members)):
+        folder = member.parents[1] / "single" / str(seed)
+        single = train(algorithm, folder, *TASK, *long.split(), f"seed={seed}")
+        rows = [table(path / "train.csv") for path in (member, single)]
+        assert len(rows[0]) == 7
+        for one, other in zip(*rows, strict=True):
+            for name in ("episode_return", "num_episodes", "critic_loss", "actor_loss"):
+                assert one[name] == other[name]
+        policies = [torch.load(path / "policy.pt")["weights"] for path in (member, single)]
+        for name, value in policies[0].items():
+            assert torch.equal(value, policies[1][name])
+
+
 def test_a_diverging_member_is_stopped_alone(configs, assert_same_run, monkeypatch, capsys):
     runs = ("sampler=vmf_rank seed=0", "sampler=vmf_rank seed=1")
     undisturbed = configs("td3", "undisturbed", runs[0])
