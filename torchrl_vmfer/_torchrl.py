@@ -151,9 +151,10 @@ class ModuleWatch:
         self._hooks += [getattr(module_globals, f"_global{name}") for name in _HOOKS]
         self._entries: list[dict[str, Any]] = [part._modules for part in parts if part._modules]
         self._entries += [loss._modules, loss._parameters, loss._buffers]
-        self._seen = self._identities()
+        self._seen = self.identities()
 
-    def _identities(self) -> list[list[int]]:
+    def identities(self) -> list[list[int]]:
+        """The identities of all parts and members."""
         return [list(map(id, entries.values())) for entries in self._entries]
 
     def has_hooks(self) -> bool:
@@ -165,7 +166,7 @@ class ModuleWatch:
 
     def is_unchanged(self) -> bool:
         """Whether the networks still have the same parts, and the loss the same members."""
-        return self._identities() == self._seen
+        return self.identities() == self._seen
 
 
 # --- Optimizers -----------------------------------------------------------------------------
