@@ -11,7 +11,7 @@ import sys
 from setuptools import Extension, setup
 
 FOLDER = "torchrl_vmfer/compiled"
-HEADERS = ["gemm.h", "networks.h", "policies.h", "updates.h", "samplers.h", "module.h"]
+HEADERS = ["gemm.h", "sparse.h", "networks.h", "policies.h", "updates.h", "samplers.h", "module.h"]
 OPTIONS = ["-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 OPTIONS += ["-Wall", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-braces"]
 X86 = {"avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}

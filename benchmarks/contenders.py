@@ -1,7 +1,7 @@
 """The training loops that ``throughput.py`` compares, each run a number of steps at a time.
 
-All train 256×256 networks on HalfCheetah-v4 with batches of 256 and one update per step (TD3's
-actor every second), on one thread, with a replay buffer that was filled beforehand.
+All make one update per step (TD3's actor every second), on one thread, with networks and batches of
+the same sizes and a replay buffer that was filled beforehand.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from hydra import compose, initialize_config_module
 from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torchrl import torchrl_logger
-from workload import BATCH, CAPACITY, HIDDEN, LEARNING_RATE, TASK, peer_loop, real_transitions
+from workload import CAPACITY, LEARNING_RATE, SIZES, Size, peer_loop, real_transitions
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSampler
+from torchrl_vmfer.compiled import extension
 from torchrl_vmfer.networks import NetworkSpec
 from vmfer_recipes.agent import networks
 from vmfer_recipes.config.training import to_config
@@ -34,9 +35,10 @@ LOG_INTERVAL = 1000  # as in a run
 Run = Callable[[int], dict[str, float]]
 
 
-def transitions_tensordict(count: int) -> TensorDict:
-    """The same for TorchRL."""
-    rows = {name: torch.from_numpy(values) for name, values in real_transitions(count).items()}
+def transitions_tensordict(task: str, count: int) -> TensorDict:
+    """Transitions of a random policy, for TorchRL."""
+    arrays = real_transitions(task, count)
+    rows = {name: torch.from_numpy(values) for name, values in arrays.items()}
     flags = {name: torch.zeros(count, 1, dtype=torch.bool) for name in ("done", "terminated")}
     following = {"observation": rows["next"], "reward": rows["reward"].unsqueeze(-1), **flags}
     rows = {"observation": rows["observation"], "action": rows["action"]}
@@ -52,12 +54,12 @@ def timed(function: Callable[[int], Any]) -> Run:
     return run
 
 
-def stable_baselines(algorithm: str, filled: int) -> Run:
+def stable_baselines(algorithm: str, filled: int, size: Size) -> Run:
     """Stable-Baselines3, with the same sizes."""
     import stable_baselines3
 
     make = {"td3": stable_baselines3.TD3, "sac": stable_baselines3.SAC}[algorithm]
-    return timed(peer_loop(make, algorithm, filled))
+    return timed(peer_loop(make, algorithm, filled, size))
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -66,7 +68,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
     optimizer.step()
 
 
-def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Run:
+def stock_torchrl(algorithm: str, filled: int, size: Size, at_once: bool, tuned: bool) -> Run:
     """TorchRL's losses, collector and buffer, combined as in its own scripts.
 
     That is: its transforms of the environment, all entries stored, batches prefetched.
@@ -74,6 +76,7 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Ru
     Args:
         algorithm: ``"td3"`` or ``"sac"``.
         filled: transitions in the buffer.
+        size: the task and the sizes of networks and batches.
         at_once: collect all steps and then make as many updates, as those scripts do, which is
             cheaper than one of each in turns.
         tuned: use fused Adam and flush denormal numbers to zero, as the recipes do.
@@ -95,17 +98,17 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Ru
     from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss, group_optimizers
 
     transforms = (InitTracker(), StepCounter(1000), DoubleToFloat(), RewardSum())
-    env = TransformedEnv(SerialEnv(1, lambda: GymEnv(TASK)), Compose(*transforms))
+    env = TransformedEnv(SerialEnv(1, lambda: GymEnv(size.task)), Compose(*transforms))
     spec = env.action_spec_unbatched
-    critics = networks.make_critics(env, NetworkSpec(hidden=HIDDEN), 2)
+    critics = networks.make_critics(env, NetworkSpec(hidden=size.hidden), 2)
     rate = LEARNING_RATE[algorithm]
     if algorithm == "td3":
-        actor = networks.deterministic_actor(env, NetworkSpec(hidden=HIDDEN))
+        actor = networks.deterministic_actor(env, NetworkSpec(hidden=size.hidden))
         noise = AdditiveGaussianModule(spec, sigma_init=1, sigma_end=1, std=0.1)
         policy = TensorDictSequential(actor, noise)
         loss = TD3Loss(actor, critics, action_spec=spec, loss_function="l2")
     else:
-        policy = actor = networks.gaussian_actor(env, NetworkSpec(hidden=HIDDEN))
+        policy = actor = networks.gaussian_actor(env, NetworkSpec(hidden=size.hidden))
         loss = SACLoss(actor, critics, action_spec=spec, loss_function="l2")
     loss.make_value_estimator(gamma=0.99)
     targets = SoftUpdate(loss, eps=0.995)
@@ -117,7 +120,7 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Ru
         alpha_optimizer = torch.optim.Adam([loss.log_alpha], lr=rate, fused=tuned)
         optimizers = group_optimizers(actor_optimizer, critic_optimizer, alpha_optimizer)
     buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(CAPACITY), batch_size=BATCH, prefetch=3
+        storage=LazyTensorStorage(CAPACITY), batch_size=size.batch, prefetch=3
     )
     rows = next(iter(Collector(env, policy, frames_per_batch=1000, total_frames=1000)))
     buffer.extend(rows.reshape(-1)[torch.arange(filled) % 1000])
@@ -158,24 +161,39 @@ def stock_torchrl(algorithm: str, filled: int, at_once: bool, tuned: bool) -> Ru
     return timed(run)
 
 
-def recipe(algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:
+def recipe(
+    algorithm: str,
+    filled: int,
+    size: Size,
+    sampler: str,
+    module_name: str | None,
+    connection: Connection,
+) -> NoReturn:
     """The recipe itself, with a session that waits for commands and components that are timed."""
+    if module_name is not None:
+        use_module(module_name)
     module: Any = importlib.import_module(f"vmfer_recipes.{algorithm}")
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
-        cfg = to_config(
-            compose(algorithm, [f"env={TASK}", f"sampler={sampler}", "init_random_frames=0"])
-        )
+        options = [f"env={size.task}", f"hidden={size.hidden}", f"batch_size={size.batch}"]
+        options += [f"sampler={sampler}", "init_random_frames=0"]
+        cfg = to_config(compose(algorithm, options))
     session = BenchmarkSession(connection)
     agent = module.make_agent(cfg)
-    fill(agent.buffer, filled)
+    fill(agent.buffer, size.task, filled)
     watch(agent, session.stopwatch)
     module.train(cfg, session, agent)
     raise AssertionError("The session never ends.")
 
 
-def fill(buffer: ActorCriticReplayBuffer, count: int) -> None:
+def use_module(name: str) -> None:
+    """Makes the package use the extension module of another instruction set."""
+    chosen = extension.modules()[name]
+    extension.modules = lambda: {name: chosen}  # type: ignore[assignment]
+
+
+def fill(buffer: ActorCriticReplayBuffer, task: str, count: int) -> None:
     """Fills a replay buffer, and gives each transition a factor if its sampler uses them."""
-    buffer.extend(transitions_tensordict(count))
+    buffer.extend(transitions_tensordict(task, count))
     if isinstance(buffer.actor_sampler, VMFSampler):
         factors = 1 + torch.rand(count) * (math.e - 1) * 0.999
         buffer.update_actor_priority(torch.arange(count), factors)
@@ -270,19 +288,32 @@ class BenchmarkSession(TrainingSession):
             self._connection.send({"step": time.perf_counter() - start, **self.stopwatch.seconds})
 
 
-def serve(make: str, algorithm: str, filled: int, sampler: str, connection: Connection) -> NoReturn:
+def serve(
+    make: str,
+    algorithm: str,
+    filled: int,
+    size_name: str,
+    sampler: str,
+    module: str | None,
+    connection: Connection,
+) -> NoReturn:
     """Builds a contender and runs the numbers of steps received through the connection."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
     torchrl_logger.setLevel("WARNING")
+    size = SIZES[size_name]
     if make == "recipe":
-        recipe(algorithm, filled, sampler, connection)
+        recipe(algorithm, filled, size, sampler, module, connection)
     if make == "sb3":
-        run = stable_baselines(algorithm, filled)
+        run = stable_baselines(algorithm, filled, size)
     else:
         run = stock_torchrl(
-            algorithm, filled, at_once=make == "torchrl at once", tuned=make == "torchrl tuned"
+            algorithm,
+            filled,
+            size,
+            at_once=make == "torchrl at once",
+            tuned=make == "torchrl tuned",
         )
     while True:
         connection.send(run(connection.recv()))

@@ -1,9 +1,9 @@
 """Where the time of a training step goes, by cProfile, and how many page faults it causes.
 
     python benchmarks/step_profile.py td3 vmf_uncertainty
-    VMFER_KERNELS=0 python benchmarks/step_profile.py td3 vmf_uncertainty    # PyTorch's products
+    python benchmarks/step_profile.py td3 uniform --size small
 
-cProfile makes every Python function slower, so the fraction of matrix products is a lower bound.
+cProfile makes every Python function slower, so the fraction of compiled functions is a lower bound.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from contenders import recipe
+from workload import SIZES
 
 WARM_UP = 100
-# The names of functions, by what they compute.
+# Words in the names of functions, by what they compute.
 GROUPS = {
-    # The operator @ counts as part of the function that contains it.
-    "matrix products": (
-        *("_outputs", "_gradients", "_slopes", "_weight_gradient"),
-        *("baddbmm", "bmm", "linear"),
-    ),
-    "Adam and target networks": ("_fused_adam_", "_foreach_lerp_"),
+    "compiled updates and actions": ("Updates",),  # methods of the extension module's objects
     "simulator": ("mj_step",),
-    "reading rows": ("index_select", "read_rows", "_read"),
+    "compiled draws and rows": (
+        *("read_rows", "write_rows", "index_select", "accept_slots", "store_factors"),
+        *("ranks_update", "ranks_draw", "ranks_at"),
+    ),
+    "random numbers": ("randn", "rand"),
 }
 
 
@@ -80,11 +80,13 @@ def main() -> None:
     parser.add_argument("algorithm", choices=("td3", "sac"))
     parser.add_argument("sampler")
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--size", choices=SIZES, default="large")
     parser.add_argument("--filled", type=float, default=1e6)
     options = parser.parse_args()
     torch.set_num_threads(1)
     profiler: Any = Profiler(options.steps)
-    recipe(options.algorithm, int(options.filled), options.sampler, profiler)
+    size = SIZES[options.size]
+    recipe(options.algorithm, int(options.filled), size, options.sampler, None, profiler)
 
 
 if __name__ == "__main__":

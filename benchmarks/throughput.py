@@ -3,12 +3,15 @@
 Every contender runs in its own process, on one thread of the same core, and takes some steps in
 turn while the others wait; ratios are taken within a round of turns, so that the noise of the
 machine affects all of them alike. SBX (Stable-Baselines3 in JAX) has an environment of its own; it
-is left out where there is none.
+is left out where there is none. XLA's library of matrix products chooses its instructions by itself
+and cannot be limited: with ``--module avx2``, a processor with AVX-512 favors SBX.
 
     pip install -e '.[bench]'
     python -m venv .venv-jax && .venv-jax/bin/pip install '.[bench-jax]'
     python benchmarks/throughput.py       # 10⁶ transitions in the buffers, TD3 and SAC
     python benchmarks/throughput.py --filled 1e6 --algorithms td3 --rounds 30
+    python benchmarks/throughput.py --size small        # 64×64 networks, batches of 64
+    python benchmarks/throughput.py --module avx2       # ours without AVX-512
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,8 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from workload import TASK
+from workload import SIZES
 
+from torchrl_vmfer.compiled.extension import modules
+
+MODULES = ("avx512", "avx2", "portable")
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
 SMALL = 10_000
 # How each contender is made, its sampler, and the transitions in its buffer if not --filled.
@@ -54,16 +61,17 @@ class Contender:
         return np.array([turn["step"] for turn in self.rounds])
 
 
-def start(make: str, algorithm: str, filled: int, sampler: str, jax_python: Path) -> Contender:
+def start(
+    make: str, algorithm: str, filled: int, sampler: str, options: argparse.Namespace
+) -> Contender:
     if make == "sbx":
-        return start_sbx(algorithm, filled, jax_python)
+        return start_sbx(algorithm, filled, options)
     from contenders import serve
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(
-        target=serve, args=(make, algorithm, filled, sampler, theirs), daemon=True
-    )
+    args = (make, algorithm, filled, options.size, sampler, options.module, theirs)
+    process = context.Process(target=serve, args=args, daemon=True)
     process.start()
 
     def run(steps: int) -> dict[str, float]:
@@ -73,10 +81,10 @@ def start(make: str, algorithm: str, filled: int, sampler: str, jax_python: Path
     return Contender(process, run)
 
 
-def start_sbx(algorithm: str, filled: int, jax_python: Path) -> Contender:
+def start_sbx(algorithm: str, filled: int, options: argparse.Namespace) -> Contender:
     script = Path(__file__).with_name("sbx_contender.py")
     process = subprocess.Popen(
-        [jax_python, script, algorithm, str(filled)],
+        [options.jax_python, script, algorithm, str(filled), options.size],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -98,7 +106,7 @@ def compare(
     contenders = {}
     for name in names:
         make, sampler, own = CONTENDERS[name]
-        contenders[name] = start(make, algorithm, own or filled, sampler, options.jax_python)
+        contenders[name] = start(make, algorithm, own or filled, sampler, options)
     for turn in range(options.rounds + 1):
         # Alternating directions: none always runs right after the same other one.
         for name in list(contenders)[:: 1 if turn % 2 else -1]:
@@ -154,6 +162,18 @@ def overheads(contenders: dict[str, Contender]) -> Iterator[str]:
             yield f"{name}: {ratio:.2f} times as long as with 10⁴ transitions"
 
 
+def processor() -> str:
+    """The model of the processor, as Linux names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    found = dict(line.split(":", 1) for line in lines if ":" in line)
+    names = {name.strip(): value.strip() for name, value in found.items()}
+    family = f"family {names.get('cpu family')}, model {names.get('model')}"
+    return f"{names.get('model name', platform.machine())} ({family})"
+
+
 def critic_fraction(contender: Contender) -> float:
     return sum(turn["critic"] for turn in contender.rounds) / contender.seconds().sum()
 
@@ -161,6 +181,8 @@ def critic_fraction(contender: Contender) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algorithms", nargs="+", default=["td3", "sac"])
+    parser.add_argument("--size", choices=SIZES, default="large", help="of networks and batches")
+    parser.add_argument("--module", choices=MODULES, help="the instruction set of ours")
     parser.add_argument("--filled", nargs="+", type=float, default=[1e6])
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=40)
@@ -176,10 +198,14 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {options.core})
+    size, module = SIZES[options.size], options.module or next(iter(modules()), "no extension")
+    print(f"{processor()}, {module}, core {options.core}")
     for algorithm in options.algorithms:
         for filled in map(int, options.filled):
             contenders = compare(names, algorithm, filled, options)
-            print(f"\n{algorithm.upper()}, {TASK}, {filled:,} transitions in the buffer\n")
+            sizes = f"{'×'.join(map(str, size.hidden))}, batch {size.batch}"
+            name = f"{algorithm.upper()}, {size.task}, {sizes}"
+            print(f"\n{name}, {filled:,} transitions in the buffer\n")
             print(table(contenders, options.steps))
             print(*overheads(contenders), sep="\n", flush=True)
 

@@ -5,17 +5,23 @@ python recipes/status.py runs/
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import sys
-from collections import Counter
-from dataclasses import dataclass
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from vmfer_recipes.config.command_line import read_folder_and_options
-from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program
-from vmfer_recipes.report.progress import Progress, read_progress
+from vmfer_recipes.report.runs import NoTrainingRunError, read_training_config
+from vmfer_recipes.run.files import checkpoint_files, holder_is_gone, step_of
+from vmfer_recipes.run.tables import aligned, read_columns
+from vmfer_recipes.sweep.records import read_records
 
 _ORDER = ("running", "stopped", "left", "done")
 
@@ -44,14 +50,8 @@ def main() -> None:
         raise UserError(f"No runs were found under {folder}.")
     runs.sort(key=lambda run: (_ORDER.index(run.state), run.run_dir.as_posix()))
     speeds = _typical_speeds(runs)
-    lines: list[tuple[str, ...]] = [
-        ("run", "state", "steps", "of", "steps/s", "time left", "last sign")
-    ]
-    lines += [_line(run, speeds) for run in runs]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for name, state, *numbers in lines:
-        cells = [name.ljust(widths[0]), state.ljust(widths[1])]
-        print("  ".join([*cells, *map(str.rjust, numbers, widths[2:])]))
+    head = ("run", "state", "steps", "of", "steps/s", "time left", "last sign")
+    print(*aligned([head, *(_line(run, speeds) for run in runs)], left=2), sep="\n")
     print(_summary(runs, speeds))
     print(
         f"A run counts as running if one of its files changed in the last {_time(options.recent)} "
@@ -61,12 +61,91 @@ def main() -> None:
     )
 
 
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a run."""
+
+    run_dir: Path
+    algorithm: str
+    state: str  # done, running, stopped or left (not started)
+    step: int  # the last one in its files
+    start: int  # the step from which it resumes if it is started again
+    total: int
+    speed: float = math.nan  # recent steps per second
+    silence: float = math.nan  # seconds since one of its files changed
+
+    @property
+    def remaining(self) -> int:
+        """The steps still to be done; a stopped run repeats those since its checkpoint."""
+        if self.state == "done":
+            return 0
+        return self.total - (self.step if self.state == "running" else self.start)
+
+
+def read_progress(folder: Path, recent: float) -> tuple[list[Progress], list[str]]:
+    """The progress of the runs under a folder and of its sweeps, and messages about bad files.
+
+    Runs below the folder are named relative to it. A run is running if one of its files changed
+    within ``recent`` seconds.
+    """
+    found: dict[Path, Progress] = {}
+    folder = folder.resolve()
+    planned, complaints = read_records(folder)
+    plans = {plan.run_dir.resolve(): plan for plan in planned}
+    begun = {file.parent for file in folder.rglob("config.yaml")}
+    begun |= {place for place in plans if (place / "config.yaml").exists()}
+    for place in sorted(begun):
+        try:
+            found[place] = _progress(place, recent)
+        except NoTrainingRunError:
+            continue
+        except Exception as error:
+            complaints.append(f"{place} is left out: {first_line(error)}.")
+    for place, plan in plans.items():
+        run = found.get(place)
+        if place not in begun:
+            found[place] = Progress(place, plan.algorithm, "left", 0, 0, plan.total_frames)
+        elif run is not None and run.state == "done" and run.total < plan.total_frames:
+            # The sweep requests more steps than the run was started with.
+            found[place] = replace(run, state="stopped", start=run.step, total=plan.total_frames)
+    return [
+        replace(run, run_dir=place.relative_to(folder) if folder in place.parents else place)
+        for place, run in found.items()
+    ], complaints
+
+
+def _progress(run_dir: Path, recent: float) -> Progress:
+    config = read_training_config(run_dir)
+    total = config["total_frames"]
+    checkpoints = checkpoint_files(run_dir / "checkpoint")
+    start = max(map(step_of, checkpoints), default=0)
+    last: dict[str, int] = {}
+    speeds: list[float] = []
+    for name in ("eval.csv", "train.csv"):
+        # While a line is being written, the other files are enough.
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            table = read_columns(run_dir / name)
+            last[name] = int(table["step"][-1])
+            speeds += [float(speed) for speed in table.get("steps_per_second", [])[-10:]]
+    files = (run_dir / "config.yaml", *run_dir.glob("*.csv"), *checkpoints)
+    silence = max(0.0, time.time() - max(file.stat().st_mtime for file in files))
+    is_running = silence <= recent and not holder_is_gone(run_dir)
+    # Kept runs may consist of their tables only. The last evaluation is that of the last step.
+    is_complete = last.get("eval.csv", -1) >= total and not is_running
+    done = (run_dir / "finished").exists() or is_complete
+    state = "done" if done else "running" if is_running else "stopped"
+    known = [speed for speed in speeds if math.isfinite(speed)]
+    speed = statistics.median(known) if known else math.nan
+    step = total if done else max([start, *last.values()])
+    return Progress(run_dir, config["algorithm"], state, step, start, total, speed, silence)
+
+
 def _typical_speeds(runs: list[Progress]) -> dict[str, float]:
-    """By algorithm, for runs that have no speed of their own yet."""
-    speeds: dict[str, list[float]] = {}
+    """By algorithm, for runs whose speed is not known yet."""
+    speeds: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         if math.isfinite(run.speed) and run.speed > 0:
-            speeds.setdefault(run.algorithm, []).append(run.speed)
+            speeds[run.algorithm].append(run.speed)
     return {algorithm: statistics.median(values) for algorithm, values in speeds.items()}
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+from torchrl.data import LazyTensorStorage
 
 from torchrl_vmfer import (
     ActorCriticReplayBuffer,
@@ -110,32 +110,6 @@ def assert_sound(buffer):
     assert (buffer.actor_sampler.state_dict()["priorities"] <= math.e * (1 + 1e-6)).all()
 
 
-SAMPLER_ARGUMENTS = [
-    (VMFSampler, "mode"),
-    (VMFSampler, "initial_factor"),
-    (VMFSampler, "smoothing"),
-    (RankPrioritizedSampler, "alpha"),
-    (RankPrioritizedSampler, "beta"),
-]
-
-
-@settings(max_examples=40)
-@given(st.sampled_from(SAMPLER_ARGUMENTS), JUNK)
-@example((VMFSampler, "initial_factor"), "1.5")
-@example((RankPrioritizedSampler, "beta"), "0.5")
-def test_a_sampler_is_valid_or_not_constructed(argument, value):
-    sampler_type, name = argument
-    sampler = attempt(sampler_type, **{name: value})
-    if sampler is None:
-        return
-    assert not isinstance(value, str) or name == "mode"
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=sampler, batch_size=2)
-    buffer.extend(rows())
-    buffer.update_priority(torch.tensor([1, 4]), torch.tensor([1.5, 2.0]))
-    assert sampler.probabilities().sum().item() == pytest.approx(1)
-    assert buffer.sample()["index"].shape == (2,)
-
-
 @settings(max_examples=60)
 @given(
     st.booleans(), st.booleans(), JUNK | st.integers(-2, 9).map(lambda i: torch.tensor([i])), JUNK
@@ -165,37 +139,6 @@ def test_a_batch_has_the_requested_size_or_raises(hindsight, way, size, keys):
         assert batch["index"].max() < ROWS if len(batch) else True
     assert state_of(buffer) == before
     assert_sound(buffer)
-
-
-@settings(max_examples=40)
-@given(
-    JUNK | st.just(5),
-    JUNK | st.sampled_from(["uncertainty", "rank"]),
-    JUNK | st.sampled_from([ones, lambda batch: torch.zeros(len(batch)), lambda batch: "x"]),
-)
-@example(5, "rank", ones)
-def test_a_pool_samples_valid_slots_or_raises(size, mode, score):
-    pool = attempt(CandidatePool, make_buffer(), size, mode, score)
-    batch = None if pool is None else attempt(pool.sample)
-    assert (batch is not None) == (pool is not None and score is ones)
-    if batch is not None:
-        assert batch["index"].shape == (4,)
-        assert batch["index"].max() < ROWS
-
-
-@settings(max_examples=40)
-@given(st.sampled_from(["uncertainty", "rank"]), JUNK | tensors(st.tuples(st.integers(1, 4))))
-@example("rank", torch.ones(2, 2))
-def test_a_pool_has_probabilities_or_rejects_the_factors(mode, factors):
-    pool = CandidatePool(make_buffer(), 5, mode, ones)
-    probabilities = attempt(pool.probabilities, factors)
-    if probabilities is not None and probabilities.numel():
-        assert probabilities.shape == factors.shape
-        assert probabilities.sum().item() == pytest.approx(1)
-        assert (factors > 0).all()
-    scored = CandidatePool(make_buffer(), 5, mode, score=lambda batch: factors)
-    batch = attempt(scored.sample)
-    assert batch is None or batch["index"].shape == (4,)
 
 
 HINDSIGHT_ARGUMENTS = (
@@ -253,16 +196,6 @@ def test_directions_give_numbers_in_their_ranges_or_are_rejected(gradients, used
             assert isinstance(used, torch.Tensor) or used >= 0
 
 
-@settings(max_examples=40)
-@given(st.sampled_from(["concentration", "log_normalizer"]), JUNK)
-@example("concentration", 0)
-def test_a_dimension_is_a_number_of_at_least_one(function, dim):
-    result = attempt(getattr(directional, function), torch.tensor([0.0, 0.5]), dim)
-    if result is not None:
-        assert result.isfinite().all()
-        assert dim >= 1
-
-
 LOSS_ARGUMENTS = st.sampled_from(["num_target_critics", "actor_noise", "actor_noise_clip"])
 
 
@@ -274,14 +207,6 @@ def test_a_loss_is_valid_or_not_constructed(td3, make_batch, name, value):
     if loss is not None:
         factor = loss.actor_loss(make_batch(3))[1]["vmf_factor"]
         assert ((factor > 0.36) & (factor < 2.72)).all()
-
-
-@settings(max_examples=20)
-@given(JUNK, JUNK)
-def test_uncertainty_requires_a_loss(td3, loss, used):
-    assert attempt(VMFUncertainty, loss) is None
-    uncertainty = attempt(VMFUncertainty, td3.build(), used=used)
-    assert uncertainty is None or uncertainty.used in ("first", "min")
 
 
 @settings(max_examples=10)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy.special import gammaln, ive, logsumexp
-from scipy.stats import special_ortho_group, vonmises_fisher
+from scipy.stats import vonmises_fisher
 
 from torchrl_vmfer import directional
 
@@ -49,17 +49,6 @@ class TestLogNormalizer:
         expected = [log_normalizer_by_series(value, dim) for value in CONCENTRATIONS]
         np.testing.assert_allclose(directional.log_normalizer(k, dim), expected, rtol=2e-9)
 
-    @pytest.mark.parametrize("dim", DIMENSIONS)
-    def test_equals_the_exponentially_scaled_bessel_function_where_defined(self, dim):
-        k = np.geomspace(0.1, 1e6, 60)
-        bessel = ive(dim / 2 - 1, k)
-        k, bessel = k[bessel > 1e-300], bessel[bessel > 1e-300]
-        assert len(k) > 20
-        log_power = (dim / 2 - 1) * np.log(k) - dim / 2 * math.log(2 * math.pi)
-        expected = log_power - np.log(bessel) - k
-        result = directional.log_normalizer(torch.as_tensor(k), dim)
-        np.testing.assert_allclose(result, expected, rtol=2e-9, atol=2e-9)
-
     @pytest.mark.parametrize("dim", [2, 3, 5, 10, 30])
     @pytest.mark.parametrize("k", [0.5, 5.0, 100.0, 1e4])
     def test_equals_scipys_density(self, dim, k):
@@ -69,24 +58,13 @@ class TestLogNormalizer:
         normalizer = directional.log_normalizer(torch.tensor(k, dtype=torch.float64), dim)
         np.testing.assert_allclose(normalizer.item() + k * points @ mu, expected, atol=1e-7)
 
-    @pytest.mark.parametrize("dim", DIMENSIONS)
-    def test_is_the_uniform_density_on_the_sphere_at_zero_concentration(self, dim):
-        log_area = math.log(2) + dim / 2 * math.log(math.pi) - math.lgamma(dim / 2)
-        result = directional.log_normalizer(torch.zeros((), dtype=torch.float64), dim)
-        assert result.item() == pytest.approx(-log_area, rel=1e-9)
-
-    def test_is_the_closed_form_in_three_dimensions(self):
-        k = torch.tensor([0.1, 1.0, 20.0, 500.0], dtype=torch.float64)
-        expected = (k / (4 * math.pi * k.sinh())).log()
-        torch.testing.assert_close(directional.log_normalizer(k, 3), expected, rtol=1e-9, atol=0)
-
     def test_is_the_closed_form_on_the_two_points_of_one_dimension(self):
         k = torch.tensor([0.0, 0.1, 1.0, 20.0], dtype=torch.float64)
         expected = -(2 * k.cosh()).log()
         torch.testing.assert_close(directional.log_normalizer(k, 1), expected, rtol=1e-9, atol=0)
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("dim", range(2, 401, 7))
+    @pytest.mark.parametrize("dim", range(2, 401, 49))
     def test_is_finite_and_decreases_with_the_concentration(self, dim, dtype):
         k = torch.cat([torch.zeros(1), torch.logspace(-8, 6, 300)]).to(dtype)
         result = directional.log_normalizer(k, dim)
@@ -96,9 +74,6 @@ class TestLogNormalizer:
         # The relative error of the expansion, where the curve is flat.
         slack = slack + (1e-9 * result.abs()[1:] if dtype == torch.float64 else 0)
         assert (result.diff() <= slack).all()
-
-    def test_keeps_the_shape(self):
-        assert directional.log_normalizer(torch.ones(2, 3), 4).shape == (2, 3)
 
 
 class TestConcentration:
@@ -155,10 +130,6 @@ class TestConcentration:
         assert (result.diff() <= 0).all()
         assert result[0] > result[-1]
 
-    def test_is_the_resultant_length_in_one_dimension(self):
-        length = torch.tensor([0.0, 0.3, 1.0])
-        torch.testing.assert_close(directional.concentration(length, 1), length)
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestTwoCritics:
@@ -181,16 +152,6 @@ class TestTwoCritics:
         expected = math.exp((1 + math.cos(angle)) / 2)
         assert result.item() == pytest.approx(expected, rel=2 * tolerance(dtype)["atol"])
 
-    def test_opposite_directions_cancel(self, dtype):
-        gradients = torch.tensor([[1.0, -2.0], [-3.0, 6.0]], dtype=dtype)
-        assert directional.resultant_length(gradients).item() == pytest.approx(0, abs=1e-7)
-        assert directional.sampling_factor(gradients, 0).item() == pytest.approx(1, abs=1e-6)
-
-    def test_the_mean_direction_halves_the_angle(self, dtype):
-        result = directional.mean_direction(self.gradients(1.0, dtype))
-        expected = torch.tensor([math.cos(0.5), math.sin(0.5), 0.0], dtype=dtype)
-        torch.testing.assert_close(result, expected, **tolerance(dtype))
-
 
 def statistics(gradients, used):
     return (
@@ -201,7 +162,7 @@ def statistics(gradients, used):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("critics", range(1, 21))
+@pytest.mark.parametrize("critics", [1, 2, 3, 5, 20])
 class TestAnyNumberOfCritics:
     def test_equals_numpy(self, critics, dtype):
         gradients = random_gradients(critics, 6, batch=(9,), dtype=dtype)
@@ -248,43 +209,10 @@ class TestInvariance:
                 directional.directions(scale * unit), unit, rtol=0, atol=2e-4
             )
 
-    def test_to_a_rotation_of_the_action_space(self, dtype):
-        gradients = random_gradients(5, 4, batch=(11,), dtype=dtype)
-        rotation = torch.as_tensor(special_ortho_group.rvs(4, random_state=0), dtype=dtype)
-        length, factor, direction = statistics(gradients, 1)
-        rotated = statistics(gradients @ rotation, 1)
-        for result, expected in zip(rotated, (length, factor, direction @ rotation), strict=True):
-            torch.testing.assert_close(result, expected, **tolerance(dtype))
-
-    def test_to_the_order_of_the_critics(self, dtype):
-        gradients = random_gradients(7, 4, batch=(11,), dtype=dtype)
-        order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
-        used = torch.arange(11) % 7
-        expected = statistics(gradients, used)
-        permuted = statistics(gradients[order], order.argsort()[used])
-        for result, reference in zip(permuted, expected, strict=True):
-            torch.testing.assert_close(result, reference, **tolerance(dtype))
-
-    def test_the_factor_depends_on_the_used_critic(self, dtype):
-        gradients = random_gradients(5, 4, dtype=dtype)
-        factors = [directional.sampling_factor(gradients, i).item() for i in range(5)]
-        assert len(set(factors)) == 5
-
-    def test_one_used_critic_for_all_equals_the_same_for_each(self, dtype):
-        gradients = random_gradients(5, 4, batch=(3, 2), dtype=dtype)
-        one = directional.sampling_factor(gradients, 3)
-        each = directional.sampling_factor(gradients, torch.full((3, 2), 3))
-        torch.testing.assert_close(one, each, rtol=0, atol=0)
-
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [0.0, math.nan, math.inf, -math.inf])
 class TestGradientsWithoutADirection:
-    def test_become_the_zero_vector(self, bad, dtype):
-        gradients = torch.tensor([[3.0, 4.0], [bad, bad]], dtype=dtype)
-        expected = torch.tensor([[0.6, 0.8], [0.0, 0.0]], dtype=dtype)
-        torch.testing.assert_close(directional.directions(gradients), expected)
-
     def test_one_of_the_critics_contributes_nothing(self, bad, dtype):
         gradients = random_gradients(3, 4, dtype=dtype)
         gradients[1] = bad
@@ -309,13 +237,6 @@ class TestGradientsWithoutADirection:
         assert factor == 1
         assert (direction == 0).all()
         assert directional.concentration(length, 4) == 0
-
-    def test_do_not_affect_other_transitions(self, bad, dtype):
-        gradients = random_gradients(3, 4, batch=(2,), dtype=dtype)
-        before = statistics(gradients, 0)
-        gradients[:, 0] = bad
-        for after, expected in zip(statistics(gradients, 0), before, strict=True):
-            torch.testing.assert_close(after[1], expected[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -348,30 +269,14 @@ def any_gradients(draw):
 
 @settings(max_examples=400)
 @given(any_gradients())
-def test_the_factor_lies_above_1_over_e_and_never_above_e(case):
+def test_all_statistics_stay_in_their_ranges(case):
     gradients, used = case
     factor = directional.sampling_factor(gradients, used).item()
     assert 1 / math.e < factor <= math.e
     assert factor <= directional.MAX_FACTOR
-
-
-@settings(max_examples=400)
-@given(any_gradients())
-def test_length_direction_and_concentration_stay_in_their_ranges(case):
-    gradients, _ = case
     length = directional.resultant_length(gradients)
     assert 0 <= length.item() <= 1
     norm = directional.mean_direction(gradients).norm().item()
     assert norm == pytest.approx(1 if length > 0 else 0, abs=1e-5)
     concentration = directional.concentration(length, gradients.shape[-1])
     assert 0 <= concentration.item() < math.inf
-
-
-@settings(max_examples=100)
-@given(st.integers(3, 20), st.sampled_from(DTYPES), st.integers(0, 10**6))
-def test_the_factor_of_a_critic_against_all_others_is_the_lowest(critics, dtype, seed):
-    direction = random_gradients(1, 5, dtype=dtype, seed=seed).expand(critics, -1).clone()
-    direction[0] *= -1
-    factor = directional.sampling_factor(direction, 0).item()
-    assert factor == pytest.approx(math.exp((2 - critics) / critics), rel=1e-5)
-    assert factor > 1 / math.e

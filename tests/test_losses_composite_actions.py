@@ -94,15 +94,10 @@ def test_factors_equal_brute_force(batch, brute_force, entropy):
     expected = brute_force.sampling_factor(gradients, values[:2].argmin(0))
     assert expected.std() > 1e-3
     torch.testing.assert_close(metadata["vmf_factor"].double(), expected, rtol=0, atol=1e-5)
-
-
-def test_the_standalone_module_agrees(batch, brute_force):
-    loss = build()
-    result = seeded(VMFUncertainty(loss), batch.clone())["vmf"]
-    values, gradients = brute_force_gradients(loss, batch)
-    expected = brute_force.sampling_factor(gradients, values[:2].argmin(0))
-    torch.testing.assert_close(result["factor"].double(), expected, rtol=0, atol=1e-5)
-    assert result["mean_direction"].shape == (12, 6)
+    if not entropy:
+        measured = seeded(VMFUncertainty(loss), batch.clone())["vmf"]
+        torch.testing.assert_close(measured["factor"].double(), expected, rtol=0, atol=1e-5)
+        assert measured["mean_direction"].shape == (12, 6)
 
 
 def test_losses_and_gradients_equal_torchrls(batch, gradients_of):

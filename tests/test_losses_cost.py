@@ -63,15 +63,6 @@ class TestCost:
         assert counts[0] == (calls, calls)
         assert counts[1] == counts[0]
 
-    def test_an_actor_update_multiplies_no_more_numbers_than_torchrls(self, algorithm, make_batch):
-        operations = []
-        for loss in algorithm.pair(num_qvalue_nets=5, num_target_critics=5):
-            with FlopCounterMode(display=False) as counter:
-                value, _ = loss.actor_loss(make_batch(32))
-                value.backward()
-            operations.append(counter.get_total_flops())
-        assert 0 < operations[1] <= operations[0]
-
     def test_an_update_with_forward_evaluates_as_many_critics_as_torchrls(
         self, ensemble, make_batch
     ):
@@ -86,11 +77,9 @@ class TestCost:
         assert min(counts[0]) > 0
         assert counts[1] == counts[0]
 
-    def test_an_update_with_forward_multiplies_no_more_numbers_than_torchrls(
-        self, ensemble, make_batch
-    ):
+    def test_an_update_multiplies_no_more_numbers_than_torchrls(self, any_algorithm, make_batch):
         operations = []
-        for loss in ensemble.pair():
+        for loss in any_algorithm.pair():
             with FlopCounterMode(display=False) as counter:
                 # A call of the module itself would fail in the counter.
                 total_loss(loss.forward(make_batch(32))).backward()

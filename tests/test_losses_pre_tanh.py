@@ -9,25 +9,13 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.data import Bounded, LazyTensorStorage, Unbounded
+from torchrl.data import Bounded, Unbounded
 from torchrl.modules import MLP, IndependentNormal, ProbabilisticActor, TanhNormal, ValueOperator
 
 from helpers.losses import SEED, critic_named, seeded
-from torchrl_vmfer import (
-    ActorCriticReplayBuffer,
-    CandidatePool,
-    VMFSACLoss,
-    VMFTD3Loss,
-    VMFUncertainty,
-)
+from torchrl_vmfer import VMFSACLoss, VMFTD3Loss, VMFUncertainty
 
 LOW, HIGH = torch.tensor([-2.0, 0.5, -1.0]), torch.tensor([2.0, 1.0, 3.0])
-
-
-def test_every_loss_has_the_option_and_rejects_other_words(any_algorithm):
-    assert any_algorithm.build().directions == "action"
-    with pytest.raises(ValueError, match="directions must be 'action' or 'pre_tanh', got 'tanh'"):
-        any_algorithm.build(directions="tanh")
 
 
 def squashed_actor(kind, scale):
@@ -140,27 +128,6 @@ def test_every_loss_scales_the_gradients_by_the_squashing(any_algorithm, brute_f
     values = values[: loss.target_count]
     expected = brute_force.sampling_factor(gradients, critic_named(loss.used, values))
     torch.testing.assert_close(metadata["vmf_factor"].double(), expected, rtol=0, atol=1e-5)
-
-
-def test_candidates_are_scored_before_the_squashing(make_batch):
-    loss = build(VMFTD3Loss, directions="pre_tanh")
-    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(64), batch_size=4)
-    buffer.extend(make_batch(64))
-    scored = []
-
-    def score(candidates):
-        scored.append(VMFUncertainty(loss)(candidates)["vmf", "factor"])
-        return scored[-1]
-
-    batch = CandidatePool(buffer, 16, "uncertainty", score).sample(keys=["observation"])
-    measured = loss.actor_loss(batch)[1]["vmf_factor"]
-    assert all(torch.isclose(scored[0], factor, atol=1e-5).any() for factor in measured)
-
-
-def test_the_state_is_that_of_the_loss_without_the_option(any_algorithm):
-    losses = [any_algorithm.build(directions=word) for word in ("action", "pre_tanh")]
-    assert losses[0].state_dict().keys() == losses[1].state_dict().keys()
-    losses[0].load_state_dict(losses[1].state_dict())
 
 
 def test_the_bounds_of_an_action_spec_are_used(make_batch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 
 import gymnasium as gym
 import numpy as np
@@ -91,9 +90,6 @@ def test_entries_are_read_by_name_in_the_order_of_the_inputs():
         policy.act({"goal": np.array([1.0]), "body": {}})
     with pytest.raises(TypeError, match="pass a dictionary"):
         policy.act(np.zeros(3))
-
-
-def test_observations_of_a_wrong_shape_are_reported():
     with pytest.raises(ValueError, match=r"has the shape \[4\], but the policy needs \[3\]"):
         make_policy().act(np.zeros(4))
 
@@ -106,16 +102,6 @@ def test_a_saved_policy_is_the_same(file):
     assert load_policy(file.parent).source == file
     for word in ("deterministic", "Task-v0", "step 7", "[8, 8] tanh", "observation[3]"):
         assert word in repr(policy)
-
-
-def test_a_file_without_newer_fields_of_the_network_is_read(tmp_path):
-    data = make_policy().data()
-    data["network"] = {
-        name: data["network"][name]
-        for name in ("network", "network_kwargs", "hidden", "activation", "layer_norm")
-    }
-    torch.save(data, tmp_path / "policy.pt")
-    assert load_policy(tmp_path).network == SPEC
 
 
 def test_a_policy_with_batch_renormalization_acts_on_single_observations(tmp_path):
@@ -143,16 +129,6 @@ def test_a_policy_requires_neither_hydra_nor_gymnasium_nor_the_trainers(file):
     assert finished.stdout == "(2,)\n"
 
 
-def test_every_flipped_byte_of_the_weights_is_detected(file):
-    with zipfile.ZipFile(file) as archive:
-        place = max(archive.infolist(), key=lambda part: part.file_size)
-    content = bytearray(file.read_bytes())
-    content[place.header_offset + 200] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(PolicyError, match=r"policy\.pt cannot be read"):
-        load_policy(file)
-
-
 WRONG = {
     "no policy": lambda data: {"weight": torch.zeros(3)},
     "a list": lambda data: [1],
@@ -173,6 +149,7 @@ WRONG = {
     "dtype": lambda data: data | {"action": data["action"] | {"dtype": "object"}},
     "normalization": lambda data: data | {"normalization": {"mean": torch.zeros(3)}},
     "no weights": lambda data: data | {"weights": {}},
+    "other weights": lambda data: data | {"weights": data["weights"] | {"old": torch.zeros(1)}},
 }
 
 
@@ -222,14 +199,3 @@ def test_a_custom_network_is_imported_by_its_path(tmp_path, monkeypatch):
     torch.save(data, tmp_path / "policy.pt")
     with pytest.raises(PolicyError, match="derived from Module"):
         load_policy(tmp_path)
-
-
-def test_a_network_that_was_changed_since_is_told_by_its_weights(tmp_path, monkeypatch):
-    (tmp_path / "my_changed_nets.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    data = make_policy(network=NetworkSpec("my_changed_nets.Net")).data()
-    data["weights"]["network.old_layer"] = torch.zeros(1)
-    torch.save(data, tmp_path / "policy.pt")
-    with pytest.raises(PolicyError, match=r"state_dict.*network\.old_layer") as error:
-        load_policy(tmp_path)
-    assert "\n" not in str(error.value)

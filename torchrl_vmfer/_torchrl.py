@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import repeat
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.synchronize import SemLock
+from operator import contains
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,28 +136,36 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 
 
 class ModuleWatch:
-    """Detects hooks on modules and replaced submodules, within microseconds."""
+    """Detects hooks on networks, replaced submodules and replaced tensors, within microseconds.
 
-    def __init__(self, *modules: nn.Module) -> None:
-        parts = [part for module in modules for part in module.modules()]
+    Args:
+        loss: a loss, whose own parameters and modules are watched.
+        *networks: networks, which are watched with all their parts.
+    """
+
+    def __init__(self, loss: nn.Module, *networks: nn.Module) -> None:
+        parts = [part for network in networks for part in network.modules()]
         # PyTorch changes these dictionaries in place.
         self._attributes = [vars(part) for part in parts]
         self._hooks = [getattr(part, name) for part in parts for name in _HOOKS]
         self._hooks += [getattr(module_globals, f"_global{name}") for name in _HOOKS]
-        self._children = [
-            (part._modules, tuple(part._modules.values())) for part in parts if part._modules
-        ]
+        self._entries: list[dict[str, Any]] = [part._modules for part in parts if part._modules]
+        self._entries += [loss._modules, loss._parameters, loss._buffers]
+        self._seen = self._values()
+
+    def _values(self) -> list[list[int]]:
+        return [list(map(id, entries.values())) for entries in self._entries]
 
     def has_hooks(self) -> bool:
-        """Whether any of the modules has a hook, or a global module hook is registered.
+        """Whether any of the networks has a hook, or a global module hook is registered.
 
         A ``forward`` that was assigned to an instance counts as a hook.
         """
-        return any(self._hooks) or any("forward" in names for names in self._attributes)
+        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
 
     def is_unchanged(self) -> bool:
-        """Whether the modules still have the same submodules."""
-        return all(tuple(children.values()) == seen for children, seen in self._children)
+        """Whether the networks still have the same parts, and the loss the same members."""
+        return self._values() == self._seen
 
 
 # --- Optimizers -----------------------------------------------------------------------------

@@ -193,7 +193,10 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
 
 
 class Explorer(nn.Module):
-    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one."""
+    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
+
+    There is neither if ``exploration_type()`` is not ``RANDOM``.
+    """
 
     def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
         super().__init__()
@@ -205,6 +208,8 @@ class Explorer(nn.Module):
         if self.noise is None:
             return drawn_action(*self.network(observation))
         action = self.network(observation)
+        if exploration_type() is not ExplorationType.RANDOM:
+            return action
         return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 
 

@@ -79,6 +79,8 @@ class Agent:
             "alpha_optimizer": self.alpha_optimizer,
             "replay": self.buffer,
             "collector": self.collector,
+            # Forks draw with a separate random generator.
+            "actor_draws": self.sample_actor if hasattr(self.sample_actor, "state_dict") else None,
         }
         return {name: part for name, part in components.items() if part is not None}
 

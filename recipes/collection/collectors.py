@@ -63,7 +63,7 @@ class EpisodeReturns:
         {}
         >>> episodes.add(2.5, is_over=True)
         >>> episodes.pop()
-        {'episode_return': 3.5, 'episode_length': 2.0}
+        {'episode_return': 3.5, 'episode_length': 2.0, 'num_episodes': 1}
     """
 
     def __init__(self, num_envs: int = 1) -> None:
@@ -80,7 +80,7 @@ class EpisodeReturns:
             self._returns[environment], self._lengths[environment] = 0.0, 0
 
     def pop(self) -> dict[str, float]:
-        """The means over the ended episodes; empty if there are none. Then forgets them."""
+        """The means over the ended episodes and their number, or nothing. Then forgets them."""
         if not self._ended:
             return {}
         returns, lengths = zip(*self._ended, strict=True)
@@ -88,6 +88,7 @@ class EpisodeReturns:
         return {
             "episode_return": sum(returns) / len(returns),
             "episode_length": sum(lengths) / len(lengths),
+            "num_episodes": len(lengths),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -239,27 +239,28 @@ class Guarded(gym.wrappers.TransformObservation):
             result = act(*action, **kwargs)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            raise self._fault(
+            raise self.fault(
                 f"raised {type(error).__name__} ({first_line(error)}; line {place.lineno} of "
                 f"{Path(place.filename).name})",
                 *action,
             ) from error
         for key, value in entries(result[0]).items():
             if value.shape != self._shapes[key]:
-                raise self._fault(
+                raise self.fault(
                     f"returned {key!r} of shape {value.shape}, not {self._shapes[key]}", *action
                 )
             if not np.isfinite(value).all():
-                raise self._fault(f"returned NaN or infinity in {key!r}", *action)
+                raise self.fault(f"returned NaN or infinity in {key!r}", *action)
         if action:
             reward = np.asarray(result[1])
             if reward.ndim or reward.dtype.kind not in "biuf" or not np.isfinite(reward):
-                raise self._fault(f"returned the reward {result[1]!r}, not a number", *action)
+                raise self.fault(f"returned the reward {result[1]!r}, not a number", *action)
         if not isinstance(result[-1], dict):
-            raise self._fault(f"returned {result[-1]!r} as info, not a dictionary", *action)
+            raise self.fault(f"returned {result[-1]!r} as info, not a dictionary", *action)
         return result
 
-    def _fault(self, fault: str, *action: np.ndarray) -> UserError:
+    def fault(self, fault: str, *action: np.ndarray) -> UserError:
+        """The error for an invalid output of the environment."""
         if not np.isfinite(action).all():
             return diverged(f"{self._name} got an action of NaN or infinity")
         return UserError(

@@ -68,7 +68,7 @@ class TaskVector:
     """Steps several environments of one task in one call.
 
     The environments keep their generators, and their states become views of one array. Each can
-    be reset, saved and restored in place on its own.
+    be reset and saved on its own. Restore saved states before this.
 
     Args:
         tasks: environments of the same class and size.
@@ -80,17 +80,19 @@ class TaskVector:
         for task, row in zip(tasks, self._state, strict=True):
             task.state = row
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Takes one step of every member, and resets none.
+    def step(
+        self, actions: np.ndarray, rows: Sequence[int] | slice = slice(None)
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Takes one step of every member, or of those in ``rows``, and resets none.
 
         Returns:
             observations, rewards, terminations and truncations, each with one row per member.
         """
         actions = np.clip(np.asarray(actions, np.float64), -1, 1)
-        self._state[...], rewards = self._task.advance(self._state, actions)
-        truncations = self._state[:, -1] >= self._task.time_limit
-        terminations = np.zeros(len(truncations), bool)
-        return self._task.observe(self._state), rewards, terminations, truncations
+        state, rewards = self._task.advance(self._state[rows], actions)
+        self._state[rows] = state
+        truncations = state[:, -1] >= self._task.time_limit
+        return self._task.observe(state), rewards, np.zeros(len(state), bool), truncations
 
 
 def _length(vectors: np.ndarray) -> np.ndarray:

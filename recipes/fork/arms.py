@@ -11,15 +11,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.command_line import explain, read_command_line
-from vmfer_recipes.config.errors import UserError, counted, near_names
+from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.config.keys import describe
 from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
-from vmfer_recipes.config.plugins import own_choice
-from vmfer_recipes.config.replay_groups import (
-    OwnSamplerConfig,
-    SamplerConfig,
-    VMFSamplerConfig,
-)
+from vmfer_recipes.config.replay_groups import OwnSamplerConfig, VMFSamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
@@ -34,17 +29,10 @@ _CHANGEABLE = (
 
 @dataclass(frozen=True)
 class Arm:
-    """A method that continues from a checkpoint.
+    """A method that continues from a checkpoint."""
 
-    Attributes:
-        name: the arm as written, such as ``vmf_power sampler.power=8``.
-        sampler: its ``sampler=``; ``None`` keeps that of the run.
-        values: further values, by key.
-    """
-
-    name: str
-    sampler: SamplerConfig | None
-    values: dict[str, Any]
+    name: str  # as written, such as ``vmf_power sampler.power=8``
+    changes: dict[str, Any]  # of the configuration of a run, by key
 
     @property
     def folder(self) -> str:
@@ -53,52 +41,38 @@ class Arm:
 
     def apply(self, cfg: TrainingConfig) -> TrainingConfig:
         """The configuration of a run with this arm's values."""
-        sampler: Any = self.sampler
-        if sampler is None:
-            sampler = OmegaConf.structured(cfg.sampler)
-            for key, value in self.values.items():
-                if key.startswith("sampler."):
-                    OmegaConf.update(sampler, key.removeprefix("sampler."), value, force_add=True)
-            sampler = OmegaConf.to_object(sampler)
-        others = {key: value for key, value in self.values.items() if "." not in key}
         try:
-            applied = dataclasses.replace(cfg, sampler=sampler, keep_checkpoints_at=[], **others)
+            applied = dataclasses.replace(cfg, keep_checkpoints_at=[], **self.changes)
             validate(applied)
             applied.check()
         except UserError as error:
             raise UserError(f"The arm {self.name!r}: {error}") from error
         return applied
 
-    def dose(self, cfg: TrainingConfig) -> float | None:
+    @property
+    def dose(self) -> float | None:
         """The power of the factor in the probabilities of the actor's batch, if it has one.
 
         A uniform batch has the power 0, and the paper's method the power 1. An arm that also
         differs in another key has none.
-
-        Args:
-            cfg: the configuration of a run.
         """
-        sampler = self.apply(cfg).sampler
-        if not all(key.startswith("sampler.") for key in self.values):
+        sampler = self.changes["sampler"]
+        if len(self.changes) > 1:
             return None
         if sampler.kind == "fresh":
             return 0.0
-        plain = {key.name: key.default for key in describe(type(sampler))}
-        compared = [name for name in plain if name not in ("name", "kind", "power")]
-        if not isinstance(sampler, VMFSamplerConfig):
-            return None
-        if any(getattr(sampler, name) != plain[name] for name in compared):
-            return None
-        return float(sampler.power)
+        defaults = {key.name: key.default for key in describe(type(sampler))}
+        is_plain = all(
+            getattr(sampler, name) == default
+            for name, default in defaults.items()
+            if name not in ("name", "kind", "power")
+        )
+        is_vmf = isinstance(sampler, VMFSamplerConfig)
+        return float(sampler.power) if is_vmf and is_plain else None
 
 
 def make_arms(names: list[str], cfg: TrainingConfig) -> list[Arm]:
-    """Reads ``arms=``.
-
-    Args:
-        names: each a choice of ``sampler=``, overrides such as ``actor_objective=mean``, or both.
-        cfg: the configuration of a run.
-    """
+    """Reads ``arms=``: choices of ``sampler=``, overrides such as ``tau=0.1``, or both."""
     arms = [_read(" ".join(name.split()), cfg) for name in names]
     applied = [arm.apply(cfg) for arm in arms]
     same_folder = len({arm.folder for arm in arms}) < len(arms)
@@ -117,10 +91,7 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     choice = words.pop(0) if words and "=" not in words[0] else None
     if choice is None and not words:
         raise UserError("An arm is empty: use a choice of sampler=, such as arms=[fresh,vmf_rank].")
-    if choice is not None and own_choice("sampler", choice) is None:
-        _check_choice(choice)
-    for word in words:
-        _check_override(word, name)
+    keys = [_changed_key(word, name) for word in words]
     sampler = cfg.sampler
     if choice is None and sampler.kind != "own" and sampler.name not in choices_of("sampler"):
         raise UserError(
@@ -129,23 +100,19 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
         )
     start = choice or (sampler.path if isinstance(sampler, OwnSamplerConfig) else sampler.name)
     composed = _composed([f"sampler={start}", *words], name, cfg)
-    keys = [word.partition("=")[0].lstrip("+") for word in words]
-    values = {key: OmegaConf.select(composed, key) for key in keys}
-    chosen: Any = None if choice is None else OmegaConf.to_object(composed.sampler)
-    return Arm(name, chosen, values)
+    changes = {key: OmegaConf.select(composed, key) for key in keys}
+    chosen = composed.sampler
+    if choice is None:  # it keeps the other values of the run's sampler
+        chosen = OmegaConf.structured(sampler)
+        for key in keys:
+            if key.startswith("sampler."):
+                OmegaConf.update(chosen, key.removeprefix("sampler."), changes[key], force_add=True)
+    others = {key: value for key, value in changes.items() if "." not in key}
+    return Arm(name, {"sampler": OmegaConf.to_object(chosen), **others})
 
 
-def _check_choice(choice: str) -> None:
-    choices = choices_of("sampler")
-    if choice not in choices:
-        near = near_names(choice, choices)
-        hint = f" Did you mean: {', '.join(near)}?" if near else ""
-        raise UserError(
-            f"There is no arm {choice}.{hint} Choices: {', '.join(choices)}, my_package.MySampler."
-        )
-
-
-def _check_override(word: str, name: str) -> None:
+def _changed_key(word: str, name: str) -> str:
+    """The key of an override, if an arm may change it."""
     key = word.partition("=")[0].lstrip("+")
     if "=" not in word:
         raise UserError(
@@ -156,15 +123,14 @@ def _check_override(word: str, name: str) -> None:
             f"The arm {name!r} changes {key}, which all arms have in common: an arm may change "
             f"the sampler, sampler.*, {', '.join(_CHANGEABLE)}."
         )
+    return key
 
 
 def _composed(overrides: list[str], name: str, cfg: TrainingConfig) -> Any:
-    config = type(cfg)
     try:
-        line = read_command_line(overrides, config)
+        line = read_command_line(overrides, type(cfg))
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
             return compose(cfg.algorithm, line.overrides)
-    except HydraException as error:
-        raise UserError(f"The arm {name!r}: {explain(error, config)}") from error
-    except UserError as error:
-        raise UserError(f"The arm {name!r}: {error}") from error
+    except (HydraException, UserError) as error:
+        reason = explain(error, type(cfg)) if isinstance(error, HydraException) else error
+        raise UserError(f"The arm {name!r}: {reason}") from error

@@ -10,8 +10,7 @@ import sys
 from vmfer_recipes.config.command_line import read_options
 from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.launch import program, quiet_torchrl
-from vmfer_recipes.fork.options import ForkConfig
-from vmfer_recipes.fork.plan import make_plan
+from vmfer_recipes.fork.plan import ForkConfig, make_plan
 
 
 @program
@@ -26,22 +25,17 @@ def main() -> None:
         from vmfer_recipes.fork.running import run_forks
     except ImportError as error:
         raise UserError(
-            f"Forks require a package that cannot be imported ({first_line(error)}): "
+            f"Forks require a package that could not be imported ({first_line(error)}): "
             "pip install '.[recipes,report]'."
         ) from error
 
     quiet_torchrl()
     failures = run_forks(plan)
     results = read_results(plan)
-    if results:
-        for line in write_report(plan, results):
-            print(line)
+    if len(results):
+        print(*write_report(plan, results), sep="\n")
     if failures:
         raise UserError(
             f"{counted(len(failures), 'fork')} failed, the first one with: {failures[0]} The "
             "others have ended; run the same command to try again."
         )
-
-
-if __name__ == "__main__":
-    main()

@@ -8,21 +8,52 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from vmfer_recipes.config.errors import UserError, first_line, unwritable
+from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import CSVLoggerConfig
+from vmfer_recipes.config.keys import MISSING, Config, key
 from vmfer_recipes.config.names import differing, folder_name, group_name
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.arms import Arm, make_arms
-from vmfer_recipes.fork.options import ForkConfig
-from vmfer_recipes.fork.sources import Source, find_sources, setting_of
+from vmfer_recipes.fork.sources import Source, find_sources
 from vmfer_recipes.run.directory import RunDirectory
-from vmfer_recipes.run.files import replacing
 
-__all__ = ["Fork", "ForkDirectory", "Moment", "Plan", "make_plan"]
+__all__ = ["Fork", "ForkConfig", "ForkDirectory", "Moment", "Plan", "make_plan"]
 
 _LEAST_INTERVAL = 1000  # the fewest steps between checkpoints of a fork
+
+
+@dataclass
+class ForkConfig(Config):
+    """Continues several methods from the same checkpoints and compares their returns."""
+
+    run: list[str] = key(
+        MISSING, "run directories that differ only in their seed, or a pattern such as '.../seed*'"
+    )
+    at: list[int] = key([], "steps of the checkpoints; []: all in checkpoint/kept", low=1)
+    arms: list[str] = key(
+        ["fresh", "vmf_uncertainty", "vmf_rank"],
+        "methods: choices of sampler=, with or without overrides: 'vmf_rank directions=pre_tanh'",
+    )
+    baseline: str | None = key(None, "arm that the others are compared with; null: the first")
+    mode: str = key(
+        "live",
+        "full training (live), or updates of the actor only (frozen)",
+        choices=("live", "frozen"),
+    )
+    steps: int | None = key(None, "environment steps with mode=live; null: 10,000", low=1)
+    updates: int | None = key(None, "updates of the actor with mode=frozen; null: 500", low=1)
+    draws: int = key(
+        5, "repetitions of each arm, with different random numbers", low=1, high=10_000
+    )
+    num_eval_episodes: int | None = key(
+        None, "episodes of an evaluation, before and after; null: as in the first run", low=1
+    )
+    out: str | None = key(None, "directory of all output; null: in runs/forks")
+
+    @property
+    def length(self) -> int:
+        """The number of steps or updates of a fork."""
+        return (self.steps or 10_000) if self.mode == "live" else (self.updates or 500)
 
 
 class ForkDirectory(RunDirectory):
@@ -35,11 +66,7 @@ class ForkDirectory(RunDirectory):
 class Fork:
     """One arm that continues from one checkpoint, with the random numbers of one draw.
 
-    Attributes:
-        source: the checkpoint.
-        arm: the method.
-        draw: the number of the draw, from 0.
-        cfg: the configuration of the continued run, with the directory of the fork.
+    ``cfg`` is the configuration of the continued run, with the directory of the fork.
     """
 
     source: Source
@@ -57,74 +84,61 @@ class Fork:
         """Whether the fork has a result."""
         return (self.path / "finished").exists()
 
-    @property
-    def title(self) -> str:
-        """The fork in words."""
-        return (
-            f"seed {self.source.seed}, step {self.source.step:,}, {self.arm.name}, draw {self.draw}"
-        )
-
 
 @dataclass(frozen=True)
 class Moment:
-    """A checkpoint and its forks.
+    """A checkpoint, the folder of its forks, and what these have in common.
 
-    Attributes:
-        source: the checkpoint.
-        path: the folder of its forks.
-        forks: the forks, draw by draw, so that an unfinished study is balanced.
+    They are sorted by draw, so that an unfinished study is balanced.
     """
 
     source: Source
     path: Path
     forks: list[Fork]
+    settings: dict[str, Any]
 
     @property
     def record(self) -> Path:
-        """The file with the fingerprint of the checkpoint and its evaluation before the forks."""
+        """The file with the settings, the fingerprint of the checkpoint and its evaluation."""
         return self.path / "checkpoint.json"
 
-    def read_record(self) -> dict[str, Any] | None:
-        """The contents of the record, or ``None`` if there is none."""
+    @property
+    def return_before(self) -> float | None:
+        """The return of the checkpoint, or ``None`` if it is not evaluated yet.
+
+        Raises an error if the folder holds forks of another checkpoint or with other settings.
+        """
         if not self.record.exists():
             return None
         try:
             record = json.loads(self.record.read_text())
-            missing = {"fingerprint", "run", "return_mean"}.difference(record)
-            if missing:
-                raise ValueError(f"it has no {min(missing)}")
-            return dict(record)
-        except (OSError, TypeError, ValueError) as error:
+            fingerprint, run = record["fingerprint"], record["run"]
+            value = float(record["return_mean"])
+        except (OSError, TypeError, ValueError, KeyError) as error:
             raise UserError(
                 f"{self.record} cannot be read ({first_line(error)}): delete it, and the same "
                 "command writes it again."
             ) from error
-
-    def check(self) -> None:
-        """Raises an error if the folder holds forks of another checkpoint or configuration."""
-        record = self.read_record()
-        if record is not None and record["fingerprint"] != self.source.fingerprint():
+        if fingerprint != self.source.fingerprint:
             raise UserError(
-                f"{self.path} holds forks of another checkpoint, from {record['run']}: choose "
-                "another out=."
+                f"{self.path} holds forks of another checkpoint, from {run}: choose another out=."
             )
-        for fork in self.forks:
-            try:
-                ForkDirectory(fork.cfg).check()
-            except UserError as error:  # names the key of a recipe
-                raise UserError(str(error).replace("another run_dir", "another out=")) from error
+        before = {name: record.get(name) for name in self.settings}
+        values = [
+            f"{name}={before[name]} there, {self.settings[name]} here"
+            for name in differing(before, self.settings)
+        ]
+        if values:
+            raise UserError(
+                f"{self.path} holds forks with other settings ({'; '.join(values)}): choose "
+                "another out= or use the same values."
+            )
+        return value
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All forks of a command.
-
-    Attributes:
-        options: the command.
-        out: the folder of all output.
-        arms: the methods; the first is the reference.
-        moments: the checkpoints with their forks.
-    """
+    """All forks of a command; the first arm is the reference."""
 
     options: ForkConfig
     out: Path
@@ -136,60 +150,15 @@ class Plan:
         """All forks, in the order in which they run."""
         return [fork for moment in self.moments for fork in moment.forks]
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What all forks in the folder have in common."""
-        options = self.options
-        length = "steps" if options.mode == "live" else "updates"
-        cfg = self.moments[0].forks[0].cfg
-        return {
-            "mode": options.mode,
-            length: options.length,
-            "num_eval_episodes": cfg.num_eval_episodes,
-            "run": setting_of(self.moments[0].source.cfg),
-        }
-
-    def check(self) -> None:
-        """Raises an error if the folder holds forks with other settings."""
-        file = self.out / "settings.yaml"
-        if file.exists():
-            try:
-                before: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-                before, now = _flat_settings(before), _flat_settings(self.settings)
-            except Exception as error:
-                raise UserError(
-                    f"{file} cannot be read ({first_line(error)}): choose another out=."
-                ) from error
-            values = [
-                f"{key}={before.get(key)} there, {now.get(key)} here"
-                for key in differing(before, now)
-            ]
-            if values:
-                raise UserError(
-                    f"{self.out} holds forks with other settings ({'; '.join(values)}): choose "
-                    "another out= or use the same values."
-                )
-        for moment in self.moments:
-            moment.check()
-
-    def write_settings(self) -> None:
-        """Writes the settings that later commands must share."""
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-            with replacing(self.out / "settings.yaml") as file:
-                file.write(OmegaConf.to_yaml(self.settings))
-        except OSError as error:
-            raise unwritable(self.out, error) from error
-
-
-def _flat_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in settings.items() if key != "run"}
-    return own | {f"run: {key}": value for key, value in settings["run"].items()}
-
 
 def make_plan(options: ForkConfig) -> Plan:
     """Finds the checkpoints, reads the arms and lists all forks."""
-    options.check_length()
+    other = "updates" if options.mode == "live" else "steps"
+    if getattr(options, other) is not None:
+        raise UserError(
+            f"{other}={getattr(options, other)} has no effect with mode={options.mode}: remove "
+            "it, or change the mode."
+        )
     sources = find_sources(options.run, options.at)
     first = sources[0].cfg
     arms = make_arms(options.arms, first)
@@ -203,6 +172,8 @@ def make_plan(options: ForkConfig) -> Plan:
     default = f"runs/forks/{folder_name(group_name(first))}/{options.mode}-{options.length}"
     out = Path(options.out or default)
     episodes = options.num_eval_episodes or first.num_eval_episodes
+    length = "steps" if options.mode == "live" else "updates"
+    settings = {"mode": options.mode, length: options.length, "num_eval_episodes": episodes}
     moments = []
     for source in sources:
         path = out / f"seed{source.seed}" / f"step{source.step}"
@@ -211,10 +182,18 @@ def make_plan(options: ForkConfig) -> Plan:
             for draw in range(options.draws)
             for arm in arms
         ]
-        moments.append(Moment(source, path, forks))
-    plan = Plan(options, out, arms, moments)
-    plan.check()
-    return plan
+        moments.append(Moment(source, path, forks, settings))
+        _ = moments[-1].return_before  # fails if the folder holds other forks
+        _check_directories(forks)
+    return Plan(options, out, arms, moments)
+
+
+def _check_directories(forks: list[Fork]) -> None:
+    for fork in forks:
+        try:
+            ForkDirectory(fork.cfg).check()
+        except UserError as error:  # names the key of a recipe
+            raise UserError(str(error).replace("another run_dir", "another out=")) from error
 
 
 def _config(

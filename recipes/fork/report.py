@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.fork.plan import Plan
-from vmfer_recipes.fork.results import (
-    ENOUGH_UNITS,
-    Comparison,
-    Result,
-    compare,
-    write_results,
-)
+from vmfer_recipes.fork.results import ENOUGH_UNITS, Comparison, compare
 from vmfer_recipes.report.document import (
     Block,
     Heading,
@@ -27,30 +24,33 @@ from vmfer_recipes.report.document import (
     to_markdown,
 )
 from vmfer_recipes.report.inference import Estimate
+from vmfer_recipes.run.curve import BLUE, GRAY, VERMILION
 from vmfer_recipes.run.files import replacing
+from vmfer_recipes.run.tables import aligned
 
-__all__ = ["write_report"]
+__all__ = ["dose_figure", "forest_figure", "write_report"]
+
+# A name with dollar signs is not a formula.
+matplotlib.rcParams["text.parse_math"] = False
 
 _FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by more than 10 %
+_LEVEL = 0.05
+_TESTED = ("difference [95 %]", "better in", "pairs", "p", "p (Holm)")
 
 
-def write_report(plan: Plan, results: Sequence[Result]) -> list[str]:
-    """Writes ``forks.csv``, ``forks.md`` and the figures. Returns the lines to print.
-
-    Args:
-        plan: all forks of the command.
-        results: the results of those that are finished.
-    """
-    comparisons = compare(results, plan.arms)
+def write_report(plan: Plan, results: pd.DataFrame) -> list[str]:
+    """Writes ``forks.csv``, ``forks.md`` and the figures. Returns the lines to print."""
+    comparisons = compare(results, [arm.name for arm in plan.arms])
     notes = _notes(plan, results, comparisons)
     table = _table(plan, results, comparisons)
-    pictures = _pictures(plan, comparisons)
+    pictures = _pictures(plan, comparisons) if comparisons else []
     blocks: list[Block] = [Heading(1, "Forks"), Paragraph(_question(plan))]
     blocks += [table, Listing(notes), *pictures]
     blocks += [Heading(2, "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
     files = [plan.out / "forks.csv", plan.out / "forks.md"]
     try:
-        write_results(results, files[0])
+        with replacing(files[0]) as file:
+            results.to_csv(file, index=False, lineterminator="\n")
         with replacing(files[1]) as file:
             file.write(to_markdown(blocks, "."))
         for picture in pictures:
@@ -59,7 +59,9 @@ def write_report(plan: Plan, results: Sequence[Result]) -> list[str]:
                 file.write(picture.png)
     except OSError as error:
         raise UserError(f"{plan.out} cannot be written ({error}): choose another out=.") from error
-    return [*_aligned(table), *(f"- {note}" for note in notes), *(f"  {file}" for file in files)]
+    cells = [[table.shown(name, value) for name, value in row.items()] for row in table.rows]
+    lines = aligned([table.columns, *cells], left=1)
+    return [*lines, *(f"- {note}" for note in notes), *(f"  {file}" for file in files)]
 
 
 def _question(plan: Plan) -> str:
@@ -77,44 +79,30 @@ def _question(plan: Plan) -> str:
     )
 
 
-def _table(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparison]) -> Table:
-    reference = [r for r in results if r.arm == plan.arms[0].name]
-    rows: list[dict[str, Value]] = []
-    if reference:
-        rows.append(
-            {
-                "arm": f"{plan.arms[0].name} (reference)",
-                "return after": float(np.mean([r.return_after for r in reference])),
-                "difference [95 %]": None,
-                "better in": None,
-                "pairs": None,
-                "p": None,
-                "p (Holm)": None,
-            }
-        )
-    for each in comparisons:
-        rows.append(
-            {
-                "arm": each.arm,
-                "return after": each.after,
-                "difference [95 %]": _shown(each.difference),
-                "better in": each.wins,
-                "pairs": each.pairs,
-                "p": each.p,
-                "p (Holm)": each.corrected_p,
-            }
-        )
-    formats = {
-        "return after": "{:.1f}",
-        "better in": "{:.0%}",
-        "p": "{:.3f}",
-        "p (Holm)": "{:.3f}",
-    }
-    caption = (
+def _table(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table:
+    rows: list[dict[str, Value]] = [
+        {
+            "arm": each.arm,
+            "return after": each.after,
+            "difference [95 %]": _shown(each.difference),
+            "better in": each.wins,
+            "pairs": each.pairs,
+            "p": each.p,
+            "p (Holm)": each.corrected_p,
+        }
+        for each in comparisons
+    ]
+    reference = results["return_after"][results["arm"] == plan.arms[0].name]
+    if len(reference):
+        first = {"arm": f"{plan.arms[0].name} (reference)", "return after": reference.mean()}
+        rows.insert(0, first | dict.fromkeys(_TESTED))
+    return Table(
+        "forks",
         "Returns after the fork, as means over the finished forks, and their paired differences "
-        "from the reference."
+        "from the reference.",
+        rows,
+        {"return after": "{:.1f}", "better in": "{:.0%}", "p": "{:.3f}", "p (Holm)": "{:.3f}"},
     )
-    return Table("forks", caption, rows, formats)
 
 
 def _shown(estimate: Estimate) -> str:
@@ -123,10 +111,10 @@ def _shown(estimate: Estimate) -> str:
     return f"{estimate.value:+.1f} [{estimate.low:+.1f}, {estimate.high:+.1f}]"
 
 
-def _notes(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparison]) -> list[str]:
+def _notes(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[str]:
     """What intervals and p-values cover, and what they do not."""
-    seeds = len({r.seed for r in results})
-    moments = len({(r.seed, r.at) for r in results})
+    seeds = results["seed"].nunique()
+    moments = len(results[["seed", "at"]].drop_duplicates())
     notes = [
         f"{len(results):,} of {counted(len(plan.forks), 'fork')} are finished: "
         f"{counted(seeds, 'seed')}, {counted(moments, 'checkpoint')} in total, up to "
@@ -148,79 +136,99 @@ def _notes(plan: Plan, results: Sequence[Result], comparisons: Sequence[Comparis
         notes.append(
             "One seed: intervals and p-values describe the forks of this run only, not other runs."
         )
-    units = {(each.units, each.unit_count) for each in comparisons}
-    for name, count in sorted(units):
-        least = 2.0 ** (1 - count)
-        note = f"p-values: sign-flip test over {counted(count, name)}, the highest level with at "
-        note += f"least {ENOUGH_UNITS} units; Holm's correction over {len(comparisons)} arms."
+    for name, count in sorted({(each.units, each.unit_count) for each in comparisons}):
+        note = f"p-values: sign-flip test over {counted(count, name)}, "
         if count < ENOUGH_UNITS:
-            note = (
-                f"p-values: sign-flip test over {counted(count, name)}, which is too few: "
-                f"p cannot fall below {min(1.0, least):.3g}."
-            )
-        elif name != "seed" and seeds > 1:
-            note += f" It covers only these {seeds} seeds."
+            note += f"which is too few: p cannot fall below {min(1.0, 2.0 ** (1 - count)):.3g}."
+        else:
+            note += f"the highest level with at least {ENOUGH_UNITS} units; Holm's correction "
+            note += f"over {len(comparisons)} arms."
+            if name != "seed" and seeds > 1:
+                note += f" It covers only these {seeds} seeds."
         notes.append(note)
     return notes
 
 
-def _checkpoint_table(plan: Plan, results: Sequence[Result]) -> Table:
+def _checkpoint_table(plan: Plan, results: pd.DataFrame) -> Table:
+    arms = [arm.name for arm in plan.arms]
     rows: list[dict[str, Value]] = []
-    for moment in plan.moments:
-        seed, step = moment.source.seed, moment.source.step
-        of_moment = [r for r in results if (r.seed, r.at) == (seed, step)]
-        if not of_moment:
-            continue
-        row: dict[str, Value] = {
-            "seed": seed,
-            "step": step,
-            "before": of_moment[0].return_before,
-        }
-        for arm in plan.arms:
-            after = [r.return_after for r in of_moment if r.arm == arm.name]
-            row[arm.name] = float(np.mean(after)) if after else None
-        rows.append(row)
-    formats = dict.fromkeys(["before", *(arm.name for arm in plan.arms)], "{:.1f}")
+    for (seed, step), forks in results.groupby(["seed", "at"]):
+        before = float(forks["return_before"].iloc[0])
+        after = forks.groupby("arm")["return_after"].mean().reindex(arms)
+        rows.append({"seed": seed, "step": step, "before": before, **after})
+    formats = dict.fromkeys(["before", *arms], "{:.1f}")
     caption = "Return before the forks, and mean return after those of each arm."
     return Table("checkpoints", caption, rows, {"seed": "{}", **formats})
 
 
 def _pictures(plan: Plan, comparisons: Sequence[Comparison]) -> list[Picture]:
-    if not comparisons:
-        return []
-    try:
-        from vmfer_recipes.fork.pictures import dose_figure, forest_figure
-    except ImportError:
-        print("No figures were drawn: they require matplotlib (`pip install matplotlib`).")
-        return []
     reference = plan.arms[0].name
-    pictures = [
-        Picture(
-            "forks",
-            forest_figure(comparisons, reference),
-            f"Difference in return from {reference}, with 95 % intervals.",
-        )
-    ]
-    cfg = plan.moments[0].source.cfg
-    doses = {arm.name: arm.dose(cfg) for arm in plan.arms}
-    known = {name: dose for name, dose in doses.items() if dose is not None}
-    if {*known.values()} - {0.0, 1.0} and len({*known.values()}) > 1:
-        pictures.append(
-            Picture(
-                "dose",
-                dose_figure(comparisons, reference, known),
-                f"Difference in return from {reference}, by the power of the factor.",
-            )
-        )
+    doses = {arm.name: arm.dose for arm in plan.arms if arm.dose is not None}
+    text = f"Difference in return from {reference}"
+    forest = forest_figure(comparisons, reference)
+    pictures = [Picture("forks", forest, f"{text}, with 95 % intervals.")]
+    if {*doses.values()} - {0.0, 1.0} and len({*doses.values()}) > 1:
+        figure = dose_figure(comparisons, reference, doses)
+        pictures.append(Picture("dose", figure, f"{text}, by the power of the factor."))
     return pictures
 
 
-def _aligned(table: Table) -> list[str]:
-    """A table for the terminal."""
-    lines = [table.columns]
-    lines += [[table.shown(name, value) for name, value in row.items()] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        for line in lines
-    ]
+def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
+    """The difference of each arm from the reference, with its interval, from top to bottom."""
+    figure = Figure(figsize=(8, 1.4 + 0.42 * len(comparisons)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0, color=GRAY, linewidth=1)
+    for y, each in enumerate(comparisons):
+        value, low, high = each.difference
+        color = VERMILION if value < 0 else BLUE
+        axes.plot([low, high], [y, y], color=color, linewidth=2.2)
+        fill = color if each.corrected_p < _LEVEL else "white"
+        look = {"markersize": 7.5, "markerfacecolor": fill, "markeredgewidth": 1.8}
+        axes.plot(value, y, "o", color=color, **look)  # type: ignore[arg-type]
+        axes.annotate(
+            f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}",
+            (1.02, y),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=10,
+            color=GRAY,
+        )
+    axes.set_yticks(range(len(comparisons)), [each.arm for each in comparisons])
+    axes.set_ylim(len(comparisons) - 0.4, -0.6)
+    axes.set_xlabel(f"difference in return from {reference} (filled: p < {_LEVEL} after Holm)")
+    _finish(axes, "x")
+    return figure
+
+
+def dose_figure(
+    comparisons: Sequence[Comparison], reference: str, doses: dict[str, float]
+) -> Figure:
+    """The difference from the reference by the powers ``doses`` of the factor, with intervals."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color=GRAY, linewidth=1)
+    points = [(doses[c.arm], c.difference) for c in comparisons if c.arm in doses]
+    line = [(dose, difference.value) for dose, difference in points]
+    if reference in doses:
+        line.append((doses[reference], 0.0))
+        axes.plot(doses[reference], 0, "D", color=GRAY, label=f"{reference} (reference)", zorder=4)
+    axes.plot(*zip(*sorted(line), strict=True), color=BLUE, linewidth=1.2, alpha=0.6)
+    for dose, (value, low, high) in points:
+        axes.plot([dose, dose], [low, high], color=BLUE, linewidth=2.2)
+        axes.plot(dose, value, "o", color=BLUE, markersize=7)
+    # Powers differ by orders of magnitude, and may be negative.
+    axes.set_xscale("symlog", linthresh=1)
+    ticks = sorted({dose for dose, _ in line})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
+    axes.set_ylabel(f"difference in return from {reference}")
+    if reference in doses:
+        axes.legend(frameon=False)
+    _finish(axes, "both")
+    return figure
+
+
+def _finish(axes: Axes, grid: str) -> None:
+    axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
+    axes.spines[["top", "right"]].set_visible(False)

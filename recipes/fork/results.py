@@ -2,195 +2,122 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.fork.arms import Arm
 from vmfer_recipes.fork.plan import Fork, Plan
 from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
-from vmfer_recipes.run.files import replacing
 from vmfer_recipes.run.tables import read_columns
 
-__all__ = [
-    *("Comparison", "Result", "compare", "hierarchical_bootstrap", "read_results"),
-    "write_results",
-]
+__all__ = ["COLUMNS", "Comparison", "compare", "hierarchical_bootstrap", "read_results"]
 
 # The smallest p-value of a sign-flip test with n units is 2^(1-n): below six, none is under 0.05.
 ENOUGH_UNITS = 6
 
-
-class Result(NamedTuple):
-    """A row of ``forks.csv``."""
-
-    run: str
-    seed: int
-    at: int
-    arm: str
-    draw: int
-    return_before: float
-    return_after: float
+COLUMNS = ["run", "seed", "at", "arm", "draw", "return_before", "return_after"]
+"""The columns of ``forks.csv``."""
 
 
-def read_results(plan: Plan) -> list[Result]:
-    """The results of all finished forks of a plan."""
-    results = []
+def read_results(plan: Plan) -> pd.DataFrame:
+    """The results of all finished forks of a plan, one row for each."""
+    rows = []
     for moment in plan.moments:
-        record = moment.read_record()
-        if record is None:
-            continue
-        before = float(record["return_mean"])
-        source = moment.source
+        source, before = moment.source, moment.return_before
         for fork in moment.forks:
-            if fork.is_finished:
+            if fork.is_finished and before is not None:
                 place = (str(source.run_dir), source.seed, source.step, fork.arm.name, fork.draw)
-                results.append(Result(*place, before, _return_after(fork)))
-    return results
+                rows.append((*place, before, _return_after(fork)))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _return_after(fork: Fork) -> float:
     file = fork.path / "eval.csv"
     try:
-        value = float(read_columns(file)["return_mean"][-1])
+        return float(read_columns(file)["return_mean"][-1])
     except (OSError, KeyError, ValueError, IndexError) as error:
         raise UserError(
             f"{file} cannot be read ({first_line(error)}): delete {fork.path} and run the same "
             "command, which repeats this fork."
         ) from error
-    return value
 
 
-def write_results(results: Sequence[Result], file: Path) -> None:
-    """Writes ``forks.csv``."""
-    with replacing(file) as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(Result._fields)
-        writer.writerows(results)
-
-
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
-    """An arm compared with the reference, over the forks that both have finished.
-
-    Attributes:
-        arm: the name of the arm.
-        after: the mean return after the fork.
-        difference: the mean difference from the reference, with its 95 % interval.
-        covers: the levels with several units, over which the interval is computed.
-        top_count: the number of units of the highest of these.
-        wins: the fraction of pairs in which the arm is better; a tie counts half.
-        pairs: the number of pairs.
-        p: the p-value of a sign-flip test.
-        corrected_p: the same, with Holm's correction over the arms.
-        units: what the test flips: seeds, checkpoints or draws.
-        unit_count: how many of these there are.
-    """
+    """An arm compared with the reference, over the forks that both have finished."""
 
     arm: str
-    after: float
-    difference: Estimate
-    covers: tuple[str, ...]
-    top_count: int
-    wins: float
+    after: float  # the mean return after the fork
+    difference: Estimate  # the mean difference from the reference
+    covers: list[str]  # the levels with several units, over which its interval is computed
+    top_count: int  # the number of units of the highest of these
+    wins: float  # the fraction of pairs in which the arm is better; a tie counts half
     pairs: int
-    p: float
-    corrected_p: float
-    units: str
-    unit_count: int
+    p: float  # of a sign-flip test
+    units: str  # what the test flips: seeds, checkpoints or draws
+    unit_count: int  # how many of these there are
+    corrected_p: float = field(init=False)  # p with Holm's correction over the arms
 
 
-def compare(results: Sequence[Result], arms: Sequence[Arm]) -> list[Comparison]:
+def compare(results: pd.DataFrame, arms: Sequence[str]) -> list[Comparison]:
     """Compares all arms but the first with the first.
 
     Differences are taken between forks of the same checkpoint and draw. Arms without such a pair
     are left out.
-
-    Args:
-        results: the results of forks.
-        arms: the arms; the first is the reference.
     """
-    after = {(r.seed, r.at, r.draw, r.arm): r.return_after for r in results}
-    found = []
-    for arm in arms[1:]:
-        nested: dict[int, dict[int, list[float]]] = {}
-        returns = []
-        for seed, at, draw, name in after:
-            other = after.get((seed, at, draw, arms[0].name))
-            if name == arm.name and other is not None:
-                value = after[seed, at, draw, name]
-                nested.setdefault(seed, {}).setdefault(at, []).append(value - other)
-                returns.append(value)
-        if returns:
-            values = [[np.array(draws) for draws in steps.values()] for steps in nested.values()]
-            found.append((arm.name, float(np.mean(returns)), values))
-    tests = [_test(values) for _, _, values in found]
-    corrected = holm([p for p, _, _ in tests])
+    indexed = results.set_index(["seed", "at", "draw"]).sort_index()
+    after = {arm: indexed["return_after"][indexed["arm"] == arm] for arm in arms}
+    reference = after[arms[0]]
     comparisons = []
-    for (name, mean, values), (p, units, count), adjusted in zip(
-        found, tests, corrected, strict=True
-    ):
-        difference, covers, top_count = _interval(values)
-        pairs = np.concatenate([np.concatenate(steps) for steps in values])
-        wins = float((pairs > 0).mean() + 0.5 * (pairs == 0).mean())
-        comparisons.append(
-            Comparison(
-                arm=name,
-                after=mean,
-                difference=difference,
-                covers=covers,
-                top_count=top_count,
-                wins=wins,
-                pairs=len(pairs),
-                p=p,
-                corrected_p=adjusted,
-                units=units,
-                unit_count=count,
-            )
-        )
+    for arm in arms[1:]:
+        mine, other = after[arm].align(reference, join="inner")
+        if len(mine):
+            comparisons.append(_compared(arm, float(mine.mean()), mine - other))
+    corrected = holm([each.p for each in comparisons])
+    for each, value in zip(comparisons, corrected, strict=True):
+        each.corrected_p = value
     return comparisons
 
 
-def _interval(values: list[list[np.ndarray]]) -> tuple[Estimate, tuple[str, ...], int]:
-    """The mean difference with its interval, the levels that it covers, and the units of the first.
-
-    A level with a single unit has no spread, so the interval starts below it.
-    """
-    nested: Any = values
+def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
+    draws = differences.groupby(["seed", "at"])
+    checkpoints = draws.mean().groupby("seed")
+    # The test flips the signs of the highest level with enough units, or else of draws.
+    levels = {"seed": checkpoints.mean(), "checkpoint": draws.mean(), "draw": differences}
+    enough = [name for name, values in levels.items() if len(values) >= ENOUGH_UNITS]
+    units = [*enough, "draw"][0]
+    counts = {
+        "seed": len(checkpoints),
+        "checkpoint": checkpoints.size().max(),
+        "draw": draws.size().max(),
+    }
+    # A level with a single unit has no spread, so the interval starts below it.
+    nested: Any = [
+        [draws.to_numpy() for _, draws in of_seed.groupby("at")]
+        for _, of_seed in differences.groupby("seed")
+    ]
     while len(nested) == 1 and isinstance(nested, list):
         nested = nested[0]
-    counts = {
-        "seed": len(values),
-        "checkpoint": max(len(steps) for steps in values),
-        "draw": max(len(draws) for steps in values for draws in steps),
-    }
-    covers = tuple(name for name, count in counts.items() if count > 1)
-    return hierarchical_bootstrap(nested), covers, len(nested)
-
-
-def _test(values: list[list[np.ndarray]]) -> tuple[float, str, int]:
-    """A sign-flip test over the highest level with enough units, or else over draws.
-
-    Returns:
-        the p-value, the level and its number of units.
-    """
-    seeds = np.array([np.mean([draws.mean() for draws in steps]) for steps in values])
-    checkpoints = np.array([draws.mean() for steps in values for draws in steps])
-    units, name = np.concatenate([np.concatenate(steps) for steps in values]), "draw"
-    if len(checkpoints) >= ENOUGH_UNITS:
-        units, name = checkpoints, "checkpoint"
-    if len(seeds) >= ENOUGH_UNITS:
-        units, name = seeds, "seed"
-    return sign_flip_p(units), name, len(units)
+    return Comparison(
+        arm=arm,
+        after=after,
+        difference=hierarchical_bootstrap(nested),
+        covers=[name for name, count in counts.items() if count > 1],
+        top_count=len(nested),
+        wins=float((differences > 0).mean() + 0.5 * (differences == 0).mean()),
+        pairs=len(differences),
+        p=sign_flip_p(levels[units].to_numpy()),
+        units=units,
+        unit_count=len(levels[units]),
+    )
 
 
 def hierarchical_bootstrap(values: Any, repetitions: int = 10_000) -> Estimate:
-    """The mean of nested values with a 95 % percentile interval.
+    """The mean of nested values with a 95 % percentile interval; none for a single seed.
 
     The draws of a checkpoint are averaged, then the checkpoints of a seed, then the seeds, so that
     every seed has the same weight. The bootstrap resamples seeds, then the checkpoints within each
@@ -200,10 +127,6 @@ def hierarchical_bootstrap(values: Any, repetitions: int = 10_000) -> Estimate:
         values: a list of seeds, each a list of checkpoints, each an array of draws. Any other
             depth works as well; an array is the lowest level.
         repetitions: the number of bootstrap samples.
-
-    Returns:
-        the estimate. It has no interval if there is a single seed, which says nothing about
-        other seeds.
 
     Example:
         >>> seeds = [[np.array([1.0, 3.0])], [np.array([4.0]), np.array([6.0, 6.0, 6.0])]]

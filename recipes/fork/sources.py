@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,19 +16,12 @@ from vmfer_recipes.config.saved import load_config
 from vmfer_recipes.config.training import INCIDENTAL, TrainingConfig
 from vmfer_recipes.run.files import checkpoint_files, step_of
 
-__all__ = ["Source", "find_sources", "setting_of"]
+__all__ = ["Source", "find_sources"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint of a run.
-
-    Attributes:
-        run_dir: the directory of the run.
-        cfg: the configuration of the run.
-        step: the step of the checkpoint.
-        file: the checkpoint.
-    """
+    """A checkpoint of a run, with the directory and the configuration of the run."""
 
     run_dir: Path
     cfg: TrainingConfig
@@ -38,36 +33,43 @@ class Source:
         """The seed of the run."""
         return self.cfg.seed
 
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A checksum of the checkpoint."""
-        digest = hashlib.sha256()
         with self.file.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        return digest.hexdigest()
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return hashlib.sha256(content).hexdigest()
 
 
 def find_sources(runs: list[str], at: list[int]) -> list[Source]:
-    """The checkpoints of some runs, in the order of seeds and steps.
+    """The checkpoints of the steps ``at``, or all kept ones, in the order of seeds and steps.
 
-    Args:
-        runs: run directories that differ in their seed; a pattern such as ``seed*`` stands for all
-            directories that match.
-        at: the steps of the checkpoints; none for all kept checkpoints of each run.
+    The runs may differ only in their seed. A pattern such as ``seed*`` stands for all directories
+    that match.
     """
     found: dict[int, tuple[Path, TrainingConfig]] = {}
     for run_dir in _directories(runs):
         cfg = load_config(run_dir)
-        _check_forkable(run_dir, cfg)
+        if cfg.collector.kind != "single":
+            raise UserError(
+                f"{run_dir} was trained with collector={cfg.collector.kind}, whose checkpoints do "
+                "not hold the episodes of its workers: fork a run with collector=single."
+            )
         if cfg.seed in found:
             raise UserError(
                 f"{found[cfg.seed][0]} and {run_dir} both have seed={cfg.seed}: give one run of "
                 "each seed."
             )
         found[cfg.seed] = run_dir, cfg
-    runs_by_seed = [found[seed] for seed in sorted(found)]
-    for run_dir, cfg in runs_by_seed[1:]:
-        _check_same_setting(*runs_by_seed[0], run_dir, cfg)
+    (first_dir, first), *others = runs_by_seed = [found[seed] for seed in sorted(found)]
+    for run_dir, cfg in others:
+        one, other = _setting(first), _setting(cfg)
+        values = [f"{key}={one.get(key)} and {other.get(key)}" for key in differing(one, other)]
+        if values:
+            raise UserError(
+                f"{first_dir} and {run_dir} differ in more than the seed ({'; '.join(values)}): "
+                "fork them one after the other."
+            )
     return [
         Source(run_dir, cfg, step, file)
         for run_dir, cfg in runs_by_seed
@@ -75,8 +77,8 @@ def find_sources(runs: list[str], at: list[int]) -> list[Source]:
     ]
 
 
-def setting_of(cfg: TrainingConfig) -> dict[str, Any]:
-    """What all runs of a study have in common: the configuration without seed and housekeeping."""
+def _setting(cfg: TrainingConfig) -> dict[str, Any]:
+    """The configuration without the seed and without keys that do not affect learning."""
     config = flat(cfg.as_dict())
     return {key: value for key, value in config.items() if key.split(".")[0] not in INCIDENTAL}
 
@@ -92,26 +94,6 @@ def _directories(runs: list[str]) -> list[Path]:
             raise UserError(f"run={run} matches no directory: check the pattern.")
         directories += [Path(match) for match in matching]
     return directories
-
-
-def _check_forkable(run_dir: Path, cfg: TrainingConfig) -> None:
-    if cfg.collector.kind != "single":
-        raise UserError(
-            f"{run_dir} was trained with collector={cfg.collector.kind}, whose checkpoints do not "
-            "hold the episodes of its workers: fork a run with collector=single."
-        )
-
-
-def _check_same_setting(
-    first_dir: Path, first: TrainingConfig, run_dir: Path, cfg: TrainingConfig
-) -> None:
-    one, other = setting_of(first), setting_of(cfg)
-    values = [f"{key}={one.get(key)} and {other.get(key)}" for key in differing(one, other)]
-    if values:
-        raise UserError(
-            f"{first_dir} and {run_dir} differ in more than the seed ({'; '.join(values)}): fork "
-            "them one after the other."
-        )
 
 
 def _checkpoints(run_dir: Path, at: list[int]) -> list[tuple[int, Path]]:

@@ -6,14 +6,16 @@ import copy
 import dataclasses
 import importlib
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
+from torch.optim import Optimizer
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
@@ -23,27 +25,18 @@ from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
-from vmfer_recipes.fork.scoring import report_transitions, score_buffer
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.progress import Averages
+from vmfer_recipes.run.session import Stateful, TrainingSession
 
 __all__ = [
-    "ActorDraws",
-    "ForkedAgent",
-    "load_source",
-    "load_source_parts",
-    "make_agent",
-    "recipe_of",
-    "starting_state",
+    *("PartialSession", "load_source", "load_source_parts", "make_agent"),
+    *("recipe_of", "starting_state", "with_batches"),
 ]
 
-# The required parts of a checkpoint. Later versions may add others.
-_NEEDED = (
-    *("observations", "loss", "critic_optimizer", "actor_optimizer", "alpha_optimizer"),
-    *("replay", "collector"),
-)
+_CHUNK = 2048
 
 
 def load_source(source: Source, **kwargs: Any) -> dict[str, Any]:
@@ -60,15 +53,22 @@ def load_source(source: Source, **kwargs: Any) -> dict[str, Any]:
     return state
 
 
+def load_source_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:
+    """Loads the parts of the checkpoint of a source into components of the same names."""
+    try:
+        load_parts(components, parts)
+    except MismatchError as error:
+        raise UserError(
+            f"The checkpoint {source.file} does not match {source.cfg.algorithm} with the "
+            f"configuration in {source.run_dir}/config.yaml ({error}): choose another run."
+        ) from error
+
+
 class ActorDraws:
     """Draws the actor's batches with a separate random generator.
 
     Samplers consume different numbers of random numbers per batch. If actor and critics shared a
     generator, the critics' batches of two arms would differ after the first actor update.
-
-    Args:
-        buffer: the replay buffer.
-        sample: draws the actor's batch from it.
     """
 
     def __init__(
@@ -96,62 +96,88 @@ class ActorDraws:
         self._generator.set_state(state["generator"])
 
 
-@dataclass
-class ForkedAgent(Agent):
-    """An agent whose actor's batches are drawn with a separate random generator."""
-
-    def components(self) -> dict[str, Any]:
-        """Those of every agent, and the random generator of the actor's draws."""
-        components = super().components()
-        if isinstance(self.sample_actor, ActorDraws):
-            components["actor_draws"] = self.sample_actor
-        return components
-
-
 def recipe_of(cfg: TrainingConfig) -> ModuleType:
     """The module of the algorithm."""
     return importlib.import_module(f"vmfer_recipes.{cfg.algorithm}")
 
 
-def make_agent(cfg: TrainingConfig) -> ForkedAgent:
+def make_agent(cfg: TrainingConfig) -> Agent:
     """Makes the agent of a fork."""
     agent = recipe_of(cfg).make_agent(cfg)
-    parts = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
-    if agent.sample_actor is not None:
-        parts["sample_actor"] = ActorDraws(agent.buffer, agent.sample_actor)
-    return ForkedAgent(**parts)
+    if agent.sample_actor is None:
+        return agent
+    return dataclasses.replace(agent, sample_actor=ActorDraws(agent.buffer, agent.sample_actor))
 
 
-def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -> dict[str, Any]:
+class PartialSession(TrainingSession):
+    """A session in which at most one optimizer takes steps, and nothing is written."""
+
+    def __init__(self, optimizer: Optimizer | None = None) -> None:
+        self.metrics = _NoMetrics()
+        self._optimizer = optimizer
+
+    def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
+        """No steps of an environment."""
+        return iter(())
+
+    def descend(self, optimizer: Optimizer, loss: Tensor) -> None:
+        """Takes one gradient step, unless the optimizer is another one."""
+        if optimizer is self._optimizer:
+            super().descend(optimizer, loss)
+
+
+class _NoMetrics(Averages):
+    """Ignores metrics. Each counts as already reported, so that none is measured."""
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+    def add(self, **metrics: Tensor) -> None:
+        """Ignores the metrics."""
+
+
+def with_batches(
+    agent: Agent,
+    sample: Callable[[], TensorDictBase],
+    store: Callable[..., None] = lambda *signal: None,
+    **parts: Any,
+) -> Agent:
+    """A copy of an agent that draws its batches with ``sample`` and updates them in TorchRL.
+
+    Its transitions and priorities do not change, except for signals that ``store`` receives.
+    """
+    replay: Any = SimpleNamespace(
+        sample=sample, update_priority=lambda *signal: None, update_actor_priority=store
+    )
+    return dataclasses.replace(agent, buffer=replay, compiled=None, **parts)
+
+
+def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict[str, Any]:
     """The first checkpoint of a fork.
 
     Networks, optimizers, transitions and the running episode are those of the source. The actor's
     sampler is that of the arm. If it stores a signal, every transition is scored by the networks of
     the source, so that all arms start with current signals. All random generators are seeded by
-    the draw, the same for all arms. Tables and metrics are empty.
-
-    Args:
-        checkpoint: the checkpoint of the source.
-        agent: the agent of the fork; its state is arbitrary afterwards.
-        fork: the fork.
+    the draw, the same for all arms. Tables and metrics are empty. Afterwards, the state of the
+    agent is arbitrary.
     """
     seed, step = fork.source.seed, fork.source.step
     seeds = np.random.SeedSequence([seed, step, fork.draw]).generate_state(4)
     first, draws, actor_draws, environment = map(int, seeds)
     components = {name: part for name, part in agent.components().items() if name != "policy"}
     # Copied, because optimizers and environments keep the tensors that they are given.
-    parts = _parts(copy.deepcopy(checkpoint["parts"]), components, fork.source)
+    parts = copy.deepcopy(checkpoint["parts"])
     parts["replay"] = {
-        **parts["replay"],
+        **parts.get("replay", {}),
         "actor_sampler": _actor_sampler_state(agent),
         "generator": (torch.Generator().manual_seed(draws).get_state(), "cpu"),
     }
     parts["actor_draws"] = {"generator": torch.Generator().manual_seed(actor_draws).get_state()}
     load_source_parts(components, parts, fork.source)
-    report_transitions(agent.buffer)
+    _report_transitions(agent.buffer)
     # Stochastic policies sample actions to compute the scores: the same ones in all draws.
     torch.manual_seed(int(np.random.SeedSequence([seed, step]).generate_state(1)[0]))
-    score_buffer(agent, recipe_of(fork.cfg))
+    _score_buffer(agent, fork.cfg)
     parts["replay"]["actor_sampler"] = _actor_sampler_state(agent)
     if agent.collector is not None:
         agent.collector.reseed(environment)
@@ -176,31 +202,49 @@ def starting_state(checkpoint: dict[str, Any], agent: ForkedAgent, fork: Fork) -
     }
 
 
-def _actor_sampler_state(agent: ForkedAgent) -> dict[str, Any]:
+def _actor_sampler_state(agent: Agent) -> dict[str, Any]:
     buffer = agent.buffer
     return sampler_state(buffer.actor_sampler, len(buffer), "actor_sampler")
 
 
-def _parts(parts: dict[str, Any], components: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The parts of a checkpoint, with initial states for parts that later versions added."""
-    for name, part in components.items():
-        if name not in parts:
-            if name in _NEEDED:
-                raise _unfit(source, f"it has no {name}")
-            parts[name] = part.state_dict()
-    return parts
+def _report_transitions(buffer: ActorCriticReplayBuffer) -> None:
+    """Reports all stored transitions to the actor's sampler, the oldest first.
+
+    A new sampler then knows the same slots, in the same order, as one that saw all writes.
+    """
+    count = len(buffer)
+    if count:
+        slots = torch.arange(count).roll(-(buffer.write_count % count))
+        buffer.actor_sampler.mark_update(slots, storage=buffer.storage)
+        buffer.actor_sampler.extend(slots)
 
 
-def load_source_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:
-    """Loads the parts of the checkpoint of a source into components of the same names."""
-    try:
-        load_parts(components, parts)
-    except MismatchError as error:
-        raise _unfit(source, str(error)) from error
+def _score_buffer(agent: Agent, cfg: TrainingConfig) -> None:
+    """Gives the actor's sampler the signal of every stored transition, if it uses one.
 
+    The recipe's update of the actor measures factors and gradient norms, and that of the critics
+    measures TD errors. Both run once over the whole buffer, in chunks, without a step of an
+    optimizer. Hindsight replay relabels transitions, as in training.
+    """
+    if agent.signal is None:
+        return
+    recipe, session, buffer = recipe_of(cfg), PartialSession(), agent.buffer
+    sampler: Any = buffer.actor_sampler
+    # Before the first score, priorities are only defaults: smoothing is turned off.
+    parts = getattr(sampler, "parts", [sampler])
+    smoothing = {part: part.smoothing for part in parts if hasattr(part, "smoothing")}
+    for part in smoothing:
+        part.smoothing = 0.0
+    for slots in torch.arange(len(buffer)).split(_CHUNK):
 
-def _unfit(source: Source, reason: str) -> UserError:
-    return UserError(
-        f"The checkpoint {source.file} does not match {source.cfg.algorithm} with the "
-        f"configuration in {source.run_dir}/config.yaml ({reason}): choose another run."
-    )
+        def sample(slots: Tensor = slots) -> TensorDictBase:
+            return buffer.read_rows(slots, None).set("index", slots)
+
+        store = buffer.update_actor_priority
+        scored = with_batches(agent, sample, store, sample_actor=sample)
+        if agent.signal == "td_error":
+            recipe.update_critics(session, scored)
+        else:
+            recipe.update_actor(session, scored, scored.critic_batch())
+    for part, value in smoothing.items():
+        part.smoothing = value

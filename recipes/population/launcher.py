@@ -6,6 +6,7 @@ import multiprocessing
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
@@ -28,6 +29,7 @@ class PopulationConf:
     _target_: str = "hydra_plugins.vmfer_recipes.PopulationLauncher"
     size: int = 32
     n_jobs: int = 1
+    batched: bool = False
 
 
 class PopulationLauncher(Launcher):
@@ -36,12 +38,14 @@ class PopulationLauncher(Launcher):
     Args:
         size: the largest number of runs that one process trains at a time.
         n_jobs: the number of processes.
+        batched: whether MuJoCo tasks of Gymnasium take the steps of all members in one call, where
+            this is equal to 1e-10.
     """
 
-    def __init__(self, size: int = 32, n_jobs: int = 1) -> None:
+    def __init__(self, size: int = 32, n_jobs: int = 1, batched: bool = False) -> None:
         if min(size, n_jobs) < 1:
             raise UserError(f"hydra.launcher has size={size} and n_jobs={n_jobs}: use at least 1.")
-        self._size, self._jobs = size, n_jobs
+        self._size, self._jobs, self._is_batched = size, n_jobs, batched
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -76,16 +80,16 @@ class PopulationLauncher(Launcher):
 
         members = [[configs[position] for position in group] for group in groups]
         if self._jobs == 1 or len(groups) == 1:
-            return [train_together(group) for group in members]
+            return [train_together(group, self._is_batched) for group in members]
         context = multiprocessing.get_context("spawn")
         with (
             leaving_ctrl_c_to_the_runs(),
             ProcessPoolExecutor(min(self._jobs, len(groups)), mp_context=context) as pool,
         ):
-            return list(pool.map(_worker, members))
+            return list(pool.map(_worker, members, repeat(self._is_batched)))
 
 
-def _worker(configs: list[Any]) -> list[Exception | None]:
+def _worker(configs: list[Any], is_batched: bool) -> list[Exception | None]:
     from vmfer_recipes.config.launch import quiet_torchrl
     from vmfer_recipes.population.training import train_together
 
@@ -94,7 +98,7 @@ def _worker(configs: list[Any]) -> list[Exception | None]:
     quiet_torchrl()
     try:
         # An exception of any kind may not be picklable; its message is.
-        errors = train_together(configs)
+        errors = train_together(configs, is_batched)
     except SystemExit:
         return [StoppedError()] * len(configs)
     return [None if error is None else UserError(first_line(error)) for error in errors]

@@ -15,9 +15,11 @@ from torchrl_vmfer._torchrl import stored_rows
 from torchrl_vmfer.compiled import CompiledUpdates
 from torchrl_vmfer.replay.rows import extend
 from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.networks import exploring
 from vmfer_recipes.collection.collectors import EpisodeReturns, kept
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.population.simulators import Result
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.run.interruption import Interruption
 from vmfer_recipes.run.progress import Progress
@@ -29,15 +31,22 @@ __all__ = ["Member", "MemberCollector"]
 class _Silent(Progress):
     """Shows nothing: a population has one bar for all members."""
 
+    def __init__(self) -> None:
+        pass  # tqdm would look at the clock in every step
+
     def __enter__(self) -> Progress:
         return self
 
-    def close(self) -> None:
-        """Nothing was drawn."""
+    def _nothing(self, *_: Any) -> None:
+        pass
+
+    __exit__ = advance = evaluate = show = close = _nothing  # type: ignore[assignment]
 
 
 class _MemberSession(Session):
     """The session of a member, which leaves signals and messages to its population."""
+
+    draws = False  # a picture takes as long as a thousand steps
 
     def __init__(self, cfg: Any, interruption: Interruption) -> None:
         self._shared = interruption
@@ -49,7 +58,11 @@ class _MemberSession(Session):
 
     def progress(self, start: int) -> AbstractContextManager[Progress]:
         """No progress of its own."""
-        return _Silent(start, self.cfg.total_frames, 0)
+        return _Silent()
+
+    def _play(self, policy: Any) -> Evaluation:
+        noise = getattr(self.cfg, "exploration_noise", None)  # off in evaluations
+        return super()._play(exploring(policy, True, noise))
 
     def report(self, trained: Evaluation, *others: Any) -> None:
         """One line for each member."""
@@ -63,12 +76,13 @@ class MemberCollector:
         agent: the agent, whose environment has been reset by its own collector.
 
     Attributes:
+        env: the environment.
         observation: the current observation.
         episodes: the returns of the training episodes.
     """
 
     def __init__(self, agent: Agent) -> None:
-        self._env, self._buffer = agent.env, agent.buffer
+        self.env, self._buffer = agent.env, agent.buffer
         self._steps = 0
         self.observation: np.ndarray = _carried(agent.collector)
         self.episodes = EpisodeReturns()
@@ -78,18 +92,23 @@ class MemberCollector:
         keys = ("observation", "reward", "done", "terminated")
         self._next = [following[key].numpy()[0] for key in keys]
 
-    def collect(self, action: np.ndarray) -> None:
-        """Takes one environment step and stores the transition."""
+    def collect(self, action: np.ndarray, step: Callable[[], Result]) -> None:
+        """Takes one environment step and stores the transition.
+
+        Args:
+            action: the action.
+            step: takes the step with this action.
+        """
         now, chosen = self._now
         now[:], chosen[:] = self.observation, action
         try:
-            after, reward, terminated, truncated, _ = self._env.simulator.step(action)
+            after, reward, terminated, truncated = step()
             is_over = terminated or truncated
             observation, reward_, done, terminated_ = self._next
             observation[:], reward_[:], done[:] = after, reward, is_over
             terminated_[:] = terminated
             if is_over:
-                after = self._env.simulator.reset()[0]
+                after = self.env.simulator.reset()[0]
         except UserError as error:
             raise UserError(f"At step {self._steps + 1}: {error}") from error
         self.observation = after
@@ -100,7 +119,7 @@ class MemberCollector:
     def state_dict(self) -> dict[str, Any]:
         """The state of the environment within its episode, and the number of steps."""
         return {
-            "environment": environment_state(self._env),
+            "environment": environment_state(self.env),
             "observation": torch.from_numpy(self.observation.copy()),
             "frames": self._steps,
             "episodes": self.episodes.state_dict(),
@@ -108,7 +127,7 @@ class MemberCollector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes within the episode."""
-        load_environment_state(self._env, state["environment"])
+        load_environment_state(self.env, state["environment"])
         self.observation = state["observation"].numpy().copy()
         self._steps = state["frames"]
         self.episodes.load_state_dict(state["episodes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchrl_vmfer.compiled.stacked import Columns
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.population.members import Member
+from vmfer_recipes.population.simulators import make_simulators
 from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import Interruption
 from vmfer_recipes.run.progress import Progress
@@ -26,13 +28,14 @@ __all__ = ["Population", "maker", "train_together"]
 _RATES = ("critic_lr", "actor_lr", "alpha_lr", "gamma", "tau", "exploration_noise")
 
 
-def train_together(configs: Sequence[Any]) -> list[Exception | None]:
+def train_together(configs: Sequence[Any], is_batched: bool = False) -> list[Exception | None]:
     """Trains runs together. Returns the error of each one, or ``None``.
 
     After SIGINT or SIGTERM, all members save a checkpoint, and the program ends.
 
     Args:
         configs: runs that :func:`~vmfer_recipes.population.served.grouped` has put together.
+        is_batched: whether MuJoCo tasks take their steps in one call.
     """
     errors: list[Exception | None] = [None] * len(configs)
     with Interruption() as interruption:
@@ -50,7 +53,7 @@ def train_together(configs: Sequence[Any]) -> list[Exception | None]:
             except Exception as error:
                 errors[place] = _reported(cfg, error)
         if members:
-            Population(list(members.values()), updates, interruption).train()
+            Population(list(members.values()), updates, interruption, is_batched).train()
         for place, member in members.items():
             errors[place] = member.error
     return errors
@@ -68,7 +71,7 @@ def maker(algorithm: str) -> Callable[..., Agent]:
 
 
 def _reported(cfg: Any, error: Exception) -> Exception:
-    """Prints the error of a member at once, because the others may run for hours."""
+    """Prints the error of a member immediately, because the others may run for hours."""
     if not isinstance(error, (UserError, NotServedError)):
         traceback.print_exception(error)
     print("error:", *f"{cfg.run_dir}: {error}".split(), file=sys.stderr)
@@ -92,10 +95,15 @@ class Population:
         members: the members.
         updates: the updates of their networks.
         interruption: notes signals.
+        is_batched: whether MuJoCo tasks take their steps in one call.
     """
 
     def __init__(
-        self, members: list[Member], updates: list[CompiledUpdates], interruption: Interruption
+        self,
+        members: list[Member],
+        updates: list[CompiledUpdates],
+        interruption: Interruption,
+        is_batched: bool = False,
     ) -> None:
         self._members, self._interruption = members, interruption
         self._updates = CompiledUpdates.stack(updates)
@@ -110,7 +118,8 @@ class Population:
         def zeros(*shape: int) -> np.ndarray:
             return np.zeros((count, *shape), np.float32)
 
-        self._observations = zeros(size)
+        self._simulators = make_simulators([m.collector.env for m in members], is_batched)
+        self._observations, self._random_actions = zeros(size), zeros(width)
         self._action_noise = torch.zeros(count, width)
         self._noise = torch.zeros(count, batch, width)
         self._batch = Columns(
@@ -184,19 +193,23 @@ class Population:
     def _collector(self, step: int, chosen: list[int]) -> Callable[[int, Member], None]:
         """The function that takes the environment step of one member."""
         if step <= self._cfg.init_random_frames:
-            return lambda i, member: member.collector.collect(member.random_action())
-        for i in chosen:
-            member = self._members[i]
-            self._observations[i] = member.collector.observation
-            noise = self._action_noise[i]
-            torch.randn(noise.shape, generator=member.generator, out=noise)
-        actions = self._updates.act(
-            self._observations,
-            self._action_noise.numpy(),
-            self._rates["exploration_noise"],
-            self._choose(chosen),
-        )
-        return lambda i, member: member.collector.collect(actions[i].copy())
+            actions = self._random_actions
+            for i in chosen:
+                actions[i] = self._members[i].random_action()
+        else:
+            for i in chosen:
+                member = self._members[i]
+                self._observations[i] = member.collector.observation
+                noise = self._action_noise[i]
+                torch.randn(noise.shape, generator=member.generator, out=noise)
+            actions = self._updates.act(
+                self._observations,
+                self._action_noise.numpy(),
+                self._rates["exploration_noise"],
+                self._choose(chosen),
+            )
+        results = self._simulators.step(chosen, actions)
+        return lambda i, member: member.collector.collect(actions[i], partial(results, i))
 
     def _draw_noise(self, i: int, member: Member) -> None:
         noise = self._noise[i]

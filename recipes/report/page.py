@@ -19,8 +19,7 @@ from vmfer_recipes.report.document import (
     to_html,
     to_markdown,
 )
-from vmfer_recipes.report.inference import REPETITIONS
-from vmfer_recipes.report.results import LEVEL, Average, Comparison, Study
+from vmfer_recipes.report.study import Average, Comparison, Study
 
 __all__ = ["check_folder", "summary", "write_report"]
 
@@ -29,23 +28,15 @@ _TITLE = "Methods compared with their baselines"
 
 def check_folder(folder: Path) -> None:
     """Raises an error if a report would replace files in a folder that are not part of a report."""
-    markdown, page = folder / "report.md", folder / "report.html"
-    if _is_report(markdown, f"# {_TITLE}\n"):
-        files = [page] if page.is_file() and not _is_report(page, "<!DOCTYPE html>") else []
-    else:
-        files = [file for file in (markdown, page, *_earlier(folder)) if file.is_file()]
-    if files:
-        raise UserError(
-            f"{files[0]} was not written by this program and would be replaced: move it, or choose "
-            "another out=."
-        )
-
-
-def _is_report(file: Path, start: str) -> bool:
-    if not file.is_file():
-        return False
-    content = file.read_bytes()
-    return content.startswith(start.encode()) and _TITLE.encode() in content
+    markdown = folder / "report.md"
+    if markdown.is_file() and markdown.read_bytes().startswith(f"# {_TITLE}\n".encode()):
+        return
+    for file in (markdown, folder / "report.html", *_earlier(folder)):
+        if file.is_file():
+            raise UserError(
+                f"{file} was not written by this program and would be replaced: move it, or choose "
+                "another out=."
+            )
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -107,7 +98,7 @@ def _blocks(study: Study) -> list[Block]:
         blocks.append(Paragraph("Nothing: every run that was found is part of the numbers."))
     blocks += [Listing(study.notes), tables.left_out_table(study)]
     blocks += [Heading(2, "Runs"), tables.run_table(study)]
-    return [*blocks, Heading(2, "How to read this"), Listing(_EXPLANATIONS)]
+    return [*blocks, Heading(2, "How to read this"), Listing(tables.EXPLANATIONS)]
 
 
 def _compared(study: Study) -> str:
@@ -134,14 +125,14 @@ def summary(study: Study) -> list[str]:
         numbers = [f"P(improvement) {result.probability.shown('{:.2f}')}"]
         if result.improvement is not None:
             numbers.insert(0, f"AUC {result.improvement.shown('{:.0f} %')} of the baseline's")
-        end = ""
+        end = "."
         if isinstance(result, Comparison):
             numbers.append(f"p = {result.p_value:.2g}")
             if result.corrected_p != result.p_value:
                 numbers.append(f"corrected {result.corrected_p:.2g}")
-            end = f" {_smallest_effect(result)}"
+            end = f". {_smallest_effect(result)}"
         method, place = study.method_labels[result.method], study.place(result)
-        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}.{end}")
+        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}{end}")
     return lines
 
 
@@ -195,34 +186,3 @@ def _warnings(study: Study) -> list[str]:
 
 def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=-]+", "_", text).strip("_")
-
-
-_EXPLANATIONS = (
-    "A seed is one run. Its score is the area under its learning curve (AUC) by the trapezoidal "
-    "rule, divided by the number of steps: the mean success rate over the run if the task "
-    "reports one, and the mean return otherwise. until= sets the last step that counts.",
-    "The final score is the mean of the evaluations in the last tenth of the run. It is "
-    "noisier than the AUC and is not tested.",
-    "IQM is the mean without the lowest and the highest quarter of the seeds; with fewer than four "
-    "seeds, it is the mean.",
-    f"Intervals are 95 % percentile intervals of {REPETITIONS:,} stratified bootstrap samples "
-    "(rliable, fixed seed): the seeds of every method on every task are resampled. They describe "
-    "other seeds on these tasks, not other tasks. Intervals of curves are pointwise.",
-    "The paired difference is a secondary check that does not affect the verdict. If the same seed "
-    "makes both runs easy or hard, its interval is narrower.",
-    "The p-value is twice the fraction of all ways to divide the runs between the two methods that "
-    "give at least as large a difference in the mean logarithm of the AUC, in the same direction.",
-    f"A method that is called above or below its baseline has a corrected p-value below {LEVEL}. "
-    "Among all comparisons of a task, the probability of one or more false verdicts is at most "
-    f"{100 * LEVEL:.0f} %. The verdict of an average over tasks follows from the interval of "
-    "P(improvement) instead, without correction.",
-    "The smallest detectable effect would be found with a probability of 80 %. It follows from the "
-    "pooled standard deviation of the log AUC and quantiles of Student's t distribution. An "
-    "undecided comparison says nothing about smaller effects.",
-    "If the runs of a cell were evaluated at different steps, they are interpolated linearly to "
-    "the steps of the run with the fewest evaluations.",
-    "A method is compared with the runs of the same algorithm that have the settings of the "
-    "baseline and otherwise the same hyperparameters. The number of critics may differ, from "
-    "two on, if critics beyond the second do not influence the baseline: in TD3, SAC, CrossQ and "
-    "TD3+BC with a baseline that uses neither TD errors nor factors.",
-)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-from omegaconf import OmegaConf
 
-from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.keys import MISSING, Key, describe
 from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
+from vmfer_recipes.run.files import read_config
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
-    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "described", "final"),
-    *("read_config", "read_runs"),
+    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "final", "read_runs"),
+    "read_training_config",
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
@@ -71,11 +67,8 @@ def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[L
     """All runs at and under a folder, in the order of their paths, and what was left out.
 
     A seed that is found twice with the same settings is taken once: the run that got further.
-
-    Args:
-        folder: where to look.
-        until: read the runs as if they had ended at this step, which they must have reached.
-            Longer training does not change earlier steps, so runs of any length are comparable.
+    ``until`` reads the runs as if they had ended at this step, which they must have reached. Longer
+    training does not change earlier steps, so runs of any length are comparable.
     """
     found: dict[tuple[Task, Method, int], Run] = {}
     left_out = []
@@ -99,41 +92,28 @@ class NoTrainingRunError(ValueError):
     """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def read_config(file: Path, is_quick: bool = False) -> dict[str, Any]:
-    """A ``config.yaml`` as a flat dictionary of dotted keys.
-
-    Args:
-        file: the file.
-        is_quick: ten times faster, for whole numbers and strings; 1e-3 is then a string.
-    """
+def read_training_config(run_dir: Path) -> dict[str, Any]:
+    """The configuration of a training run, by dotted key."""
     try:
-        # Not resolved: a file from elsewhere must not read this machine's environment variables.
-        if is_quick:
-            content = yaml.load(file.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        else:
-            content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+        config = flat(read_config(run_dir / "config.yaml"))
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
-    config = flat(content) if isinstance(content, dict) else {}
-    missing = [key for key in _REQUIRED if key not in config]
-    if config and "algorithm" in missing and "total_frames" in missing:
+    if not {"algorithm", "total_frames"} & config.keys():
         raise NoTrainingRunError("config.yaml is not that of a training run")
-    if missing:
-        raise ValueError(f"config.yaml has no {', '.join(missing)}")
     for key in _REQUIRED:
         kind = int if key in ("seed", "total_frames") else str
-        if type(config[key]) is not kind:
-            raise ValueError(f"config.yaml has {key}={config[key]!r}")
+        if type(config.get(key)) is not kind:
+            raise ValueError(f"config.yaml has {key}={config.get(key)!r}")
     if config["total_frames"] < 1:
         raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
     return config
 
 
 def _read(run_dir: Path, path: str) -> Run:
-    config = read_config(run_dir / "config.yaml")
+    config = read_training_config(run_dir)
     steps, values = _read_evaluations(run_dir / "eval.csv")
     variant, settings = {}, {}
-    for name, value in (_defaults(config) | config).items():
+    for name, value in config.items():
         group, _, rest = name.partition(".")
         if name == "dataset" or (
             group == "env" and rest != "name" and value != getattr(_PLAIN, rest, None)
@@ -191,21 +171,3 @@ def _cut(run: Run, until: int) -> Run:
     values = {name: np.interp(steps, run.steps, column) for name, column in run.values.items()}
     task = replace(run.task, total_frames=until)
     return replace(run, task=task, steps=steps, values=values, finished=True)
-
-
-@functools.cache
-def described(algorithm: str) -> list[Key]:
-    """The keys of a recipe of this package; none for other algorithms."""
-    known = algorithms()
-    return describe(known[algorithm]) if algorithm in known else []
-
-
-def _defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The defaults that count for keys which a run of an earlier version lacks."""
-    found = {}
-    for key in described(config["algorithm"]):
-        group = key.name.rpartition(".")[0]
-        kind = config.get(f"{group}.kind")
-        if key.default != MISSING and (not group or (kind and kind in (key.kinds or (kind,)))):
-            found[key.name] = key.default
-    return found

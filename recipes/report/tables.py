@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from vmfer_recipes.report.document import Table, Value
-from vmfer_recipes.report.inference import Estimate, column_estimates
-from vmfer_recipes.report.results import LEVEL, Cell, Comparison, Study
+from vmfer_recipes.report.inference import REPETITIONS, Estimate, column_estimates
 from vmfer_recipes.report.runs import FINAL_SHARE
+from vmfer_recipes.report.study import LEVEL, Cell, Comparison, Study
 
 __all__ = [
-    "NAMES",
-    "average_table",
-    "comparison_table",
-    "curve_table",
-    "left_out_table",
-    "number_format",
-    "run_table",
-    "score_table",
-    "significance_table",
+    *("EXPLANATIONS", "NAMES", "average_table", "comparison_table", "curve_table"),
+    *("left_out_table", "number_format", "run_table", "score_table", "significance_table"),
     "speed_table",
 ]
 
@@ -31,8 +27,18 @@ NAMES = (
 )
 """The names of all tables."""
 
+_TEXT = yaml.safe_load(Path(__file__).with_name("text.yaml").read_text(encoding="utf-8"))
+
+
+def _filled(text: str, **values: Any) -> str:
+    numbers = {"level": LEVEL, "percent": 100 * LEVEL, "final": FINAL_SHARE}
+    return text.format(**numbers, repetitions=REPETITIONS, **values)
+
+
+EXPLANATIONS = [_filled(text) for text in _TEXT["explanations"]]
+"""How to read a report, point by point."""
+
 _NUMBERS = ("AUC (mean)", "AUC (IQM)", "final (mean)", "final (IQM)")
-_INTERVAL = "in brackets, the 95 % stratified-bootstrap interval"
 _EFFECTS = {
     "AUC, % of baseline": "{:.1f}",
     "final, % of baseline": "{:.1f}",
@@ -40,6 +46,10 @@ _EFFECTS = {
 }
 
 _Rows = list[dict[str, Value]]
+
+
+def _caption(name: str, **values: Any) -> str:
+    return _filled(_TEXT["captions"][name], **values)
 
 
 def number_format(names: Iterable[str]) -> str:
@@ -62,12 +72,7 @@ def _estimates(columns: dict[str, np.ndarray], i: int) -> list[Estimate]:
 
 
 def score_table(study: Study, name: str) -> Table:
-    """Area under the curve and final score of every cell.
-
-    Args:
-        study: the results.
-        name: ``return`` or ``success_rate``.
-    """
+    """Area under the curve and final score, by ``return`` or ``success_rate``, of every cell."""
     rows: _Rows = []
     for cell in _all_cells(study):
         if name in cell.curves:
@@ -77,12 +82,9 @@ def score_table(study: Study, name: str) -> Table:
                 numbers = _estimates(both, 1) + _estimates(both, 0)
             seeds = {"seeds": len(cell.runs) if cell.complete else 0}
             rows.append(_place(study, cell) | seeds | dict(zip(_NUMBERS, numbers, strict=True)))
-    words = name.replace("_", " ")
     return Table(
         f"scores_{name}",
-        f"AUC: mean {words} over the whole run (area under the learning curve divided by its "
-        f"length). Final {words}: mean over the last {FINAL_SHARE:.0%} of the run. Over "
-        f"seeds: mean and interquartile mean (IQM), {_INTERVAL}.",
+        _caption("scores", metric=name.replace("_", " ")),
         rows,
         dict.fromkeys(_NUMBERS, number_format([name])),
         header=("task", "method", "seeds", *_NUMBERS),
@@ -111,10 +113,7 @@ def comparison_table(study: Study) -> Table:
     difference = number_format(each.cell.score_name for each in study.comparisons)
     return Table(
         "comparisons",
-        "P(improvement): the probability that a seed of the method has a larger AUC than a seed of "
-        f"the baseline (ties count half); {_INTERVAL}. Paired difference: the mean difference in "
-        "AUC between runs with the same seed; its interval resamples pairs. Pairs: the seeds that "
-        "both have. Paired p: two-sided sign-flip test of these differences, not corrected.",
+        _caption("comparisons"),
         [row(comparison) for comparison in study.comparisons],
         {**_EFFECTS, "paired p": "{:.3f}", "paired difference": difference},
     )
@@ -136,12 +135,7 @@ def significance_table(study: Study) -> Table:
     ]
     return Table(
         "tests",
-        "p: two-sided permutation test of the mean log AUC (of the mean AUC if a score is zero or "
-        "less). Corrected p: Holm's correction for all comparisons of the task; the verdict "
-        f"follows from it, at the level {LEVEL}. Lowest possible p: the corrected p if in all "
-        "comparisons every seed beat every seed of the baseline. Detectable: the smallest effect, "
-        "in either direction, that a t-test would detect with a probability of 80 % at Holm's "
-        "first threshold, with this number of seeds and their spread; smaller ones can be missed.",
+        _caption("tests"),
         rows,
         dict.fromkeys(("p", "corrected p", "lowest possible p"), "{:.3f}")
         | {"detectable": "{:,.2f}"},
@@ -164,15 +158,8 @@ def average_table(study: Study) -> Table:
             "verdict": average.verdict,
         }
         rows.append(row | ({"paper, % of baseline": average.paper} if has_paper else {}))
-    caption = (
-        "Average performance improvement: AUC and final score in percent of the baseline's, "
-        f"averaged over tasks; {_INTERVAL}."
-    )
-    if has_paper:
-        caption += (
-            " The paper gives no interval and does not say which score and which versions of the "
-            "environments it uses."
-        )
+    caption = _caption("average_improvement")
+    caption += f" {_caption('paper')}" if has_paper else ""
     formats = {**_EFFECTS, "paper, % of baseline": "{:.2f}"}
     return Table("average_improvement", caption, rows, formats)
 
@@ -201,9 +188,7 @@ def speed_table(study: Study) -> Table:
             rows.append(_place(study, cell) | dict(zip(formats, numbers, strict=True)))
     return Table(
         "speed",
-        "Training steps per second between evaluations: the median over a run and over runs. "
-        "Compare methods only if they ran on the same machine under the same load. The paper's "
-        "number is the time of a SAC update on a 2080 Ti.",
+        _caption("speed"),
         rows,
         formats,
         header=("task", "method", *formats),
@@ -224,24 +209,18 @@ def curve_table(study: Study) -> Table:
 
 def run_table(study: Study) -> Table:
     """The runs that were used."""
-    rows: _Rows = [
-        {
-            **_place(study, cell),
-            "seed": run.seed,
-            "evaluated to step": int(run.steps[-1]),
-            "AUC of return": float(cell.area["return"][i]) if cell.complete else None,
-            "final return": float(cell.final["return"][i]) if cell.complete else None,
-            "run": run.path,
-        }
-        for cell in _all_cells(study)
-        for i, run in enumerate(cell.runs)
-    ]
+    rows: _Rows = []
+    for cell in _all_cells(study):
+        for i, run in enumerate(cell.runs):
+            row = {**_place(study, cell), "seed": run.seed, "evaluated to step": int(run.steps[-1])}
+            for name, scores in {"AUC of return": cell.area, "final return": cell.final}.items():
+                row[name] = float(scores["return"][i]) if cell.complete else None
+            rows.append({**row, "run": run.path})
     formats = dict.fromkeys(("AUC of return", "final return"), "{:,.1f}")
-    return Table("runs", "The runs behind the numbers.", rows, formats)
+    return Table("runs", _caption("runs"), rows, formats)
 
 
 def left_out_table(study: Study) -> Table:
     """The runs that were not used, and why."""
     rows: _Rows = [{"run": item.path, "reason": item.reason} for item in study.left_out]
-    caption = "Runs that are not part of any number."
-    return Table("left_out", caption, rows, {}, header=("run", "reason"))
+    return Table("left_out", _caption("left_out"), rows, {}, header=("run", "reason"))

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tqdm import tqdm
 
@@ -79,8 +79,13 @@ def play_episode(
 
 
 def _act(policy: TensorDictModuleBase, observation: Any) -> np.ndarray:
+    inputs = tensors(observation)
     with set_exploration_type(ExplorationType.DETERMINISTIC):
-        return policy(TensorDict(tensors(observation)))["action"].numpy(force=True)
+        if type(policy) is TensorDictModule:  # a function of tensors needs no TensorDict
+            action = policy.module(*(inputs[key] for key in policy.in_keys))
+        else:
+            action = policy(TensorDict(inputs))["action"]
+    return action.numpy(force=True)
 
 
 def evaluate(

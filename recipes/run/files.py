@@ -5,12 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 from io import FileIO
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from omegaconf import OmegaConf
+import yaml
 
 from torchrl_vmfer.files import replacing
 from vmfer_recipes.config.errors import UserError
@@ -26,10 +27,17 @@ __all__ = [
 ]
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads 1e-3 as a number, like OmegaConf's loader, which takes ten times as long."""
+
+
+_NUMBER = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+
 def read_config(file: Path) -> dict[str, Any]:
-    """The contents of a ``config.yaml``."""
-    # Not resolved: a file from elsewhere must not read this machine's environment variables.
-    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    """The contents of a ``config.yaml``, without resolving references to other values."""
+    content = yaml.load(file.read_text(encoding="utf-8"), _Loader)
     if not isinstance(content, dict):
         raise ValueError("it holds no keys")
     return {str(key): value for key, value in content.items()}

@@ -81,7 +81,10 @@ class Session(TrainingSession):
     Attributes:
         finished: whether the run is already finished.
         metrics: averages of the reported metrics, for ``train.csv``.
+        draws: whether the run ends with its learning curve, for which the random policy plays.
     """
+
+    draws = True
 
     def __init__(
         self,
@@ -337,12 +340,14 @@ class Session(TrainingSession):
         path, cfg = self._directory.path, self.cfg
         # A run that was killed just before its end was evaluated by another process.
         trained = self._latest or self._play(self._policy)
-        at_random = self._play(None)
+        at_random = self._play(None) if self.draws else None
         self._progress.close()
         with self._directory.writing():
             self._write_policy()
-            self._log.write_random(at_random)
-            picture = draw_learning_curve(path)
+            picture = None
+            if at_random is not None:
+                self._log.write_random(at_random)
+                picture = draw_learning_curve(path)
             (path / "finished").touch()
             # The older ones were for the case that the last could not be saved.
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
@@ -355,14 +360,15 @@ class Session(TrainingSession):
     def report(
         self,
         trained: Evaluation,
-        at_random: Evaluation,
+        at_random: Evaluation | None,
         picture: Path | None,
         checkpoint: Path | None,
     ) -> None:
         """Prints the results of a finished run, and where its files are."""
         path, cfg = self._directory.path, self.cfg
-        solved = solved_at(cfg, trained.success_rate is not None)
-        print(summary(trained, at_random, cfg.num_eval_episodes, solved))
+        if at_random is not None:
+            solved = solved_at(cfg, trained.success_rate is not None)
+            print(summary(trained, at_random, cfg.num_eval_episodes, solved))
         reference = reference_returns(cfg)
         if reference is not None:
             print(reference.describe(trained))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = ["Evaluation", "RunLog", "Table", "read_columns"]
+__all__ = ["Evaluation", "RunLog", "Table", "aligned", "read_columns"]
 
 
 class Evaluation(NamedTuple):
@@ -186,3 +186,12 @@ def read_columns(file: Path) -> dict[str, np.ndarray]:
                 raise ValueError(f"{file.name}, line {number}: {first_line(error)}") from error
     values = np.array(rows, dtype=float).reshape(len(rows), len(header))
     return {name: values[:, i] for i, name in enumerate(header)}
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table for the terminal, whose first ``left`` columns are aligned on the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])])
+        for row in rows
+    ]

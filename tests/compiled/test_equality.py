@@ -52,6 +52,7 @@ SHAPES = {
     "one": Shape(1, 1, (1,), (1, 1)),
     "deep": Shape(7, 2, (33, 5, 17, 9), (16, 31, 8)),
     "wide": Shape(40, 33, (65,), (130, 64)),
+    "skipping zeros": Shape(5, 2, (128, 136), (160, 128)),
     "linear": Shape(6, 2, (), ()),
     "normalized": Shape(9, 4, (31, 12), (40, 33), layer_norm=True),
     "bounded": Shape(5, 2, (16,), (24,), bounds=(-0.5, 2.0)),
@@ -110,7 +111,7 @@ def test_batches_of_any_size(algorithm, size, module):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("algorithm", LOSSES)
 def test_networks_of_any_shape(algorithm, shape, module):
-    check_step(algorithm, shape, 45, module)
+    check_step(algorithm, shape, 64 if shape.hidden[:1] == (128,) else 45, module)
 
 
 @pytest.mark.parametrize("algorithm", LOSSES)
@@ -118,23 +119,23 @@ def test_importance_weights(algorithm, module):
     check_step(algorithm, Shape(), 37, module, weights=True)
 
 
-def test_random_shapes_and_options(module):
-    """A few of the many combinations, other ones in each run."""
-    random = torch.Generator().manual_seed(torch.seed() % 2**31)
-    seed = random.initial_seed()
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes_and_options(seed, module):
+    """A few of the many combinations."""
+    random = torch.Generator().manual_seed(seed)
 
     def draw(low, high):
         return int(torch.randint(low, high, (), generator=random))
 
-    for _ in range(4):
-        algorithm, options = OPTIONS[draw(0, len(OPTIONS))]
-        hidden, critic_hidden = (tuple(draw(1, 70) for _ in range(draw(0, 4))) for _ in range(2))
-        shape = Shape(draw(1, 50), draw(1, 20), hidden, critic_hidden, layer_norm=draw(0, 3) == 0)
-        torch.manual_seed(seed)
-        try:
-            check_step(algorithm, shape, draw(2, 80), module, **options)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, {algorithm}, {options}, {shape}") from error
+    algorithm, options = OPTIONS[draw(0, len(OPTIONS))]
+    layer_norm = draw(0, 3) == 0
+    # Normalized, two units are ±1 whatever their values: all that is left of a gradient is a
+    # rounding error.
+    least = 4 if layer_norm else 1
+    hidden, critic_hidden = (tuple(draw(least, 70) for _ in range(draw(0, 4))) for _ in range(2))
+    shape = Shape(draw(1, 50), draw(1, 20), hidden, critic_hidden, layer_norm)
+    torch.manual_seed(seed)
+    check_step(algorithm, shape, draw(2, 80), module, **options)
 
 
 @pytest.mark.parametrize("algorithm", LOSSES)

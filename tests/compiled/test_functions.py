@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchrl_vmfer.samplers.rank_index import RankIndex, bits_of, codes_of
+from torchrl_vmfer.samplers.ranks import RankIndex, bits_of, codes_of
 
 WIDTH = 128  # of a block, as in samplers.h
 

@@ -1,4 +1,4 @@
-"""Losses with a fixed random state, and assertions that they equal TorchRL's."""
+"""Losses with a fixed random state, and assertions that they equal TorchRL's or brute force."""
 
 from __future__ import annotations
 
@@ -34,13 +34,20 @@ def assert_same(algorithm, result, expected):
         torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6)
 
 
-def used_critic(algorithm, values, targets=2):
-    return critic_named(algorithm.used, values[:targets])
-
-
 def critic_named(used, values):
     """Returns the critic e of ``used=``, given the values ``[N, *batch]``."""
     return {"first": 0, "min": values.argmin(0), "mean": "mean"}[used]
+
+
+def by_brute_force(brute_force, loss, batch, used, entropy=False):
+    """Computes the factors of critic e and the resultant lengths, one critic after the other."""
+    action = brute_force.policy_action(loss, batch, seed=SEED)
+    gradients = brute_force.action_gradients(loss, batch, action, entropy=entropy)
+    values = brute_force.critic_values(loss, batch, action)
+    values = values[: getattr(loss, "target_count", len(values))]
+    directions = gradients.double() / gradients.double().norm(dim=-1, keepdim=True)
+    factors = brute_force.sampling_factor(gradients, critic_named(used, values))
+    return factors, directions.mean(0).norm(dim=-1)
 
 
 def assert_gradients_equal(loss, reference, tolerance=1e-6):
@@ -52,3 +59,14 @@ def assert_gradients_equal(loss, reference, tolerance=1e-6):
         if other is not None:
             scale = other.abs().max().clamp(min=1).item()
             torch.testing.assert_close(gradient, other, rtol=0, atol=tolerance * scale, msg=name)
+
+
+def gradients(loss):
+    """Copies the gradients of a loss by name, and resets them."""
+    found = {
+        name: param.grad.clone()
+        for name, param in loss.named_parameters()
+        if param.grad is not None
+    }
+    loss.zero_grad()
+    return found

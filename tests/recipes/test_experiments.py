@@ -107,7 +107,7 @@ def test_every_run_of_a_sweep_has_its_own_directory(
 
 def test_all_experiments_have_a_command():
     names = {parameters.values[2] for parameters in _commands()}
-    settings = {"demo", "short", "crossq_cpu", "redq_cpu", "tqc_cpu"}  # not sweeps
+    settings = {"demo", "short", "crossq_cpu", "redq_cpu", "tqc_cpu", "population_study"}
     assert names == {file.stem for file in EXPERIMENTS} - settings
 
 

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.fork.arms import Arm, make_arms
-from vmfer_recipes.fork.pictures import dose_figure, forest_figure
-from vmfer_recipes.fork.results import Result, compare, hierarchical_bootstrap
+from vmfer_recipes.fork.arms import make_arms
+from vmfer_recipes.fork.report import dose_figure, forest_figure
+from vmfer_recipes.fork.results import COLUMNS, compare, hierarchical_bootstrap
 
-FRESH, RANK, POWER = (Arm(name, None, {}) for name in ("fresh", "rank", "power"))
+ARMS = ["fresh", "rank", "power"]
 
 
-def results(differences, arm="rank"):
+def results(arm="rank", *differences):
     """Results of an arm with given differences from ``fresh``, by seed, checkpoint and draw."""
     found = []
     for seed, steps in enumerate(differences):
         for step, draws in enumerate(steps):
             for draw, difference in enumerate(draws):
-                common = 100 * seed + 10 * step + draw  # what arms share cancels out
-                place = ("run", seed, step)
-                found.append(Result(*place, "fresh", draw, 0.0, float(common)))
-                found.append(Result(*place, arm, draw, 0.0, float(common + difference)))
+                common = 100.0 * seed + 10 * step + draw  # what arms share cancels out
+                found.append(("run", seed, step, "fresh", draw, 0.0, common))
+                found.append(("run", seed, step, arm, draw, 0.0, common + difference))
+    return pd.DataFrame(found, columns=COLUMNS)
+
+
+def compared(differences):
+    (found,) = compare(results("rank", *differences), ARMS)
     return found
 
 
 def test_every_seed_has_the_same_weight_in_the_difference():
-    (found,) = compare(results([[[1, 3], [4]], [[9]]]), [FRESH, RANK])
+    found = compared([[[1, 3], [4]], [[9]]])
     assert found.difference.value == np.mean([np.mean([2, 4]), 9])
     assert (found.pairs, found.wins) == (4, 1.0)
-    assert found.covers == ("seed", "checkpoint", "draw")
+    assert found.covers == ["seed", "checkpoint", "draw"]
     assert found.difference.low <= 6 <= found.difference.high
 
 
@@ -58,13 +63,12 @@ def test_the_interval_is_that_of_a_plain_loop_over_seeds_checkpoints_and_draws()
 
 
 def test_with_one_seed_the_interval_covers_what_is_below():
-    (found,) = compare(results([[[1, 3], [4, 4]]]), [FRESH, RANK])
-    assert found.covers == ("checkpoint", "draw")
-    (found,) = compare(results([[[1, 3, 5]]]), [FRESH, RANK])
-    assert (found.covers, found.top_count) == (("draw",), 3)
+    assert compared([[[1, 3], [4, 4]]]).covers == ["checkpoint", "draw"]
+    found = compared([[[1, 3, 5]]])
+    assert (found.covers, found.top_count) == (["draw"], 3)
     assert (found.difference.low, found.difference.high) == pytest.approx((1, 5), abs=0.5)
-    (found,) = compare(results([[[1]]]), [FRESH, RANK])
-    assert found.covers == ()
+    found = compared([[[1]]])
+    assert found.covers == []
     assert np.isnan(found.difference.low)
 
 
@@ -78,25 +82,29 @@ def test_with_one_seed_the_interval_covers_what_is_below():
     ],
 )
 def test_the_test_flips_the_highest_level_with_enough_units(differences, units, count, p):
-    (found,) = compare(results(differences), [FRESH, RANK])
+    found = compared(differences)
     assert (found.units, found.unit_count) == (units, count)
     assert found.p == found.corrected_p == p
 
 
-def test_p_values_are_corrected_over_the_arms():
-    together = [*results([[[1] * 6]]), *results([[[1, -1, 1, -1, 1, -1]]], "power")]
-    rank, power = compare(together, [FRESH, RANK, POWER])
+@pytest.fixture
+def two_arms():
+    power = results("power", [[1, -1, 1, -1, 1, -1]])
+    return compare(pd.concat([results("rank", [[1] * 6]), power]).drop_duplicates(), ARMS)
+
+
+def test_p_values_are_corrected_over_the_arms(two_arms):
+    rank, power = two_arms
     assert (rank.p, rank.corrected_p) == (2 / 2**6, 4 / 2**6)
     assert power.p == power.corrected_p == 1
     assert power.wins == 0.5
 
 
 def test_pairs_with_an_unfinished_fork_are_left_out():
-    found = results([[[1, 5]]])
-    del found[2]  # the second draw of the reference
-    (comparison,) = compare(found, [FRESH, RANK, POWER])
+    found = results("rank", [[1, 5]]).drop(2)  # the second draw of the reference
+    (comparison,) = compare(found, ARMS)
     assert (comparison.arm, comparison.difference.value, comparison.pairs) == ("rank", 1.0, 1)
-    assert compare(found[1:2], [FRESH, RANK]) == []
+    assert compare(found[1:2], ARMS) == []
 
 
 def test_the_dose_of_an_arm_is_its_power_if_nothing_else_differs(configuration, tmp_path):
@@ -110,7 +118,7 @@ def test_the_dose_of_an_arm_is_its_power_if_nothing_else_differs(configuration, 
         "vmf_power sampler.share=0.5": None,
         "fresh actor_objective=mean": None,
     }
-    assert {arm.name: arm.dose(cfg) for arm in make_arms(list(doses), cfg)} == doses
+    assert {arm.name: arm.dose for arm in make_arms(list(doses), cfg)} == doses
 
 
 def test_a_run_that_ended_before_some_of_the_checkpoints_to_keep_can_be_forked(configuration):
@@ -120,10 +128,8 @@ def test_a_run_that_ended_before_some_of_the_checkpoints_to_keep_can_be_forked(c
     assert first.apply(cfg).keep_checkpoints_at == []
 
 
-def test_pictures_show_every_arm():
-    found = [*results([[[1, 2]]]), *results([[[-3, -4]]], "power")]
-    comparisons = compare(found, [FRESH, RANK, POWER])
-    (axes,) = forest_figure(comparisons, "fresh").axes
+def test_pictures_show_every_arm(two_arms):
+    (axes,) = forest_figure(two_arms, "fresh").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rank", "power"]
-    (axes,) = dose_figure(comparisons, "fresh", {"fresh": 0, "power": 8.0}).axes
+    (axes,) = dose_figure(two_arms, "fresh", {"fresh": 0, "power": 8.0}).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "8"]

@@ -6,13 +6,17 @@ import importlib
 import shutil
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
 
 from helpers.saved_rows import rows_in
+from torchrl_vmfer import HindsightReplayBuffer
 from vmfer_recipes.agent.observations import GoalObservations, RunningStatistics
+from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
@@ -189,3 +193,67 @@ def test_observations_clips_and_uses_the_drawn_goal_for_both_observations():
     assert seen["observation"][0, 1] == 1.5
     assert seen["next", "observation"][0, 0] == -1.5
     assert torch.equal(seen["observation"][:, 2], seen["next", "observation"][:, 2])
+
+
+class Memory:
+    """An object that no checkpoint can save."""
+
+
+class Climb(gymnasium.Env):
+    """A goal environment whose interrupted episode restarts: it climbs one unit per step."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            name: gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+            for name in ("observation", "achieved_goal", "desired_goal")
+        }
+    )
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.memory = Memory()
+        self.memory.height = self.np_random.uniform()
+        return self._observation(), {}
+
+    def step(self, action):
+        self.memory.height += 1
+        return self._observation(), -1.0, False, False, {}
+
+    def _observation(self):
+        height = np.array([self.memory.height], np.float32)
+        goal = np.array([99.0], np.float32)
+        return {"observation": height, "achieved_goal": height, "desired_goal": goal}
+
+    def compute_reward(self, achieved, desired, info):
+        return -(np.abs(achieved - desired) > 0.5).astype(np.float32)[..., 0]
+
+
+gymnasium.register("Climb-v0", Climb, max_episode_steps=20)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_the_goals_of_a_restarted_episode_are_its_own(
+    num_envs, train, at_step, checkpoint, tmp_path
+):
+    def crash():
+        raise KeyboardInterrupt
+
+    options = ("env.name=Climb-v0", "replay=her", f"num_envs={num_envs}", "total_frames=132")
+    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
+        train("td3", tmp_path, *options)
+    train("td3", tmp_path, *options)
+    state = checkpoint(tmp_path)["parts"]["replay"]
+    rows, restart = rows_in(state), 65 if num_envs == 1 else 66  # not a multiple of 20
+    buffer = HindsightReplayBuffer(
+        storage=LazyTensorStorage(state["storage"]["capacity"]),
+        reward_fn=lambda achieved, desired: torch.zeros(len(achieved)),
+        trajectory_key=ENVIRONMENT,
+    )
+    buffer.load_state_dict(state)
+    for slot in range(132):
+        episode = buffer.episode_index.episode(slot)
+        heights = rows["observation"][episode].flatten()
+        assert torch.equal(heights.diff().round(), torch.ones(len(episode) - 1))
+        assert (episode < restart).all() or (episode >= restart).all()
+        assert len(episode) <= 20

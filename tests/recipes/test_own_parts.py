@@ -14,7 +14,7 @@ from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
 from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.config.plugins import import_module
-from vmfer_recipes.report.progress import read_progress
+from vmfer_recipes.status import read_progress
 from vmfer_recipes.td3 import main as td3
 
 SAMPLERS = '''

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +18,13 @@ from helpers.saved_rows import rows_in
 pytest.importorskip("torchrl_vmfer.compiled._portable", reason="requires a C compiler")
 
 from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import to_config
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.population.members import MemberCollector
 from vmfer_recipes.population.served import check_served, grouped
+from vmfer_recipes.population.simulators import BATCHED_TASKS, Simulators, make_simulators
 from vmfer_recipes.population.training import train_together
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +115,51 @@ def test_a_diverging_member_is_stopped_alone(configs, assert_same_run, monkeypat
     assert capsys.readouterr().err.count("error:") == 1
 
 
+@pytest.mark.parametrize("name", [*BATCHED_TASKS, "GoalReaching6-v0", "PlanarQuadrotor-v0"])
+def test_batched_steps_are_those_of_gymnasium(name):
+    """Compares single steps, because in chaotic tasks any difference grows."""
+    is_mujoco = name in BATCHED_TASKS
+    cfg = EnvConfig(name=name, kwargs={"max_episode_steps": 60} if is_mujoco else {})
+    references, envs = ([make_environment(cfg, seed) for seed in range(3)] for _ in range(2))
+    for env in (*references, *envs):
+        env.simulator.reset(seed=7)
+    simulators = make_simulators(envs, is_batched=True)
+    assert type(simulators) is not Simulators
+    rng = np.random.default_rng(0)
+    for step in range(150):
+        actions = rng.uniform(-1, 1, (3, *envs[0].simulator.action_space.shape)).astype("f4")
+        chosen = [2, 0] if step % 5 == 0 else [0, 1, 2]
+        results = simulators.step(chosen, actions)
+        for i in chosen:
+            seen, reward, *flags = references[i].simulator.step(actions[i])[:4]
+            observation, reward_, *flags_ = results(i)
+            assert observation.dtype == np.float32
+            np.testing.assert_allclose(observation, seen, rtol=2e-7, atol=1e-10)
+            assert reward_ == pytest.approx(reward, rel=1e-10, abs=1e-10 if is_mujoco else 0)
+            assert flags == flags_
+            if is_mujoco:
+                data = [env.simulator.unwrapped.data for env in (references[i], envs[i])]
+                for name in ("qpos", "qvel"):
+                    np.testing.assert_allclose(*(getattr(d, name) for d in data), atol=1e-10)
+            if any(flags):
+                assert np.array_equal(*(e.simulator.reset()[0] for e in (references[i], envs[i])))
+            elif is_mujoco:
+                load_environment_state(envs[i], environment_state(references[i]))
+
+
+@pytest.mark.parametrize("name", ["Walker2d-v4", "Reacher-v5"])
+def test_batched_members_are_independent_and_resume_exactly(name, configs, assert_same_run):
+    runs = [f"env={name} sampler=vmf_rank seed={seed} total_frames=120" for seed in (0, 1)]
+    alone, together = configs("td3", "alone", runs[1]), configs("td3", "together", *runs)
+    resumed = configs("td3", "resumed", *(f"{run} total_frames=100" for run in runs))
+    assert train_together(alone, True) + train_together(together, True) == [None] * 3
+    train_together(resumed, True)
+    resumed = configs("td3", "resumed", *runs)
+    assert train_together(resumed, True) == [None, None]
+    assert_same_run(run_dirs(alone)[0], run_dirs(together)[1])
+    assert_same_run(run_dirs(resumed)[0], run_dirs(together)[0])
+
+
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
 def test_members_with_checkpoints_of_different_steps_resume_exactly(
     algorithm, configs, assert_same_run, monkeypatch
@@ -121,10 +171,10 @@ def test_members_with_checkpoints_of_different_steps_resume_exactly(
     class KilledError(BaseException):
         """Ends the program, as SIGKILL does: nobody handles it."""
 
-    def killed(self, action):
+    def killed(self, action, step):
         if next(calls) == 2 * 125 + 1:
             raise KilledError
-        collect(self, action)
+        collect(self, action, step)
 
     interrupted = configs(algorithm, "interrupted", *COMPANY[algorithm])
     monkeypatch.setattr(MemberCollector, "collect", killed)

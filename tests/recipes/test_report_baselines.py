@@ -130,15 +130,6 @@ def test_doses_of_one_sampler_are_compared_with_one_of_them(write_run, study_of,
     assert order.index("TD3 · vmf_power, power=-4.0") < order.index("TD3 · vmf_power, power=8.0")
 
 
-def test_runs_from_before_a_key_existed_count_as_runs_with_its_default(write_run, study_of):
-    write_run("uniform", 0, layer_norm=False)
-    write_run("uniform", 1)
-    write_run("vmf_rank", 0, **{"sampler.kind": "vmf", "sampler.smoothing": 0.0})
-    write_run("vmf_rank", 1, **{"sampler.kind": "vmf", "sampler.pool_size": None})
-    (comparison,) = study_of().comparisons
-    assert comparison.seeds == (2, 2)
-
-
 # Numbers.
 
 

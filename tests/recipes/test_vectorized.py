@@ -82,6 +82,7 @@ def test_transitions_of_each_environment_match_its_episodes(
     assert float(row["episode_length"]) == pytest.approx(np.mean(ends))
     returns = [length * (length + 1) / 2 for length in ends]
     assert float(row["episode_return"]) == pytest.approx(np.mean(returns))
+    assert int(row["num_episodes"]) == len(ends)
 
 
 @pytest.mark.parametrize("num_envs", [1, 4])

@@ -117,22 +117,8 @@ def test_actor_draws_follow_the_factors(mode):
     assert stats.chisquare(counts, expected).pvalue > 1e-4
 
 
-def test_the_actors_batch_size_defaults_to_the_buffers():
-    buffer = make()
-    buffer.extend(rows(0, 20))
-    assert buffer.sample_actor().batch_size == (BATCH,)
-    assert buffer.sample_actor(5).batch_size == (5,)
-    assert buffer.sample_actor(batch_size=50, keys=["action"]).batch_size == (50,)
-
-
 def test_a_missing_batch_size_is_an_error_that_says_what_to_do():
     buffer = make(batch_size=None)
     buffer.extend(rows(0, 20))
     with pytest.raises(RuntimeError, match=r"batch size: pass it"):
         buffer.sample_actor()
-
-
-@pytest.mark.parametrize("actor", ACTOR_SAMPLERS)
-def test_drawing_for_the_actor_from_an_empty_buffer_is_an_error(actor):
-    with pytest.raises(RuntimeError, match="empty storage"):
-        make(actor=actor).sample_actor()

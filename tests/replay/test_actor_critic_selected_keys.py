@@ -104,16 +104,6 @@ def test_keys_are_selected_after_the_transform(storage):
     assert torch.equal(batch["next", "reward"], number / 2 * 2 + 1)
 
 
-def test_the_batch_contains_the_importance_weights_of_the_actors_sampler():
-    buffer = make(actor="per")
-    buffer.extend(rows(0, 20))
-    assert set(buffer.sample_actor(keys=["action"]).keys()) >= {
-        "action",
-        "index",
-        "priority_weight",
-    }
-
-
 @pytest.mark.parametrize("ndim", [1, 2])
 def test_the_batch_contains_generations_if_the_writer_counts_them(ndim):
     buffer = make(

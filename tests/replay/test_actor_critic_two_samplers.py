@@ -13,7 +13,6 @@ from helpers.actor_critic import (
     CAPACITY,
     CRITIC_SAMPLERS,
     assert_same_future,
-    factors,
     generator,
     make,
     refresh_priorities,
@@ -30,34 +29,6 @@ each_pair = pytest.mark.parametrize(("critic", "actor"), PAIRS)
 
 
 # --- priorities and writes -----------------------------------------------------------------
-
-
-def test_the_two_samplers_learn_independently():
-    buffer = make("rank_per", "vmf_uncertainty")
-    buffer.extend(rows(0, 20))
-    refresh_priorities(buffer, "rank_per", "vmf_uncertainty", 20)
-    critic, actor = (stored_factors(s) for s in (buffer.critic_sampler, buffer.actor_sampler))
-    assert torch.equal(critic, factors(20, 0))
-    assert torch.equal(actor, factors(20, 1))
-    buffer.update_priority(torch.arange(5), torch.full((5,), 9.0))
-    assert torch.equal(stored_factors(buffer.actor_sampler), actor)
-    critic = stored_factors(buffer.critic_sampler)
-    buffer.update_actor_priority(torch.arange(5, 9), torch.full((4,), 1.25))
-    assert torch.equal(stored_factors(buffer.critic_sampler), critic)
-    assert stored_factors(buffer.actor_sampler)[5:9].tolist() == [1.25] * 4
-
-
-def test_update_tensordict_priority_reaches_the_critics_sampler_only():
-    buffer = make("per")
-    buffer.extend(rows(0, 20))
-    before = stored_factors(buffer.actor_sampler)
-    batch = buffer[torch.arange(20)]
-    batch["index"] = torch.arange(20)
-    batch["td_error"] = torch.where(torch.arange(20) == 7, 1e9, 0.0)
-    buffer.update_tensordict_priority(batch)
-    # TorchRL adds 1e-8 to each priority: another slot is drawn less than once in 1e10 draws.
-    assert set(buffer.sample(1000)["index"].tolist()) == {7}
-    assert torch.equal(stored_factors(buffer.actor_sampler), before)
 
 
 class WriteLog(RandomSampler):
@@ -107,20 +78,6 @@ def test_a_write_resets_the_overwritten_slots_in_both_samplers(write):
     assert torch.equal(critic, torch.where(fresh, 5.0, torch.linspace(0.1, 5.0, CAPACITY)))
 
 
-def test_overwriting_resets_the_priority_in_a_torchrl_sampler_for_actor_or_critics():
-    buffer = make("per", "per")
-    buffer.extend(rows(0, CAPACITY))
-    index = torch.arange(CAPACITY)
-    for update in (buffer.update_priority, buffer.update_actor_priority):
-        update(index, torch.where(index == 0, 1e9, 1e-9))
-    assert set(buffer.sample(500)["index"].tolist()) == {0}
-    assert set(buffer.sample_actor(500)["index"].tolist()) == {0}
-    buffer.extend(rows(100, 3))
-    # TorchRL's default is the highest priority seen: slots 0 to 2 have a third of the mass each.
-    assert set(buffer.sample(500)["index"].tolist()) == {0, 1, 2}
-    assert set(buffer.sample_actor(500)["index"].tolist()) == {0, 1, 2}
-
-
 @each_pair
 def test_empty_resets_both_samplers(critic, actor):
     buffer = make(critic, actor)
@@ -157,23 +114,3 @@ def test_both_samplers_use_only_the_generator_of_the_buffer(critic, actor):
     assert all(torch.equal(a, b) for a, b in zip(*sequences, strict=True))
     assert torch.equal(torch.get_rng_state(), global_states[0])
     assert (np.random.get_state()[1] == global_states[1]).all()  # noqa: NPY002
-
-
-@pytest.mark.parametrize("actor", ACTOR_SAMPLERS)
-def test_the_state_of_the_generator_determines_the_draws(actor):
-    buffer = make("rank_per", actor)
-    buffer.extend(rows(0, CAPACITY))
-    refresh_priorities(buffer, "rank_per", actor, CAPACITY)
-    sequences = []
-    for _ in range(2):
-        buffer._rng.set_state(generator(12).get_state())
-        sequences.append([draw()["index"] for draw in 3 * [buffer.sample_actor, buffer.sample]])
-    assert all(torch.equal(a, b) for a, b in zip(*sequences, strict=True))
-
-
-def test_draws_for_the_actor_advance_the_generator_of_the_critics():
-    buffer, twin = make(), make()
-    for one in (buffer, twin):
-        one.extend(rows(0, CAPACITY))
-    buffer.sample_actor()
-    assert not torch.equal(buffer.sample()["index"], twin.sample()["index"])

@@ -1,7 +1,6 @@
 """The episode index against an enumeration of all writes."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,17 +113,3 @@ def test_abandoned_trajectories_are_removed():
         ring.write([number], [False])
     assert len(ring.index._unfinished) < 500
     assert_correct(ring.index, ring.episodes())
-
-
-def test_appending_no_steps_changes_nothing():
-    ring = Ring(5)
-    ring.write([0, 0], [False, False])
-    ring.index.append(np.empty(0, int), np.empty(0, int), np.empty(0, bool))
-    assert_correct(ring.index, ring.episodes())
-
-
-def test_an_unknown_strategy_is_rejected():
-    ring = Ring(3)
-    ring.write([0], [False])
-    with pytest.raises(ValueError, match="'random'"):
-        ring.index.draw(np.array([0]), np.array([0.5]), "random")

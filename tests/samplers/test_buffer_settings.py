@@ -1,4 +1,4 @@
-"""Samplers in all kinds of buffers: construction, prefetching, ensembles, default device, dtype."""
+"""Samplers in all kinds of buffers, and indices and priorities in every form."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from tensordict import TensorDict
 from torchrl.data import (
     LazyTensorStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
 
@@ -20,85 +19,41 @@ from helpers.sampler_buffers import (
     rows,
     seeded,
 )
-from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+from torchrl_vmfer import MixedSampler, OldSampler, RankPrioritizedSampler, VMFSampler
 
 
-class TestConstruction:
-    def test_a_buffer_requires_no_other_argument(self, make_sampler):
-        buffer = ReplayBuffer(sampler=make_sampler())
-        index = buffer.extend(rows(100, 6))
-        buffer.update_priority(index, torch.tensor([1.0, 2.0, 1.0, 2.5, 1.0, 1.5]))
-        batch, info = buffer.sample(32, return_info=True)
-        assert torch.equal(batch["row"], info["index"] + 100)
-        assert_priorities(buffer.sampler, [1.0, 2.0, 1.0, 2.5, 1.0, 1.5])
+def test_a_buffer_requires_no_other_argument(make_sampler):
+    buffer = ReplayBuffer(sampler=make_sampler())
+    priorities = torch.tensor([1.0, 2.0, 1.0, 2.5, 1.0, 1.5])
+    buffer.update_priority(buffer.extend(rows(100, 6)), priorities)
+    batch, info = buffer.sample(32, return_info=True)
+    assert torch.equal(batch["row"], info["index"] + 100)
+    assert_priorities(buffer.sampler, priorities)
 
-    @pytest.mark.parametrize("sampler_class", [VMFSampler, RankPrioritizedSampler])
-    def test_a_sampler_may_be_given_as_a_class(self, sampler_class):
-        buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(10), sampler=sampler_class, batch_size=4
-        )
-        buffer.extend(rows(0, 5))
-        assert type(buffer.sampler) is sampler_class
-        assert buffer.sample()["index"].shape == (4,)
 
-    def test_a_sampler_may_be_given_as_a_function(self, make_sampler):
-        buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(10), sampler=make_sampler, batch_size=4
-        )
-        buffer.extend(rows(0, 5))
-        assert buffer.sample()["index"].max() < 5
-
-    @pytest.mark.parametrize(
-        ("sampler", "text"),
-        [
-            (
-                VMFSampler("rank", initial_factor=1.5, smoothing=0.9),
-                "VMFSampler(mode='rank', initial_factor=1.5, smoothing=0.9, pool_size=None)",
-            ),
-            (RankPrioritizedSampler(0.7, 0.5), "RankPrioritizedSampler(alpha=0.7, beta=0.5)"),
-        ],
+def test_repr_shows_the_arguments():
+    mixed = MixedSampler(RankPrioritizedSampler(0.7, 0.5), OldSampler(2), 0.25)
+    first, second = "RankPrioritizedSampler(alpha=0.7, beta=0.5)", "OldSampler(exponent=2.0)"
+    assert repr(mixed) == f"MixedSampler(first={first}, second={second}, share=0.25)"
+    sampler = VMFSampler("rank", initial_factor=1.5, smoothing=0.9)
+    assert repr(sampler) == (
+        "VMFSampler(mode='rank', power=1.0, initial_factor=1.5, smoothing=0.9, pool_size=None)"
     )
-    def test_repr_shows_the_arguments_of_the_sampler(self, sampler, text):
-        assert repr(sampler) == text
-        assert text in repr(filled_buffer(sampler))
-
-    def test_can_sample_as_soon_as_the_storage_is_not_empty(self, make_sampler):
-        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=make_sampler())
-        assert not buffer.sampler.can_sample(buffer.storage, 4)
-        buffer.add(rows(0, 1)[0])
-        assert buffer.sampler.can_sample(buffer.storage, 4)
-        buffer.empty()
-        assert not buffer.sampler.can_sample(buffer.storage, 4)
+    assert repr(sampler) in repr(filled_buffer(sampler))
 
 
-class TestPrefetch:
-    def test_prefetched_batches_contain_live_rows(self, make_sampler):
-        buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(50), sampler=make_sampler(), batch_size=16, prefetch=3
-        )
-        for start in range(0, 50, 5):
-            buffer.extend(rows(start, 5))
-            for _ in range(4):
-                batch = buffer.sample()
-                assert torch.equal(batch["row"], batch["index"])
-                assert batch["index"].max() < len(buffer)
-                buffer.update_priority(batch["index"], 1 + torch.rand(16, generator=seeded(start)))
-        torch.testing.assert_close(
-            buffer.sampler.probabilities().sum().item(), 1.0, rtol=1e-12, atol=0
-        )
-
-
-class TestEnsemble:
-    def test_buffers_of_an_ensemble_have_separate_priorities(self, make_sampler):
-        members = [filled_buffer(make_sampler(), size) for size in (3, 7)]
-        for member in members:
-            member.update_priority(torch.tensor([1]), torch.tensor([2.0]))
-        ensemble = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=32)
-        batch = ensemble.sample()
-        assert batch.shape == (2, 16)
-        assert batch["row"][0].max() < 3
-        assert batch["row"][1].max() < 7
-        assert_priorities(members[0].sampler, [1.0, 2.0, 1.0])
+def test_prefetched_batches_contain_live_rows(make_sampler):
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(50), sampler=make_sampler(), batch_size=16, prefetch=3
+    )
+    for start in range(0, 50, 5):
+        buffer.extend(rows(start, 5))
+        for _ in range(4):
+            batch = buffer.sample()
+            assert torch.equal(batch["row"], batch["index"])
+            assert batch["index"].max() < len(buffer)
+            buffer.update_priority(batch["index"], 1 + torch.rand(16, generator=seeded(start)))
+    assert buffer.sampler.probabilities().sum().item() == pytest.approx(1, rel=1e-12)
 
 
 @pytest.fixture
@@ -109,58 +64,112 @@ def meta_default_device():
     torch.set_default_device(None)
 
 
-class TestDefaults:
-    @pytest.mark.usefixtures("meta_default_device")
-    def test_a_cpu_storage_works_under_another_default_device(self, make_sampler, tmp_path):
-        storage = LazyTensorStorage(10, device="cpu")
-        buffer = TensorDictReplayBuffer(storage=storage, sampler=make_sampler(), batch_size=16)
-        buffer.extend(TensorDict({"row": torch.arange(6, device="cpu")}, [6], device="cpu"))
-        buffer.add(TensorDict({"row": torch.tensor(6, device="cpu")}, [], device="cpu"))
-        batch = buffer.sample()
-        assert batch.device.type == batch["index"].device.type == "cpu"
-        assert batch["row"].tolist() == batch["index"].tolist()
-        assert_priorities(buffer.sampler, [1.0] * 7)
-        buffer.sampler.dumps(tmp_path)
-        buffer.sampler.loads(tmp_path)
-        assert_priorities(buffer.sampler, [1.0] * 7)
-
-    @pytest.mark.usefixtures("meta_default_device")
-    @pytest.mark.parametrize("kind", ["tensor", "number", "array"])
-    def test_priorities_stay_on_the_cpu_under_another_default_device(self, make_sampler, kind):
-        storage = LazyTensorStorage(10, device="cpu")
-        buffer = TensorDictReplayBuffer(storage=storage, sampler=make_sampler())
-        index = buffer.extend(TensorDict({"row": torch.arange(3, device="cpu")}, [3], device="cpu"))
-        priority = {
-            "tensor": torch.tensor([2.0, 2.0], device="cpu"),
-            "number": 2.0,
-            "array": np.array([2.0, 2.0]),
-        }[kind]
+@pytest.mark.usefixtures("meta_default_device")
+def test_everything_stays_on_the_cpu_under_another_default_device(make_sampler, tmp_path):
+    storage = LazyTensorStorage(10, device="cpu")
+    buffer = TensorDictReplayBuffer(storage=storage, sampler=make_sampler(), batch_size=16)
+    buffer.extend(TensorDict({"row": torch.arange(3, device="cpu")}, [3], device="cpu"))
+    buffer.add(TensorDict({"row": torch.tensor(3, device="cpu")}, [], device="cpu"))
+    batch = buffer.sample()
+    assert batch.device.type == batch["index"].device.type == "cpu"
+    assert batch["row"].tolist() == batch["index"].tolist()
+    two = torch.tensor([2.0, 2.0], device="cpu")
+    index = torch.arange(2, device="cpu")
+    for priority in (two, 2.0, np.array([2.0, 2.0])):
         # Not through the buffer, which moves priorities to the default device.
-        buffer.sampler.update_priority(index[:2], priority, storage=storage)
-        assert_priorities(buffer.sampler, [2.0, 2.0, 1.0])
+        buffer.sampler.update_priority(index, priority, storage=storage)
+        assert_priorities(buffer.sampler, [2.0, 2.0, 1.0, 1.0])
+    buffer.sampler.dumps(tmp_path)
+    buffer.sampler.loads(tmp_path)
+    assert_priorities(buffer.sampler, [2.0, 2.0, 1.0, 1.0])
+    with torch.device("cpu"):
+        cells = grid_buffer(make_sampler(), 4, 3)
+        cells.extend(grid(0, 4, 3))
+    row, column = cells.sampler.sample(cells.storage, 8)[0]
+    assert row.device.type == column.device.type == "cpu"
 
-    @pytest.mark.usefixtures("meta_default_device")
-    def test_cells_are_drawn_on_the_cpu_under_another_default_device(self, make_sampler):
-        with torch.device("cpu"):
-            buffer = grid_buffer(make_sampler(), 4, 3)
-            buffer.extend(grid(0, 4, 3))
-        row, column = buffer.sampler.sample(buffer.storage, 8)[0]
-        assert row.device.type == column.device.type == "cpu"
-        assert set((3 * row + column).tolist()) <= set(range(12))
 
-    def test_a_double_default_dtype_changes_no_dtype_and_no_probability(self, make_sampler):
-        single = filled_buffer(make_sampler(), batch_size=32)
-        single.update_priority(torch.arange(10), distinct_priorities(10))
-        torch.set_default_dtype(torch.float64)
+def test_a_double_default_dtype_changes_no_dtype_and_no_probability(make_sampler):
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
         try:
-            double = filled_buffer(make_sampler(), batch_size=32)
-            double.update_priority(torch.arange(10), distinct_priorities(10))
-            batch = double.sample()
+            buffer = filled_buffer(make_sampler(), batch_size=32)
+            buffer.update_priority(torch.arange(10), distinct_priorities(10))
+            types = {key: value.dtype for key, value in buffer.sample().items()}
         finally:
             torch.set_default_dtype(torch.float32)
-        dtypes = {key: value.dtype for key, value in single.sample().items()}
-        assert {key: value.dtype for key, value in batch.items()} == dtypes
-        assert torch.equal(batch["row"], batch["index"])
-        torch.testing.assert_close(
-            double.sampler.probabilities(), single.sampler.probabilities(), rtol=1e-6, atol=0
-        )
+        found.append((types, buffer.sampler.probabilities()))
+    (single_types, single), (double_types, double) = found
+    assert single_types == double_types
+    torch.testing.assert_close(double, single, rtol=1e-6, atol=0)
+
+
+def test_none_and_minus_one_mean_no_slot(make_sampler):
+    buffer = filled_buffer(make_sampler(), 3)
+    sampler, storage = buffer.sampler, buffer.storage
+    sampler.update_priority(torch.tensor([1, -1, 0]), torch.tensor([2.0, 2.5, 1.5]))
+    sampler.mark_update(None, storage=storage)
+    sampler.mark_update(torch.tensor([-1, -1]), storage=storage)
+    sampler.update_priority(None, torch.empty(0), storage=storage)
+    sampler.update_priority(torch.tensor([-1]), torch.tensor([2.5]), storage=storage)
+    assert_priorities(sampler, [1.5, 2.0, 1.0])
+    sampler.mark_update(torch.tensor([-1, 0]), storage=storage)
+    assert_priorities(sampler, [sampler.default_priority, 2.0, 1.0])
+    cells = grid_buffer(make_sampler(), 2, 3)
+    cells.extend(grid(0, 2, 3))
+    index = torch.tensor([[-1, -1], [1, 0], [0, 2]])
+    cells.update_priority(index, torch.tensor([2.5, 2.0, 1.5]))
+    assert_priorities(cells.sampler, [1.0, 1.0, 1.5, 2.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    "priority",
+    [
+        [2.0, 1.0, 1.5],
+        np.array([2.0, 1.0, 1.5]),
+        np.array([2.0, 1.0, 1.5], np.float32),
+        torch.tensor([2.0, 1.0, 1.5], dtype=torch.float64),
+        torch.tensor([2.0, 1.0, 1.5], dtype=torch.bfloat16),
+        torch.tensor([[2.0], [1.0], [1.5]]),
+        torch.tensor([2.0, 1.0, 1.5], requires_grad=True),
+        *(2, 2.0, np.float32(2), torch.tensor(2), torch.tensor(2.0)),
+    ],
+    ids=repr,
+)
+def test_priorities_may_be_given_in_any_form(make_sampler, priority):
+    buffer = filled_buffer(make_sampler(), 5)
+    buffer.update_priority(torch.tensor([4, 0, 2]), priority)
+    is_one = len(torch.as_tensor(priority).shape) == 0
+    first, second, third = [2.0] * 3 if is_one else [2.0, 1.0, 1.5]
+    assert_priorities(buffer.sampler, [second, 1.0, third, 1.0, first])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 1000])
+def test_batches_may_be_smaller_or_larger_than_the_buffer(make_sampler, batch_size):
+    batch = filled_buffer(make_sampler(), 3, batch_size=batch_size).sample()
+    assert batch.shape == (batch_size,)
+    assert batch["index"].dtype == torch.int64
+    assert torch.equal(batch["row"], batch["index"])
+
+
+@pytest.mark.parametrize("column", [False, True])
+@pytest.mark.parametrize("dim_extend", [None, 0, 1])
+def test_extend_reads_priorities_from_the_data(make_sampler, column, dim_extend):
+    """With ``dim_extend=1``, TorchRL's default, time is the second dimension of the data."""
+    factor = distinct_priorities(6)
+    if dim_extend is None:
+        data, stored = rows(0, 6), factor
+        storage, options = LazyTensorStorage(10), {}
+    else:
+        factor = factor.reshape(2, 3)
+        data, stored = grid(0, 2, 3), factor.T if dim_extend else factor
+        storage, options = LazyTensorStorage(6, ndim=2), {"dim_extend": dim_extend}
+    buffer = TensorDictReplayBuffer(
+        storage=storage, sampler=make_sampler(), priority_key="factor", batch_size=32, **options
+    )
+    buffer.extend(data.set("factor", factor.unsqueeze(-1) if column else factor))
+    assert_priorities(buffer.sampler, stored.flatten())
+    batch = buffer.sample()
+    at = batch["index"] if dim_extend is None else batch["index"].unbind(-1)
+    assert torch.equal(batch["factor"].flatten(), stored[at])

@@ -1,40 +1,132 @@
-"""Saving and loading the samplers, alone, inside a buffer and in a TorchRL checkpoint."""
+"""Saving and loading every sampler, alone, inside a buffer and in a TorchRL checkpoint."""
 
+import os
+import pickle
+import re
 from copy import deepcopy
-from types import NoneType
 
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.checkpoint import Checkpoint
 from torchrl.data import (
-    LazyMemmapStorage,
     LazyTensorStorage,
-    ListStorage,
+    PrioritizedSampler,
     RandomSampler,
     TensorDictReplayBuffer,
 )
 
-from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
+from helpers.sampler_buffers import EVERY, CubeSampler, filled_buffer, rows, seeded, used_buffer
+from torchrl_vmfer import (
+    GradientNormSampler,
+    InverseTDSampler,
+    LAPSampler,
+    MixedSampler,
+    OldSampler,
+    RankPrioritizedSampler,
+    RecentSampler,
+    VMFSampler,
+)
 
 
-def rows(count):
-    return TensorDict({"row": torch.arange(count)}, [count])
+@pytest.fixture(params=EVERY)
+def make(request):
+    return EVERY[request.param]
 
 
-def fresh_buffer(sampler, storage=LazyTensorStorage, **kwargs):
-    return TensorDictReplayBuffer(storage=storage(10), sampler=sampler, batch_size=64, **kwargs)
+def empty_buffer(sampler):
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler, batch_size=64)
 
 
-def used_buffer(sampler, storage=LazyTensorStorage, **kwargs):
-    """A buffer that has wrapped around, with distinct priorities except for two new slots."""
-    buffer = fresh_buffer(sampler, storage, **kwargs)
-    buffer.extend(rows(8))
-    buffer.update_priority(torch.arange(8), torch.tensor([2, 1.1, 2.5, 1.6, 1.2, 2.2, 1.4, 1.9]))
-    buffer.sample()
-    buffer.extend(rows(4))
-    return buffer
+def plain(state):
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+        if not isinstance(value, dict)
+    }
+
+
+def future(buffer):
+    """The state, and the draws of further use; the buffer is left as it was."""
+    buffer = deepcopy(buffer)
+    buffer.set_rng(seeded(0))
+    found = [plain(buffer.sampler.state_dict())]
+    for step in range(3):
+        found.append(buffer.sample()["index"].tolist())
+        buffer.extend(rows(step, 1))
+        if buffer.sampler.signal:
+            buffer.update_priority(torch.tensor([len(buffer) - 1, 0]), torch.tensor([1.3, 2.6]))
+    return found, buffer.sampler.default_priority
+
+
+def by_file(saved, loaded, folder):
+    saved.dumps(folder / "missing")
+    loaded.loads(folder / "missing")
+
+
+def by_state(saved, loaded, folder):
+    loaded.load_state_dict(saved.state_dict())
+
+
+def by_parts(saved, loaded, folder):
+    """TorchRL's checkpoint loads its components in the order of their names."""
+    loaded.sampler.load_state_dict(saved.sampler.state_dict())
+    loaded.storage.load_state_dict(saved.storage.state_dict())
+    loaded.writer.load_state_dict(saved.writer.state_dict())
+
+
+def by_checkpoint(saved, loaded, folder):
+    Checkpoint(buffer=saved).save(folder / "checkpoint")
+    Checkpoint(buffer=loaded).load(folder / "checkpoint")
+
+
+@pytest.mark.filterwarnings("ignore:last_cursor is None:UserWarning")
+@pytest.mark.parametrize("by", [by_file, by_state, by_parts, by_checkpoint])
+@pytest.mark.parametrize("is_used", [False, True], ids=["new", "used"])
+def test_a_loaded_buffer_continues_with_identical_draws(make, by, is_used, tmp_path):
+    saved = used_buffer(make())
+    loaded = filled_buffer(make(), 10, batch_size=64) if is_used else empty_buffer(make())
+    if is_used:
+        loaded.sample()
+    by(saved, loaded, tmp_path)
+    assert future(loaded) == future(saved)
+
+
+def test_a_state_is_plain_and_independent_of_its_sampler(make):
+    buffer, other = used_buffer(make()), filled_buffer(make(), 10, batch_size=64)
+    state = buffer.sampler.state_dict()
+    for key, value in state.items():
+        assert isinstance(key, str)
+        assert isinstance(value, (torch.Tensor, int, float, str, dict, type(None)))
+    before, expected = deepcopy(state), future(buffer)
+    other.sampler.load_state_dict(state)
+    other.extend(rows(0, 3))
+    if other.sampler.signal:
+        other.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
+    assert plain(state) == plain(before), "a loaded sampler writes into the state"
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            value.fill_(1)
+    assert future(buffer) == expected, "a state is not a copy"
+
+
+@pytest.mark.parametrize("format", ["directory", "archive"])
+def test_a_sampler_can_be_a_component_of_a_checkpoint(make, format, tmp_path):
+    for saved in (used_buffer(make()).sampler, make()):
+        Checkpoint(sampler=saved).save(tmp_path / "checkpoint", format=format)
+        loaded = used_buffer(make()).sampler
+        Checkpoint(sampler=loaded).load(tmp_path / "checkpoint")
+        assert plain(loaded.state_dict()) == plain(saved.state_dict())
+
+
+def test_a_buffer_saved_with_a_uniform_sampler_starts_with_default_priorities(
+    make_sampler, tmp_path
+):
+    filled_buffer(RandomSampler(), 6, batch_size=64).dumps(tmp_path)
+    for loaded in (empty_buffer(make_sampler()), used_buffer(make_sampler())):
+        loaded.loads(tmp_path)
+        assert loaded.sample()["index"].max() < 6
+        np.testing.assert_allclose(loaded.sampler.probabilities(), [1 / 6] * 6, rtol=1e-12)
 
 
 @pytest.mark.parametrize("make", [lambda: VMFSampler("rank"), RankPrioritizedSampler])
@@ -44,7 +136,7 @@ def test_a_loaded_sampler_rounds_as_one_that_has_grown(make, length):
     buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
     for start in range(0, length, 125):
         count = min(125, length - start)
-        buffer.extend(rows(count))
+        buffer.extend(rows(start, count))
         buffer.update_priority(torch.arange(start, start + count), 1 + torch.rand(count))
         buffer.sample()
     loaded = make()
@@ -52,116 +144,22 @@ def test_a_loaded_sampler_rounds_as_one_that_has_grown(make, length):
     assert torch.equal(loaded.probabilities(storage), sampler.probabilities(storage))
 
 
-def numbers(state):
-    return {name: value for name, value in state.items() if not isinstance(value, (str, NoneType))}
+def test_factors_may_be_loaded_into_another_mode():
+    loaded, expected = VMFSampler("rank"), used_buffer(VMFSampler("rank")).sampler
+    loaded.load_state_dict(used_buffer(VMFSampler()).sampler.state_dict())
+    assert torch.equal(loaded.probabilities(), expected.probabilities())
 
 
-def draws(buffer, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    buffer.set_rng(generator)
-    return torch.stack([buffer.sample()["index"] for _ in range(5)])
+@pytest.mark.parametrize("beta", [np.linspace(0.4, 1, 10)[3], torch.tensor(0.7)])
+def test_a_beta_that_came_from_an_array_is_saved(beta, tmp_path):
+    sampler, loaded = RankPrioritizedSampler(), RankPrioritizedSampler()
+    sampler.beta = beta
+    sampler.dumps(tmp_path)
+    loaded.loads(tmp_path)
+    assert loaded.beta == float(beta)
 
 
-def assert_same(actual, expected):
-    """Asserts equal probabilities, defaults and draws, now and after the same further use."""
-    for _ in range(2):
-        probabilities = actual.sampler.probabilities(), expected.sampler.probabilities()
-        assert torch.equal(*probabilities)
-        assert actual.sampler.default_priority == expected.sampler.default_priority
-        assert torch.equal(draws(actual), draws(expected))
-        for buffer in (actual, expected):
-            buffer.extend(rows(1))
-            buffer.update_priority(torch.tensor([9, 0]), torch.tensor([1.3, 2.6]))
-
-
-class TestFiles:
-    def test_a_new_sampler_loads_a_saved_state(self, make_sampler, tmp_path):
-        saved = used_buffer(make_sampler())
-        saved.sampler.dumps(tmp_path)
-        sampler = make_sampler()
-        sampler.loads(tmp_path)
-        assert torch.equal(sampler.probabilities(), saved.sampler.probabilities())
-        assert sampler.default_priority == saved.sampler.default_priority
-
-    @pytest.mark.parametrize("as_text", [False, True])
-    def test_missing_folders_are_created(self, make_sampler, tmp_path, as_text):
-        folder = tmp_path / "not" / "yet" / "there"
-        saved = used_buffer(make_sampler())
-        saved.sampler.dumps(str(folder) if as_text else folder)
-        sampler = make_sampler()
-        sampler.loads(str(folder) if as_text else folder)
-        assert torch.equal(sampler.probabilities(), saved.sampler.probabilities())
-
-    @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-    def test_a_new_buffer_resumes_from_a_saved_one(self, make_sampler, tmp_path, storage):
-        saved = used_buffer(make_sampler(), storage)
-        saved.dumps(tmp_path / "missing")
-        loaded = fresh_buffer(make_sampler(), storage)
-        loaded.loads(tmp_path / "missing")
-        assert_same(loaded, saved)
-
-    def test_loading_replaces_the_contents_of_a_used_buffer(self, make_sampler, tmp_path):
-        saved = fresh_buffer(make_sampler())
-        saved.extend(rows(3))
-        saved.dumps(tmp_path)
-        loaded = used_buffer(make_sampler())
-        loaded.loads(tmp_path)
-        np.testing.assert_allclose(loaded.sampler.probabilities(), [1 / 3] * 3, rtol=1e-12)
-        assert loaded.sampler.default_priority == 1.0
-        assert draws(loaded).max() == 2
-
-    def test_the_generator_is_saved_with_the_buffer(self, make_sampler, tmp_path):
-        saved = used_buffer(make_sampler(), generator=torch.Generator().manual_seed(8))
-        saved.dumps(tmp_path)
-        loaded = fresh_buffer(make_sampler())
-        loaded.loads(tmp_path)
-        assert torch.equal(loaded.sample()["index"], saved.sample()["index"])
-
-    def test_saving_again_replaces_the_older_state(self, make_sampler, tmp_path):
-        buffer = used_buffer(make_sampler())
-        buffer.sampler.dumps(tmp_path)
-        buffer.update_priority(torch.tensor([4]), torch.tensor([2.7]))
-        buffer.sampler.dumps(tmp_path)
-        sampler = make_sampler()
-        sampler.loads(tmp_path)
-        assert torch.equal(sampler.probabilities(), buffer.sampler.probabilities())
-
-    def test_a_buffer_saved_with_a_uniform_sampler_starts_with_default_priorities(
-        self, make_sampler, tmp_path
-    ):
-        saved = fresh_buffer(RandomSampler())
-        saved.extend(rows(6))
-        saved.dumps(tmp_path)
-        for loaded in (fresh_buffer(make_sampler()), used_buffer(make_sampler())):
-            loaded.loads(tmp_path)
-            assert draws(loaded).max() < 6
-            np.testing.assert_allclose(loaded.sampler.probabilities(), [1 / 6] * 6, rtol=1e-12)
-
-    def test_an_empty_sampler_can_be_saved(self, make_sampler, tmp_path):
-        make_sampler().dumps(tmp_path)
-        buffer = used_buffer(make_sampler())
-        buffer.sampler.loads(tmp_path)
-        assert buffer.sampler.probabilities().shape == (0,)
-        assert buffer.sampler.default_priority == 1.0
-
-    def test_a_saved_file_does_not_change_with_the_sampler(self, make_sampler, tmp_path):
-        buffer = used_buffer(make_sampler())
-        before = buffer.sampler.probabilities()
-        buffer.sampler.dumps(tmp_path)
-        buffer.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
-        sampler = make_sampler()
-        sampler.loads(tmp_path)
-        assert torch.equal(sampler.probabilities(), before)
-
-    def test_a_damaged_file_is_reported_by_name_and_changes_nothing(self, make_sampler, tmp_path):
-        used_buffer(make_sampler()).sampler.dumps(tmp_path)
-        (file,) = tmp_path.iterdir()
-        file.write_bytes(file.read_bytes()[:200])
-        buffer = used_buffer(make_sampler())
-        before = buffer.sampler.probabilities()
-        with pytest.raises(RuntimeError, match=file.name):
-            buffer.sampler.loads(tmp_path)
-        assert torch.equal(buffer.sampler.probabilities(), before)
+# --- Saves that fail.
 
 
 @pytest.fixture
@@ -178,193 +176,149 @@ def small_files_only():
     set_limit(False)
 
 
-class TestFailingSave:
-    def test_a_full_disk_leaves_the_older_file_intact(
-        self, make_sampler, tmp_path, small_files_only
-    ):
-        older = used_buffer(make_sampler())
-        older.sampler.dumps(tmp_path)
-        larger = make_sampler()
-        larger.mark_update(torch.arange(10**5))
-        small_files_only(True)
-        with pytest.raises((OSError, RuntimeError)):
-            larger.dumps(tmp_path)
-        small_files_only(False)
-
-        sampler = make_sampler()
-        sampler.loads(tmp_path)
-        assert torch.equal(sampler.probabilities(), older.sampler.probabilities())
-
+def test_a_full_disk_leaves_the_older_file_intact(tmp_path, small_files_only):
+    older, larger, loaded = used_buffer(VMFSampler()).sampler, VMFSampler(), VMFSampler()
+    older.dumps(tmp_path)
+    larger.mark_update(torch.arange(10**5))
+    small_files_only(True)
+    with pytest.raises((OSError, RuntimeError)):
         larger.dumps(tmp_path)
-        sampler.loads(tmp_path)
-        assert sampler.probabilities().shape == (10**5,)
-
-    def test_an_interrupted_save_leaves_the_older_file_intact(
-        self, make_sampler, tmp_path, monkeypatch
-    ):
-        older = used_buffer(make_sampler())
-        older.sampler.dumps(tmp_path)
-
-        def write_half(state, stream):
-            stream.write(b"half")
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "save", write_half)
-            with pytest.raises(KeyboardInterrupt):
-                used_buffer(make_sampler()).sampler.dumps(tmp_path)
-        sampler = make_sampler()
-        sampler.loads(tmp_path)
-        assert torch.equal(sampler.probabilities(), older.sampler.probabilities())
-
-
-class TestStateDict:
-    @pytest.mark.parametrize("is_used", [False, True])
-    def test_contains_only_tensors_numbers_strings_and_none(self, make_sampler, is_used):
-        sampler = used_buffer(make_sampler()).sampler if is_used else make_sampler()
-        plain = (torch.Tensor, int, float, str, type(None))
-        for key, value in sampler.state_dict().items():
-            assert isinstance(key, str)
-            assert isinstance(value, plain)
-
-    @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
-    def test_a_loaded_buffer_resumes_with_identical_draws(self, make_sampler, storage):
-        saved = used_buffer(make_sampler(), storage)
-        loaded = fresh_buffer(make_sampler(), storage)
-        loaded.load_state_dict(saved.state_dict())
-        assert_same(loaded, saved)
-
-    def test_a_used_buffer_discards_its_own_order(self, make_sampler):
-        saved, loaded = used_buffer(make_sampler()), used_buffer(make_sampler())
-        loaded.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
-        loaded.sample()
-        loaded.load_state_dict(saved.state_dict())
-        assert_same(loaded, saved)
-
-    def test_a_state_does_not_change_with_its_sampler(self, make_sampler):
-        buffer = used_buffer(make_sampler())
-        before = buffer.sampler.probabilities()
-        state = buffer.sampler.state_dict()
-        buffer.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
-        sampler = make_sampler()
-        sampler.load_state_dict(state)
-        assert torch.equal(sampler.probabilities(), before)
-
-    def test_changing_a_state_does_not_affect_the_samplers(self, make_sampler):
-        source = used_buffer(make_sampler())
-        before = source.sampler.probabilities()
-        state = source.sampler.state_dict()
-        loaded = fresh_buffer(make_sampler())
-        loaded.extend(rows(10))
-        loaded.sampler.load_state_dict(state)
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                value.fill_(1.0)
-        assert torch.equal(source.sampler.probabilities(), before)
-        assert torch.equal(loaded.sampler.probabilities(), before)
-
-    def test_a_loaded_sampler_does_not_write_into_the_state(self, make_sampler):
-        state = used_buffer(make_sampler()).sampler.state_dict()
-        before = deepcopy(state)
-        loaded = fresh_buffer(make_sampler())
-        loaded.extend(rows(10))
-        loaded.sampler.load_state_dict(state)
-        loaded.update_priority(torch.arange(10), torch.linspace(1.1, 2.6, 10))
-        torch.testing.assert_close(
-            {name: torch.as_tensor(value) for name, value in numbers(state).items()},
-            {name: torch.as_tensor(value) for name, value in numbers(before).items()},
-            rtol=0,
-            atol=0,
-        )
-
-    def test_a_state_loads_before_the_storage_does(self, make_sampler):
-        """TorchRL's checkpoint loads its components in the order of their names."""
-        source = used_buffer(make_sampler())
-        loaded = fresh_buffer(make_sampler())
-        loaded.sampler.load_state_dict(source.sampler.state_dict())
-        loaded.storage.load_state_dict(source.storage.state_dict())
-        loaded.writer.load_state_dict(source.writer.state_dict())
-        assert_same(loaded, source)
-
-    @pytest.mark.parametrize("missing", ["sampler", "priorities", "max_priority", "alpha", "beta"])
-    def test_an_incomplete_state_is_rejected_and_changes_nothing(self, missing):
-        buffer = used_buffer(RankPrioritizedSampler(0.7, 0.5))
-        before, default = buffer.sampler.probabilities(), buffer.sampler.default_priority
-        state = fresh_buffer(RankPrioritizedSampler(0.7, 0.4)).sampler.state_dict()
-        del state[missing]
-        with pytest.raises((KeyError, ValueError), match=missing):
-            buffer.sampler.load_state_dict(state)
-        assert torch.equal(buffer.sampler.probabilities(), before)
-        assert buffer.sampler.default_priority == default
-        assert buffer.sampler.beta == 0.5
-
-    def test_a_state_with_another_alpha_is_rejected_and_changes_nothing(self):
-        state = used_buffer(RankPrioritizedSampler(0.6, 0.4)).sampler.state_dict()
-        buffer = used_buffer(RankPrioritizedSampler(0.7, 0.5))
-        before = buffer.sampler.probabilities()
-        with pytest.raises(ValueError, match=r"alpha=0\.6, but this sampler has alpha=0\.7"):
-            buffer.sampler.load_state_dict(state)
-        assert torch.equal(buffer.sampler.probabilities(), before)
-        assert buffer.sampler.beta == 0.5
-
-    @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
-    def test_a_state_with_a_bad_priority_is_rejected_and_changes_nothing(self, make_sampler, bad):
-        buffer = used_buffer(make_sampler())
-        before = buffer.sampler.probabilities()
-        state = buffer.sampler.state_dict()
-        state["priorities"] = torch.tensor([1.0, 2.0, bad])
-        with pytest.raises(ValueError, match=r"2 .*(nan|inf|-1)"):
-            buffer.sampler.load_state_dict(state)
-        assert torch.equal(buffer.sampler.probabilities(), before)
-
-    @pytest.mark.parametrize(
-        ("saver", "loader"),
-        [(VMFSampler, RankPrioritizedSampler), (RankPrioritizedSampler, VMFSampler)],
-    )
-    def test_a_state_of_another_class_is_reported_by_name(self, saver, loader):
-        state = used_buffer(saver()).sampler.state_dict()
-        buffer = used_buffer(loader())
-        before = buffer.sampler.probabilities()
-        with pytest.raises(ValueError, match=saver.__name__):
-            buffer.sampler.load_state_dict(state)
-        assert torch.equal(buffer.sampler.probabilities(), before)
-
-    def test_factors_may_be_loaded_into_another_mode(self):
-        state = used_buffer(VMFSampler("uncertainty")).sampler.state_dict()
-        loaded, expected = VMFSampler("rank"), used_buffer(VMFSampler("rank")).sampler
-        loaded.load_state_dict(state)
-        assert torch.equal(loaded.probabilities(), expected.probabilities())
-
-
-class TestTorchRLCheckpoint:
-    @pytest.mark.parametrize("format", ["directory", "archive"])
-    def test_a_sampler_can_be_a_component(self, make_sampler, tmp_path, format):
-        saved = used_buffer(make_sampler())
-        Checkpoint(vmf_sampler=saved.sampler).save(tmp_path / "checkpoint", format=format)
-        sampler = make_sampler()
-        Checkpoint(vmf_sampler=sampler).load(tmp_path / "checkpoint")
-        assert torch.equal(sampler.probabilities(), saved.sampler.probabilities())
-        assert sampler.default_priority == saved.sampler.default_priority
-
-    def test_a_buffer_can_be_a_component(self, make_sampler, tmp_path):
-        saved = used_buffer(make_sampler())
-        Checkpoint(replay_buffer=saved).save(tmp_path / "checkpoint")
-        loaded = fresh_buffer(make_sampler())
-        Checkpoint(replay_buffer=loaded).load(tmp_path / "checkpoint")
-        assert_same(loaded, saved)
-
-    def test_a_sampler_that_was_never_used_can_be_saved(self, make_sampler, tmp_path):
-        Checkpoint(vmf_sampler=make_sampler()).save(tmp_path / "checkpoint")
-        sampler = used_buffer(make_sampler()).sampler
-        Checkpoint(vmf_sampler=sampler).load(tmp_path / "checkpoint")
-        assert sampler.probabilities().shape == (0,)
-
-
-@pytest.mark.parametrize("beta", [np.linspace(0.4, 1, 10)[3], torch.tensor(0.7)])
-def test_a_beta_that_came_from_an_array_can_be_saved(beta, tmp_path):
-    sampler = RankPrioritizedSampler()
-    sampler.beta = beta
-    sampler.dumps(tmp_path)
-    loaded = RankPrioritizedSampler()
+    small_files_only(False)
     loaded.loads(tmp_path)
-    assert loaded.beta == float(beta)
+    assert torch.equal(loaded.probabilities(), older.probabilities())
+    larger.dumps(tmp_path)
+    loaded.loads(tmp_path)
+    assert loaded.probabilities().shape == (10**5,)
+
+
+# --- States and files that are rejected, and change nothing.
+
+
+@pytest.fixture
+def buffer(make):
+    """A buffer that a test must leave as it was."""
+    buffer = used_buffer(make())
+    before = future(buffer)
+    yield buffer
+    assert future(buffer) == before
+
+
+def test_the_state_of_another_sampler_is_rejected(buffer, tmp_path):
+    own = type(buffer.sampler).__name__
+    other = InverseTDSampler() if own != "InverseTDSampler" else LAPSampler()
+    message = f"not saved by {own} but by {type(other).__name__}:"
+    with pytest.raises(ValueError, match=message):
+        buffer.sampler.load_state_dict(other.state_dict())
+    other.dumps(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        buffer.sampler.loads(tmp_path)
+    for stock in (RandomSampler(), PrioritizedSampler(10, 0.7, 0.5)):
+        with pytest.raises(ValueError, match=f"not saved by {own} "):
+            buffer.sampler.load_state_dict(stock.state_dict() or {})
+
+
+def test_a_state_that_lacks_an_entry_is_rejected(buffer):
+    for name in buffer.sampler.state_dict():
+        state = type(buffer.sampler).state_dict(buffer.sampler)
+        del state[name]
+        with pytest.raises(ValueError, match=name if name != "sampler" else "not saved by"):
+            buffer.sampler.load_state_dict(state)
+
+
+SETTINGS = [
+    (RankPrioritizedSampler(0.6), RankPrioritizedSampler(0.7), r"alpha=0\.6, .* has alpha=0\.7"),
+    (VMFSampler(power=8), VMFSampler(power=4), r"power=8\.0, but this sampler has power=4\.0"),
+    (VMFSampler(pool_size=4), VMFSampler(), "pool_size=4, .* has pool_size=None"),
+    (InverseTDSampler(0.4), InverseTDSampler(0.5), "exponent"),
+    (LAPSampler(floor=1), LAPSampler(floor=2), "floor"),
+    (GradientNormSampler(1), GradientNormSampler(2), "power"),
+    (CubeSampler(3.0), CubeSampler(2.0), "power"),
+    (RecentSampler(0.9), RecentSampler(0.5), "decay"),
+    (RecentSampler(cycle=11), RecentSampler(), "cycle"),
+    (OldSampler(2), OldSampler(3), "exponent"),
+    *(
+        (MixedSampler(LAPSampler(), RandomSampler(), share), mixture, message)
+        for share, mixture, message in [
+            (0.4, MixedSampler(LAPSampler(), RandomSampler(), 0.5), r"share=0\.4"),
+            (0.5, MixedSampler(LAPSampler(0.3), RandomSampler(), 0.5), r"exponent=0\.4"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("saved", "loaded", "message"), SETTINGS, ids=lambda value: str(value))
+def test_a_state_with_other_arguments_is_rejected(saved, loaded, message):
+    before = plain(filled_buffer(loaded).sampler.state_dict())
+    with pytest.raises(ValueError, match=f"saved with {message}"):
+        loaded.load_state_dict(saved.state_dict())
+    assert plain(loaded.state_dict()) == before
+
+
+def test_a_mixture_is_loaded_completely_or_not_at_all():
+    sampler = filled_buffer(MixedSampler(LAPSampler(), RankPrioritizedSampler(0.7), 0.5)).sampler
+    other = filled_buffer(MixedSampler(LAPSampler(), RankPrioritizedSampler(0.6), 0.5))
+    other.update_priority(torch.arange(10), torch.linspace(1, 2, 10))
+    before = sampler.probabilities()
+    with pytest.raises(ValueError, match=r"alpha=0\.6"):
+        sampler.load_state_dict(other.sampler.state_dict())
+    assert torch.equal(sampler.probabilities(), before)
+
+
+@pytest.mark.parametrize("entry", ["priorities", "max_priority", "beta"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, "1", None])
+def test_bad_numbers_in_a_state_are_rejected(entry, bad):
+    sampler = used_buffer(RankPrioritizedSampler()).sampler
+    before = plain(sampler.state_dict())
+    state = sampler.state_dict() | {"priorities": torch.full((4,), 1.5)}
+    if entry == "priorities" and isinstance(bad, float):
+        state[entry][2] = bad
+    else:
+        state[entry] = bad
+    with pytest.raises(ValueError, match=f"Index 2 was given {bad}|{entry}"):
+        sampler.load_state_dict(state)
+    assert plain(sampler.state_dict()) == before
+
+
+class Malicious:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_damaged_and_other_files_are_reported_by_name(tmp_path):
+    sampler = used_buffer(VMFSampler("rank")).sampler
+    before = plain(sampler.state_dict())
+    sampler.dumps(tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    parts = [content[: int(kept * len(content))] for kept in (0, 0.1, 0.5, 0.999)]
+    for bad in (*parts, b"\0" * 4096, b"no tensors here", bytes(range(256)) * 9):
+        file.write_bytes(bad)
+        with pytest.raises(RuntimeError, match=re.escape(str(file))):
+            sampler.loads(tmp_path)
+    for other in (torch.ones(10), [1, 2], None, "priorities"):
+        torch.save(other, file)
+        with pytest.raises((ValueError, TypeError, RuntimeError), match=r"state|read"):
+            sampler.loads(tmp_path)
+    assert plain(sampler.state_dict()) == before
+
+
+@pytest.mark.parametrize(
+    "save", [torch.save, lambda state, file: pickle.dump(state, file.open("wb"))]
+)
+def test_code_in_a_file_is_not_executed(tmp_path, save):
+    trace, folder = tmp_path / "executed", tmp_path / "sampler"
+    pickle.loads(pickle.dumps(Malicious(trace)))
+    assert trace.exists(), "the example is not a malicious one"
+    trace.rmdir()
+    sampler = used_buffer(VMFSampler()).sampler
+    sampler.dumps(folder)
+    (file,) = folder.iterdir()
+    save(sampler.state_dict() | {"extra": Malicious(trace)}, file)
+    with pytest.raises(RuntimeError, match=re.escape(str(file))):
+        sampler.loads(folder)
+    assert not trace.exists()

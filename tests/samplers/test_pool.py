@@ -5,12 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 from helpers.hindsight import World, pairs
 from helpers.hindsight import make as make_hindsight
+from helpers.recorded_buffer import assert_drawn_from
+from helpers.sampler_buffers import exact_probabilities, filled_buffer, rows, seeded
 from torchrl_vmfer import VMFSampler
 
 MODES = ("uncertainty", "rank")
@@ -19,44 +18,19 @@ each_mode = pytest.mark.parametrize("mode", MODES)
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
 
 
-def make(count, factors=None, ndim=1, seed=0, **kwargs):
-    shape = (count,) if ndim == 1 else (count // 4, 4)
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(2 * count, ndim=ndim),
-        sampler=VMFSampler(**kwargs),
-        batch_size=8,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    index = buffer.extend(TensorDict({"number": torch.arange(count).reshape(shape)}, shape))
-    if factors is not None:
-        buffer.update_priority(index, torch.as_tensor(factors))
+def make(count, factors, seed=0, **kwargs):
+    sampler, capacity, generator = VMFSampler(**kwargs), 2 * count, seeded(seed)
+    buffer = filled_buffer(sampler, count, capacity, batch_size=8, generator=generator)
+    buffer.update_priority(torch.arange(count), torch.as_tensor(factors))
     return buffer
-
-
-def reference(factors, mode):
-    """Computes the probabilities within a pool, one member after the other."""
-    factors = np.asarray(factors, dtype=np.float64)
-    if mode == "uncertainty":
-        return factors / factors.sum()
-    weights = np.empty(len(factors))
-    for member, factor in enumerate(factors):
-        higher, equal = int((factors > factor).sum()), int((factors == factor).sum())
-        weights[member] = np.mean([1 / rank for rank in range(higher + 1, higher + equal + 1)])
-    return weights / weights.sum()
 
 
 def marginal(factors, size, mode):
     """Computes the probability of each slot over all possible pools."""
     total = np.zeros(len(factors))
     for pool in itertools.product(range(len(factors)), repeat=size):
-        np.add.at(total, list(pool), reference(np.asarray(factors)[list(pool)], mode))
+        np.add.at(total, list(pool), exact_probabilities(VMFSampler(mode), factors[list(pool)]))
     return total / len(factors) ** size
-
-
-def assert_follows(draws, probabilities):
-    """Chi-square test at 1e-4: correct draws fail for one seed in 10,000, and seeds are fixed."""
-    counts = np.bincount(draws, minlength=len(probabilities))
-    assert stats.chisquare(counts, probabilities * len(draws)).pvalue > 1e-4
 
 
 @each_mode
@@ -66,8 +40,8 @@ def assert_follows(draws, probabilities):
 def test_slots_are_drawn_with_the_marginal_probability_over_all_pools(mode, factors, size):
     buffer = make(len(factors), factors, mode=mode, pool_size=size, seed=1)
     # One draw per pool: draws from the same pool are not independent.
-    draws = [int(buffer.sample(1)["number"]) for _ in range(3000)]
-    assert_follows(draws, marginal(np.float32(factors), size, mode))
+    draws = np.array([int(buffer.sample(1)["row"]) for _ in range(3000)])
+    assert_drawn_from(draws, marginal(np.float32(factors), size, mode))
 
 
 def independent_pool(generator, factors, size, count, mode):
@@ -100,31 +74,16 @@ def test_draws_equal_another_implementation_with_the_same_random_numbers(mode, l
     twin = torch.Generator().manual_seed(7)
     for _ in range(20):
         expected = independent_pool(twin, factors, 64, 32, mode)
-        assert torch.equal(buffer.sample(32)["number"], expected)
+        assert torch.equal(buffer.sample(32)["row"], expected)
 
 
-def test_a_large_pool_of_ranks_favors_the_highest_factor():
-    buffer = make(64, torch.linspace(1, 2, 64), mode="rank", pool_size=2**11, seed=5)
-    draws = torch.cat([buffer.sample(256)["number"] for _ in range(40)])
-    # Slot 63 takes about the first 32 of 2048 ranks: H(32) / H(2048) = 0.495.
-    assert 0.45 < (draws == 63).double().mean() < 0.54
-
-
-@each_mode
-def test_updated_factors_and_new_transitions_are_used(mode):
-    buffer = make(20, torch.full((20,), 1e-6), mode="uncertainty", pool_size=4000)
+def test_updated_factors_and_new_transitions_are_used():
+    buffer = make(20, torch.full((20,), 1e-6), pool_size=4000)
     buffer.update_priority(torch.tensor([7]), 2.5)
     # Another slot is drawn with probability 8 * 19e-6 / 2.5 < 1e-4.
-    assert buffer.sample()["number"].tolist() == [7] * 8
-    buffer.extend(TensorDict({"number": torch.arange(20, 23)}, [3]))
-    assert set(buffer.sample(500)["number"].tolist()) == {7, 20, 21, 22}
-
-
-@each_mode
-def test_storages_of_two_dimensions(mode):
-    buffer = make(24, ndim=2, mode=mode, pool_size=16)
-    batch = buffer.sample(100)
-    assert torch.equal(batch["index"][:, 0] + 4 * batch["index"][:, 1], batch["number"])
+    assert buffer.sample()["row"].tolist() == [7] * 8
+    buffer.extend(rows(20, 3))
+    assert set(buffer.sample(500)["row"].tolist()) == {7, 20, 21, 22}
 
 
 def test_chosen_rows_are_relabeled():
@@ -139,22 +98,19 @@ def test_chosen_rows_are_relabeled():
 
 @each_mode
 def test_probabilities_raises_an_error(mode):
+    sampler = make(10, torch.ones(10), mode=mode, pool_size=4).sampler
     with pytest.raises(NotImplementedError, match=r"pool_size=4 .* no closed form"):
-        make(10, mode=mode, pool_size=4).sampler.probabilities()
+        sampler.probabilities()
+    assert np.isnan(sampler.effective_sample_size())
 
 
-@pytest.mark.parametrize("bad", [0, -1, 2.5, True, "8"])
-def test_a_bad_pool_size_is_rejected(bad):
-    with pytest.raises(ValueError, match=r"pool_size must be an integer of at least 1, got"):
-        VMFSampler(pool_size=bad)
-
-
-def test_the_pool_size_is_shown_saved_and_checked():
-    sampler = make(10, torch.linspace(1, 2, 10), pool_size=4).sampler
-    assert "pool_size=4" in repr(sampler)
-    twin = VMFSampler(pool_size=4)
-    twin.load_state_dict(sampler.state_dict())
-    assert torch.equal(twin.state_dict()["priorities"], sampler.state_dict()["priorities"])
-    for other in (None, 5):
-        with pytest.raises(ValueError, match=r"saved with pool_size=4, but this sampler has"):
-            VMFSampler(pool_size=other).load_state_dict(sampler.state_dict())
+@pytest.mark.parametrize("power", [-4.0, 0.5, 8.0])
+def test_a_pool_is_resampled_by_the_power(power):
+    """With a pool of one, P is uniform; with a huge one, P approaches that of the buffer."""
+    factors = np.array([1.0, 1.3, 2.0], np.float32)
+    weights = factors.astype(np.float64) ** power
+    for size, expected in ((1, np.full(3, 1 / 3)), (20_000, weights / weights.sum())):
+        buffer = make(3, factors, power=power, pool_size=size, seed=1)
+        count = 1 if size == 1 else 30
+        draws = [buffer.sample(count)["row"].numpy() for _ in range(3000 // count)]
+        assert_drawn_from(np.concatenate(draws), expected)

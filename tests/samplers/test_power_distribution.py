@@ -5,20 +5,15 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.recorded_buffer import assert_drawn_from
-from torchrl_vmfer import VMFSampler
+from helpers.sampler_buffers import seeded
 from torchrl_vmfer.samplers.distributions import PowerDistribution, RankDistribution
 
 # Up to one level of sums, two levels, and three; a draw of 200 slots uses all of them.
 SIZES = [1, 3, 4096, 4097, 65_536, 70_000]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def reference(priorities, power):
@@ -114,67 +109,6 @@ def test_weights_of_very_different_size_leave_no_rounding_errors_behind():
 def test_no_slots_are_drawn_for_a_count_of_zero():
     for size in (3, 70_000):
         assert PowerDistribution(1.0).draw(np.ones(size, np.float32), 0, None).shape == (0,)
-
-
-class TestVMFSampler:
-    def test_power_one_draws_the_same_as_the_default(self):
-        draws = []
-        for sampler in (VMFSampler(), VMFSampler(power=1)):
-            sampler.mark_update(torch.arange(50))
-            sampler.update_priority(torch.arange(50), torch.linspace(1, 2.7, 50))
-            sampler.generator = seeded(0)
-            draws.append(sampler.sample(Slots(50), 100)[0])
-        assert torch.equal(*draws)
-
-    def test_a_power_of_a_rank_is_rejected(self):
-        with pytest.raises(ValueError, match=r"power must be 1 with mode='rank', got 2"):
-            VMFSampler("rank", power=2)
-
-    @pytest.mark.parametrize("power", [100, -100])
-    @pytest.mark.parametrize("pool_size", [None, 4])
-    def test_a_factor_whose_power_overflows_is_rejected(self, power, pool_size):
-        sampler = VMFSampler(power=power, pool_size=pool_size)
-        sampler.mark_update(torch.arange(3))
-        sampler.update_priority(torch.arange(3), 0.01)
-        with pytest.raises(ValueError, match=r"Index 2 was given 0\.001.*, but its power"):
-            sampler.update_priority(torch.tensor([1, 2]), torch.tensor([2.0, 0.001]))
-        expected = torch.full((3,), 0.01)
-        assert torch.equal(sampler.state_dict()["priorities"], expected)
-        with pytest.raises(ValueError, match=r"initial_factor must be at least .* got 0\.001"):
-            VMFSampler(power=power, initial_factor=0.001)
-
-    def test_the_power_is_shown_saved_and_checked(self):
-        sampler = VMFSampler(power=8)
-        assert "power=8" in repr(sampler)
-        VMFSampler(power=8.0).load_state_dict(sampler.state_dict())
-        with pytest.raises(ValueError, match=r"saved with power=8\.0, but this sampler has power"):
-            VMFSampler(power=4).load_state_dict(sampler.state_dict())
-
-    @pytest.mark.parametrize("power", [-4.0, 0.5, 8.0])
-    def test_a_pool_of_one_batch_is_resampled_by_the_power(self, power):
-        """With a pool of one, P is uniform; with a huge one, P approaches that of the buffer."""
-        factors = torch.tensor([1.0, 1.3, 2.0])
-        weights = factors.double().numpy() ** power
-        for size, expected in ((1, np.full(3, 1 / 3)), (20_000, weights / weights.sum())):
-            sampler = VMFSampler(power=power, pool_size=size)
-            sampler.mark_update(torch.arange(3))
-            sampler.update_priority(torch.arange(3), factors)
-            sampler.generator = seeded(1)
-            count = 1 if size == 1 else 30
-            draws = [sampler.sample(Slots(3), count)[0].numpy() for _ in range(3000 // count)]
-            assert_drawn_from(np.concatenate(draws), expected)
-
-
-class Slots:
-    """The part of a storage that samplers use."""
-
-    ndim = 1
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
 
 
 @pytest.mark.parametrize("distribution", [PowerDistribution(2.0), RankDistribution()])

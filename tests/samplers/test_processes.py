@@ -1,18 +1,13 @@
 """Copies of a buffer, pickled and in a spawned process."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
 
 from helpers.sampler_buffers import (
     MAKERS,
-    assert_priorities,
-    distinct_priorities,
     exact_probabilities,
     filled_buffer,
-    rows,
 )
 
 CHILD = """
@@ -51,26 +46,10 @@ def spawned():
     return {case: (buffer, *reports[case]) for case, buffer in buffers.items()}
 
 
-class TestProcesses:
-    def test_a_pickled_buffer_draws_like_the_original(self, make_sampler):
-        buffer = filled_buffer(make_sampler(), 8, batch_size=64)
-        buffer.update_priority(torch.arange(8), distinct_priorities(8))
-        buffer.sample()
-        copy = pickle.loads(pickle.dumps(buffer))
-        assert_priorities(copy.sampler, distinct_priorities(8))
-        torch.manual_seed(3)
-        expected = buffer.sample()
-        torch.manual_seed(3)
-        assert torch.equal(copy.sample()["index"], expected["index"])
-
-        copy.extend(rows(8, 2))
-        copy.update_priority(torch.tensor([0]), torch.tensor([2.6]))
-        assert_priorities(buffer.sampler, distinct_priorities(8))
-
-    @pytest.mark.parametrize("count", [9, 10])
-    @pytest.mark.parametrize("name", MAKERS)
-    def test_a_spawned_worker_draws_from_the_same_probabilities(self, spawned, name, count):
-        buffer, probabilities, row, index, _ = spawned[name, count]
-        expected = exact_probabilities(buffer.sampler, np.linspace(2.5, 1.1, count))
-        np.testing.assert_allclose(probabilities, expected, rtol=1e-6)
-        assert row == index
+@pytest.mark.parametrize("count", [9, 10])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_spawned_worker_draws_from_the_same_probabilities(spawned, name, count):
+    buffer, probabilities, row, index, _ = spawned[name, count]
+    expected = exact_probabilities(buffer.sampler, np.linspace(2.5, 1.1, count))
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-6)
+    assert row == index

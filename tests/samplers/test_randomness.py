@@ -3,57 +3,44 @@
 import numpy as np
 import pytest
 import torch
+from torchrl.data import LazyTensorStorage, ReplayBuffer
 
 from helpers.recorded_buffer import KINDS, RecordedBuffer, each
-from helpers.sampler_buffers import distinct_priorities, filled_buffer, seeded
+from helpers.sampler_buffers import EVERY, distinct_priorities, filled_buffer, seeded
+from torchrl_vmfer import VMFSampler
 
 
-class TestRandomness:
-    def test_the_state_of_the_generator_determines_the_sample(self, make_sampler):
-        buffer = filled_buffer(make_sampler(), batch_size=32, generator=seeded(5))
+@pytest.fixture(params=EVERY)
+def make(request):
+    return EVERY[request.param]
+
+
+def scored(sampler, **options):
+    buffer = filled_buffer(sampler, batch_size=32, **options)
+    if sampler.signal:
         buffer.update_priority(torch.arange(10), distinct_priorities(10))
-        state = buffer._rng.get_state()
-        first, second = buffer.sample()["index"], buffer.sample()["index"]
-        torch.manual_seed(0)
-        buffer._rng.set_state(state)
-        assert torch.equal(buffer.sample()["index"], first)
-        assert not torch.equal(first, second)
+    return buffer
 
-        twin = filled_buffer(make_sampler(), batch_size=32, generator=seeded(5))
-        twin.update_priority(torch.arange(10), distinct_priorities(10))
-        assert torch.equal(twin.sample()["index"], first)
 
-    def test_a_generator_does_not_change_the_global_one(self, make_sampler):
-        buffer = filled_buffer(make_sampler(), batch_size=32, generator=seeded(5))
-        torch.manual_seed(1)
-        before = torch.get_rng_state()
-        np.random.seed(1)  # noqa: NPY002 - TorchRL's own prioritised sampler draws from it
-        numpy_before = np.random.get_state()[1]  # noqa: NPY002
-        buffer.sample()
-        assert torch.equal(torch.get_rng_state(), before)
-        assert np.array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
+def test_the_generator_determines_the_draws_and_no_other_is_used(make):
+    buffer, twin = (scored(make(), generator=seeded(5)) for _ in range(2))
+    np.random.seed(1)  # noqa: NPY002 - TorchRL's own prioritized sampler draws from it
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    draws = [buffer.sample()["index"] for _ in range(2)]
+    assert not torch.equal(*draws)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+    torch.manual_seed(0)
+    assert torch.equal(torch.stack([twin.sample()["index"] for _ in range(2)]), torch.stack(draws))
 
-    def test_without_a_generator_the_global_seed_determines_the_sample(self, make_sampler):
-        buffer = filled_buffer(make_sampler(), batch_size=32)
-        buffer.update_priority(torch.arange(10), distinct_priorities(10))
+
+def test_without_a_generator_the_global_seed_determines_the_draws(make_sampler):
+    draws = []
+    for _ in range(2):
+        buffer = scored(make_sampler())
         torch.manual_seed(7)
-        first, second = buffer.sample()["index"], buffer.sample()["index"]
-        torch.manual_seed(7)
-        assert torch.equal(buffer.sample()["index"], first)
-        assert not torch.equal(first, second)
-
-    def test_draws_do_not_depend_on_the_history_of_the_priorities(self, make_sampler):
-        """One history sorts from scratch, the other updates after a draw."""
-        priorities = distinct_priorities(10)
-        direct = filled_buffer(make_sampler(), batch_size=64, generator=seeded(1))
-        direct.update_priority(torch.arange(10), priorities)
-        winding = filled_buffer(make_sampler(), batch_size=64, generator=seeded(2))
-        for slot in torch.randperm(10, generator=seeded(3)).tolist():
-            winding.update_priority(slot, 1.01)
-            winding.sample()
-            winding.update_priority(slot, priorities[slot])
-        winding._rng.set_state(seeded(1).get_state())
-        assert torch.equal(winding.sample()["index"], direct.sample()["index"])
+        draws.append(buffer.sample()["index"])
+    assert torch.equal(*draws)
 
 
 @each(KINDS)
@@ -81,3 +68,23 @@ def test_draws_depend_on_the_priorities_and_not_on_their_history(kind, size):
         assert torch.equal(index, other_index)
         assert info.keys() == other_info.keys()
         assert all(torch.equal(info[key], other_info[key]) for key in info)
+
+
+def test_indices_may_be_overwritten_after_an_update():
+    """Priorities are sorted at the next draw. Until then, the caller may change its array."""
+    size = 10_000
+    buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=VMFSampler("rank"), batch_size=8)
+    written = buffer.extend(torch.arange(size))
+    buffer.sample()
+    index = torch.randint(size, (500,), generator=seeded(0))
+    buffer.update_priority(index, 1 + torch.rand(500))
+    index.zero_()
+    written.zero_()
+    buffer.sample()
+    fresh = VMFSampler("rank")
+    fresh.load_state_dict(buffer.sampler.state_dict())
+    drawn = []
+    for sampler in (buffer.sampler, fresh):
+        torch.manual_seed(0)
+        drawn.append(sampler.sample(buffer.storage, 5000)[0])
+    assert torch.equal(*drawn)

@@ -42,8 +42,9 @@ class CompiledExplorer(Explorer):
         expected = LocAndScale if self.noise is None else Squashed
         if type(plain.last) is not expected:
             raise NotServedError(f"the actor does not end with {expected.__name__}")
-        self._tensors = [(tensor, tensor.data_ptr()) for tensor in plain.tensors()]
-        states = [AdamState(tensor.detach()[None]) for tensor, _ in self._tensors]
+        self._tensors = plain.tensors()
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        states = [AdamState(tensor.detach()[None]) for tensor in self._tensors]
         self._size = plain.sizes[-1] // (2 if self.noise is None else 1)
         settings = Settings(
             plain.sizes[0],
@@ -55,7 +56,7 @@ class CompiledExplorer(Explorer):
         self._updates: Any = StackedUpdates(settings, actor)
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_tensors": [(torch.empty(0), -1)], "_updates": None}
+        return self.__dict__ | {"_tensors": [], "_addresses": [-1], "_updates": None}
 
     def forward(self, observation: Tensor) -> Tensor:
         """Returns an action."""
@@ -63,14 +64,15 @@ class CompiledExplorer(Explorer):
         if not is_single or observation.dtype is not torch.float32 or not self._is_current():
             return super().forward(observation)
         noise = None
-        if self.noise is not None or exploration_type() is ExplorationType.RANDOM:
+        if exploration_type() is ExplorationType.RANDOM:
             noise = torch.randn(self._size, dtype=torch.float32, device="cpu").numpy()
         array = observation.contiguous().numpy()
         return torch.from_numpy(self._updates.act(array, noise, self.noise or 0.0)[0])
 
     def _is_current(self) -> bool:
         """Whether the parameters in use are those of the network, if need be after binding."""
-        if any(t.data_ptr() != p or not t.is_contiguous() for t, p in self._tensors):
+        is_same = list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        if not is_same or not all(map(Tensor.is_contiguous, self._tensors)):
             try:
                 self._bind()
             except NotServedError:  # for instance, a parameter was transposed

@@ -105,10 +105,13 @@ INLINE void product_tile(int rows, int vectors, long count, const float *factors
         }
 }
 
-/* results[row][unit] = Σ_k factors[row][k] packed[k][unit] + first[unit], all in panels. */
-static void product(long rows, long count, long units, const float *factors, const float *packed,
-                    const float *first, int is_relu, const float *gate, float *results) {
-    for (long u = 0; u < units; u += LANES, packed += LANES * count)
+/* results[row][unit] = Σ_k factors[row][k] packed[k][unit] + first[unit] from unit `start` on, all in
+ * panels. */
+static void dense_product(long rows, long count, long start, long units, const float *factors,
+                          const float *packed, const float *first, int is_relu, const float *gate,
+                          float *results) {
+    packed += count * start;
+    for (long u = start; u < units; u += LANES, packed += LANES * count)
         for (long r = 0; r < rows; r += ROWS) {
             long at = u * rows + LANES * r;
             FOR_TILE(least(ROWS, rows - r), units - u,
@@ -148,10 +151,10 @@ INLINE void gradient_row(int vectors, long count, const float *slopes, const flo
     store_part(gradient, width, vectors, sums[0]);
 }
 
-/* weight[o][i] = Σ_row slopes[row][o] inputs[row][i], row-major as PyTorch stores it. */
-static void weight_gradient(long rows, long in, long out, const float *slopes, const float *inputs,
-                            float *weight) {
-    for (long i = 0; i < in; i += LANES) {
+/* weight[o][i] = Σ_row slopes[row][o] inputs[row][i] from input `start` on, row-major. */
+static void dense_gradient(long rows, long start, long in, long out, const float *slopes,
+                           const float *inputs, float *weight) {
+    for (long i = start; i < in; i += LANES) {
         const float *panel = inputs + i * rows;
         if (out == 1) {
             if (in - i <= VECTOR) gradient_row(1, rows, slopes, panel, in - i, weight + i);
@@ -172,7 +175,9 @@ static void column_sums(long rows, long units, const float *values, float *sums)
     for (long u = 0; u < units; u += LANES, values += LANES * rows)
         for (long v = 0; v < least(LANES, units - u); v += VECTOR) {
             vec sum[4] = {0};
-            for (long r = 0; r < rows; r++) sum[r & 3] += load(values + LANES * r + v);
+            for (long r = 0; r < rows; r += 4)
+                UNROLL for (int i = 0; i < 4; i++)
+                    if (r + i < rows) sum[i] += load(values + LANES * (r + i) + v);
             sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
             memcpy(sums + u + v, sum, sizeof(float) * least(VECTOR, units - u - v));
         }
@@ -219,9 +224,9 @@ INLINE void transpose_four(const float *from, long stride, float *to, long to_st
     *(four *)(to + 3 * to_stride) = SHUFFLE(ab_end, cd_end, 2, 3, 6, 7);
 }
 
-/* Packs a weight [out][in] for outputs: [out / LANES][in][out % LANES]. */
-static void pack_transposed(long in, long out, const float *weight, float *packed) {
-    for (long o = 0; o < out; o += LANES, packed += LANES * in) {
+/* Packs a weight [out][in] for outputs: [out / LANES][in][out % LANES]. A panel has `size` floats. */
+static void pack_transposed(long in, long out, const float *weight, float *packed, long size) {
+    for (long o = 0; o < out; o += LANES, packed += size) {
         long count = least(LANES, out - o), whole = count / 4 * 4;
         if (count < LANES) memset(packed, 0, sizeof(float) * LANES * in);
         for (long i = 0; i < in; i += 4)

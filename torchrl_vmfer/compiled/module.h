@@ -10,12 +10,39 @@
 
 _Static_assert(sizeof(long) == 8, "a long must have 64 bits");
 
+/* The arguments of a call, read one after the other. After an error, nothing more is read. */
+typedef struct { PyObject *const *args; Py_ssize_t count, at; } In;
+
+static PyObject *next_of(In *in) {
+    if (PyErr_Occurred()) return 0;
+    if (in->at < in->count) return in->args[in->at++];
+    return PyErr_SetString(PyExc_TypeError, "too few arguments."), NULL;
+}
+
+static int is_read(const In *in) { /* as the last step */
+    if (!PyErr_Occurred() && in->at < in->count)
+        PyErr_SetString(PyExc_TypeError, "too many arguments.");
+    return !PyErr_Occurred();
+}
+
+static double number(In *in) {
+    PyObject *found = next_of(in);
+    return found ? PyFloat_AsDouble(found) : 0;
+}
+
+static long whole(In *in) {
+    PyObject *found = next_of(in);
+    return found ? PyLong_AsLong(found) : 0;
+}
+
+enum { READ, WRITTEN, OPTIONAL, UNUSED }; /* UNUSED arguments are ignored */
+
 /* The data of an array of a kind ('f', 'd', 'l', 'i', '?' or '*' for any) with `count` elements, or
  * any number if it is negative. Returns NULL and sets an error if it does not fit. The pointer is
  * valid while the caller holds a reference. `size` receives the number of elements or, for '*', of
  * bytes; it may be NULL. */
-static void *data_of(PyObject *array, const char *name, char kind, Py_ssize_t count,
-                     int is_written, Py_ssize_t *size) {
+static void *data_of(PyObject *array, const char *name, char kind, Py_ssize_t count, int is_written,
+                     Py_ssize_t *size) {
     Py_buffer view;
     int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (is_written ? PyBUF_WRITABLE : 0);
     if (PyObject_GetBuffer(array, &view, flags)) return 0;
@@ -33,10 +60,31 @@ static void *data_of(PyObject *array, const char *name, char kind, Py_ssize_t co
     return data;
 }
 
-#define NEED(target, array, kind, count, written)                                                 \
-    if (!(target = data_of(array, #array, kind, count, written, 0))) return 0
-#define MAY(target, array, kind, count, written)                                                  \
-    if (array != Py_None) { NEED(target, array, kind, count, written); } else target = 0
+/* The data of the next argument. */
+static void *array(In *in, const char *name, char kind, Py_ssize_t count, int use) {
+    PyObject *found = next_of(in);
+    if (!found || use == UNUSED || (use == OPTIONAL && found == Py_None)) return 0;
+    return data_of(found, name, kind, count, use == WRITTEN, 0);
+}
+
+/* The same for any number of elements, which `size` receives. */
+static void *array_of_any(In *in, const char *name, char kind, int use, Py_ssize_t *size) {
+    PyObject *found = next_of(in);
+    *size = 0;
+    if (!found || (use == OPTIONAL && found == Py_None)) return 0;
+    return data_of(found, name, kind, -1, use == WRITTEN, size);
+}
+
+/* Checks the slots of an index. */
+static int are_within(const int64_t *index, long count, long size, const char *name) {
+    for (long i = 0; i < count; i++)
+        if (index[i] < 0 || index[i] >= size) {
+            PyErr_Format(PyExc_IndexError, "%s %lld is not within 0 and %ld.", name,
+                         (long long)index[i], size - 1);
+            return 0;
+        }
+    return 1;
+}
 
 typedef struct {
     PyObject_HEAD
@@ -44,134 +92,88 @@ typedef struct {
     Agents agents;
 } Updates;
 
-static int number_of(PyObject *settings, const char *name, double *value) {
-    PyObject *found = PyDict_GetItemString(settings, name);
-    if (!found) return PyErr_Format(PyExc_KeyError, "%s", name), -1;
-    *value = PyFloat_AsDouble(found);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* An array that stays referenced, of settings or of a parameter. */
+/* An array that stays referenced, of settings or of a parameter; NULL for None. */
 static float *kept_floats(Updates *self, PyObject *array, const char *name, long count) {
+    if (!array || array == Py_None || PyErr_Occurred()) return 0;
     float *data = data_of(array, name, 'f', count, 1, 0);
     return data && !PyList_Append(self->arrays, array) ? data : 0;
 }
 
-/* Reads (value, target, mean, square, step). The target may be None. */
-static int read_param(Updates *self, PyObject *arrays, long size, long count, long members,
-                      Param *param) {
+/* Reads (value, target, mean, square, step), of which all but the first may be None. */
+static void read_param(Updates *self, PyObject *arrays, long size, long count, Param *param) {
     PyObject *value, *target, *mean, *square, *step;
-    if (!PyArg_ParseTuple(arrays, "OOOOO", &value, &target, &mean, &square, &step)) return -1;
-    long all = size * count * members;
-    param->size = size;
-    if (!(param->value = kept_floats(self, value, "parameter", all))) return -1;
-    if (target != Py_None && !(param->target = kept_floats(self, target, "target", all))) return -1;
-    if (mean == Py_None) return 0;
-    if (!(param->mean = kept_floats(self, mean, "exp_avg", all))) return -1;
-    if (!(param->square = kept_floats(self, square, "exp_avg_sq", all))) return -1;
-    return (param->step = kept_floats(self, step, "step", members)) ? 0 : -1;
+    if (PyErr_Occurred() || !PyArg_ParseTuple(arrays, "OOOOO", &value, &target, &mean, &square, &step))
+        return;
+    long members = self->agents.members, all = size * count * members;
+    *param = (Param){kept_floats(self, value, "parameter", all),
+                     kept_floats(self, target, "target", all),
+                     kept_floats(self, mean, "exp_avg", all),
+                     kept_floats(self, square, "exp_avg_sq", all),
+                     kept_floats(self, step, "step", members), size};
 }
 
-/* Reads the sizes of layers and a list of the parameters of each, as tuples of arrays. */
-static int read_network(Updates *self, PyObject *sizes, PyObject *params, long count,
-                        Network *net) {
-    Py_ssize_t depth = PyTuple_Check(sizes) ? PyTuple_GET_SIZE(sizes) - 1 : 0;
-    net->members = self->agents.members, net->count = count;
-    long expected = net->has_norm ? 4 * depth - 2 : 2 * depth;
-    if (depth < 1 || !PyList_Check(params) || PyList_GET_SIZE(params) != expected) {
+/* Reads (sizes of layers, parameters, count, eps of the normalization or -1, Adam's numbers). */
+static void read_network(Updates *self, PyObject *given, Network *net, Adam *adam) {
+    PyObject *sizes, *params;
+    if (PyErr_Occurred() ||
+        !PyArg_ParseTuple(given, "O!O!ld(ddd)", &PyTuple_Type, &sizes, &PyList_Type, &params,
+                          &net->count, &net->norm_eps, &adam->beta1, &adam->beta2, &adam->eps))
+        return;
+    Py_ssize_t depth = PyTuple_GET_SIZE(sizes) - 1;
+    net->members = self->agents.members, net->has_norm = net->norm_eps >= 0;
+    if (!net->count) return;
+    if (depth < 1 || PyList_GET_SIZE(params) != (net->has_norm ? 4 * depth - 2 : 2 * depth)) {
         PyErr_SetString(PyExc_ValueError, "the parameters of a network do not match its sizes.");
-        return -1;
+        return;
     }
-    if (!(net->layers = calloc(depth, sizeof(Layer)))) return PyErr_NoMemory(), -1;
+    if (!(net->layers = calloc(depth, sizeof(Layer)))) return (void)PyErr_NoMemory();
     net->depth = depth;
     for (long l = 0, at = 0; l < depth; l++) {
         Layer *layer = net->layers + l;
         layer->in = PyLong_AsLong(PyTuple_GET_ITEM(sizes, l));
         layer->out = PyLong_AsLong(PyTuple_GET_ITEM(sizes, l + 1));
-        if (PyErr_Occurred()) return -1;
-        if (layer->in < 1 || layer->out < 1)
-            return PyErr_SetString(PyExc_ValueError, "a layer has no units."), -1;
+        if (!PyErr_Occurred() && (layer->in < 1 || layer->out < 1))
+            PyErr_SetString(PyExc_ValueError, "a layer has no units.");
         Param *all[] = {&layer->weight, &layer->bias, &layer->scale, &layer->shift};
-        long lengths[] = {layer->in * layer->out, layer->out, layer->out, layer->out};
         for (int i = 0; i < (net->has_norm && l + 1 < depth ? 4 : 2); i++)
-            if (read_param(self, PyList_GET_ITEM(params, at++), lengths[i], count, net->members,
-                           all[i]))
-                return -1;
+            read_param(self, PyList_GET_ITEM(params, at++),
+                       i ? layer->out : layer->in * layer->out, net->count, all[i]);
     }
-    return 0;
 }
 
-/* Reads all numbers and arrays of `settings`; Python defines what they mean. */
-static int read_settings(Updates *self, PyObject *settings) {
-    Agents *a = &self->agents;
-    struct { const char *name; long *whole; int *flag; double *real; } entries[] = {
-        {"members", &a->members}, {"observation", &a->observation}, {"action", &a->action},
-        {"num_targets", &a->num_targets}, {"dropped", &a->dropped},
-        {"policy", 0, &a->policy}, {"is_quantile", 0, &a->is_quantile},
-        {"is_action_first", 0, &a->is_action_first}, {"is_squashed", 0, &a->is_squashed},
-        {"followed", 0, &a->followed}, {"used", 0, &a->used}, {"measures", 0, &a->measures},
-        {"has_norms", 0, &a->has_norms}, {"is_pre_tanh", 0, &a->is_pre_tanh},
-        {"distance", 0, &a->distance}, {"is_mean", 0, &a->is_mean},
-        {"is_cloning", 0, &a->is_cloning}, {"has_alpha_bounds", 0, &a->has_alpha_bounds},
-        {"is_alpha_loss_exp", 0, &a->is_alpha_loss_exp},
-        {"actor_norm", 0, &a->actor.has_norm}, {"critic_norm", 0, &a->critics.has_norm},
-        {"actor_norm_eps", 0, 0, &a->actor.norm_eps},
-        {"critic_norm_eps", 0, 0, &a->critics.norm_eps},
-        {"critic_scale", 0, 0, &a->critic_scale}, {"actor_scale", 0, 0, &a->actor_scale},
-        {"policy_noise", 0, 0, &a->policy_noise}, {"noise_clip", 0, 0, &a->noise_clip},
-        {"actor_noise", 0, 0, &a->actor_noise}, {"actor_noise_clip", 0, 0, &a->actor_noise_clip},
-        {"cloning", 0, 0, &a->cloning}, {"log_low", 0, 0, &a->log_low},
-        {"log_high", 0, 0, &a->log_high}, {"alpha_low", 0, 0, &a->alpha_low},
-        {"alpha_high", 0, 0, &a->alpha_high}, {"target_entropy", 0, 0, &a->target_entropy},
-    };
-    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
-        double value;
-        if (number_of(settings, entries[i].name, &value)) return -1;
-        if (entries[i].whole) *entries[i].whole = (long)value;
-        else if (entries[i].flag) *entries[i].flag = (int)value;
-        else *entries[i].real = value;
-    }
-    struct { const char *name; float **array; } arrays[] = {
-        {"low", &a->low}, {"high", &a->high}, {"middle", &a->middle}, {"half", &a->half},
-        {"seen_middle", &a->seen_middle}, {"seen_half", &a->seen_half},
-    };
-    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
-        PyObject *array = PyDict_GetItemString(settings, arrays[i].name);
-        if (!array) return PyErr_Format(PyExc_KeyError, "%s", arrays[i].name), -1;
-        if (!(*arrays[i].array = kept_floats(self, array, arrays[i].name, a->action))) return -1;
-    }
+static double setting(PyObject *settings, const char *name) {
+    PyObject *found = PyErr_Occurred() ? 0 : PyDict_GetItemString(settings, name);
+    if (found) return PyFloat_AsDouble(found);
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_KeyError, "%s", name);
     return 0;
-}
-
-static int read_adam(PyObject *values, Adam *adam) {
-    return PyArg_ParseTuple(values, "ddd", &adam->beta1, &adam->beta2, &adam->eps) ? 0 : -1;
 }
 
 static int updates_init(Updates *self, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"settings", "actor_sizes", "actor", "critic_sizes", "critics",
-                            "num_critics", "log_alpha", "adams", 0};
-    PyObject *settings, *actor_sizes, *actor, *critic_sizes, *critics, *alpha, *adams[3];
+    PyObject *settings, *actor, *critics, *alpha;
     Agents *a = &self->agents;
-    long count;
+    Adam *adam = &a->adam_of_alpha;
     if (self->arrays) return PyErr_SetString(PyExc_RuntimeError, "initialized twice"), -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOlO(OOO)", names, &PyDict_Type, &settings,
-                                     &actor_sizes, &actor, &critic_sizes, &critics, &count, &alpha,
-                                     adams, adams + 1, adams + 2))
+    if (!PyArg_ParseTuple(args, "O!OOO(ddd)", &PyDict_Type, &settings, &actor, &critics, &alpha,
+                          &adam->beta1, &adam->beta2, &adam->eps) ||
+        !(self->arrays = PyList_New(0)))
         return -1;
-    if (!(self->arrays = PyList_New(0))) return -1;
-    if (read_settings(self, settings) || read_adam(adams[0], &a->adam_of_critics) ||
-        read_adam(adams[1], &a->adam_of_actor) || read_adam(adams[2], &a->adam_of_alpha) ||
-        read_network(self, actor_sizes, actor, 1, &a->actor) ||
-        (count && read_network(self, critic_sizes, critics, count, &a->critics)) ||
-        (alpha != Py_None && read_param(self, alpha, 1, 1, a->members, &a->log_alpha)))
-        return -1;
-    long outputs = count ? a->critics.layers[a->critics.depth - 1].out : 1;
-    int fits = a->actor.layers[0].in == a->observation && a->members > 0 &&
+#define READ_WHOLE(name) a->name = (long)setting(settings, #name);
+#define READ_REAL(name) a->name = setting(settings, #name);
+#define READ_ARRAY(name)                                                                          \
+    a->name = kept_floats(self, PyDict_GetItemString(settings, #name), #name, a->action);
+    WHOLE_SETTINGS(READ_WHOLE) REAL_SETTINGS(READ_REAL) ARRAY_SETTINGS(READ_ARRAY)
+    read_network(self, actor, &a->actor, &a->adam_of_actor);
+    read_network(self, critics, &a->critics, &a->adam_of_critics);
+    if (alpha != Py_None) read_param(self, alpha, 1, 1, &a->log_alpha);
+    if (PyErr_Occurred()) return -1;
+    long outputs = a->critics.depth ? a->critics.layers[a->critics.depth - 1].out : 1;
+    int fits = a->low && a->high && a->middle && a->half && a->seen_middle && a->seen_half &&
+               a->members > 0 && a->actor.depth && a->actor.layers[0].in == a->observation &&
                a->actor.layers[a->actor.depth - 1].out ==
                    a->action * (a->policy == GAUSSIAN ? 2 : 1);
-    if (count)
+    if (a->critics.depth)
         fits = fits && a->critics.layers[0].in == a->observation + a->action &&
-               a->num_targets > 0 && a->num_targets <= count &&
+               a->num_targets > 0 && a->num_targets <= a->critics.count &&
                (a->is_quantile ? a->dropped >= 0 && a->dropped < outputs : outputs == 1) &&
                (a->policy == DETERMINISTIC || a->log_alpha.value);
     if (!fits) return PyErr_SetString(PyExc_ValueError, "the networks do not fit together."), -1;
@@ -187,177 +189,152 @@ static void updates_dealloc(Updates *self) {
     Py_DECREF(type);
 }
 
-/* Checks the slots of an index. */
-static int are_within(const int64_t *index, long count, long size, const char *name) {
-    for (long i = 0; i < count; i++)
-        if (index[i] < 0 || index[i] >= size) {
-            PyErr_Format(PyExc_IndexError, "%s %lld is not within 0 and %ld.", name,
-                         (long long)index[i], size - 1);
-            return 0;
-        }
-    return 1;
+/* What updates of critics and actors have in common. */
+typedef struct { Batch batch; const double *lr; double clip, *loss; const uint8_t *active; } Call;
+
+static Call read_call(In *in, const Agents *a, const Network *net, int reads_action,
+                      int reads_noise, long num_losses) {
+    Call call = {{0}};
+    Batch *b = &call.batch;
+    b->rows = whole(in), b->size = whole(in);
+    long m = a->members, all = m * b->rows, stored = m * b->size;
+    PyObject *is_indexed = in->at < in->count ? in->args[in->at] : Py_None;
+    b->index = array(in, "index", 'l', all, OPTIONAL);
+    b->observation = array(in, "observation", 'f', stored * a->observation, READ);
+    b->action = array(in, "action", 'f', stored * a->action, reads_action ? READ : UNUSED);
+    b->weights = array(in, "weights", 'f', all, OPTIONAL);
+    b->noise = array(in, "noise", 'f', all * a->action, reads_noise ? READ : UNUSED);
+    call.lr = array(in, "lr", 'd', m, READ);
+    call.clip = number(in);
+    call.active = array(in, "active", '?', m, OPTIONAL);
+    call.loss = array(in, "loss", 'd', num_losses * m, WRITTEN);
+    if (PyErr_Occurred()) return call;
+    if (b->rows < 1 || (is_indexed == Py_None && b->size != b->rows) || !a->critics.depth ||
+        !net->layers[0].weight.step)
+        PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer.");
+    else if (b->index) are_within(b->index, all, b->size, "slot");
+    return call;
 }
 
-static PyObject *update_critics_of(Updates *self, PyObject *args) {
-    PyObject *index, *observation, *action, *reward, *terminated, *next_observation, *weights;
-    PyObject *noise, *subset, *gamma, *lr, *active, *loss, *error;
+#define ARGUMENTS Updates *self, PyObject *const *args, Py_ssize_t nargs
+
+static PyObject *update_critics_of(ARGUMENTS) {
+    In in = {args, nargs};
     Agents *a = &self->agents;
-    Batch b = {0};
+    Call call = read_call(&in, a, &a->critics, 1, 1, 1);
+    Batch *b = &call.batch;
     Adam adam = a->adam_of_critics;
-    if (!PyArg_ParseTuple(args, "llOOOOOOOOOOOdOOO", &b.rows, &b.size, &index, &observation, &action,
-                          &reward, &terminated, &next_observation, &weights, &noise, &subset, &gamma,
-                          &lr, &adam.clip, &active, &loss, &error))
-        return 0;
-    long m = a->members, all = m * b.rows, stored = m * b.size;
-    if (b.rows < 1 || (index == Py_None && b.size != b.rows) || !a->critics.depth ||
-        !a->critics.layers[0].weight.step)
-        return PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer."), NULL;
-    const double *gammas, *lrs;
-    const uint8_t *is_active;
-    float *errors;
-    double *losses;
-    MAY(b.index, index, 'l', all, 0);
-    NEED(b.observation, observation, 'f', stored * a->observation, 0);
-    NEED(b.action, action, 'f', stored * a->action, 0);
-    NEED(b.reward, reward, 'f', stored, 0);
-    NEED(b.terminated, terminated, '?', stored, 0);
-    NEED(b.next_observation, next_observation, 'f', stored * a->observation, 0);
-    MAY(b.weights, weights, 'f', all, 0);
-    NEED(b.noise, noise, 'f', all * a->action, 0);
-    if (subset != Py_None) {
-        Py_ssize_t size;
-        if (!(b.subset = data_of(subset, "subset", 'l', -1, 0, &size))) return 0;
-        b.num_subset = size / m;
-        if (size % m || !size || !are_within(b.subset, size, a->critics.count, "critic"))
-            return PyErr_Occurred() ? 0 : (PyErr_SetString(PyExc_ValueError, "subset"), NULL);
-    }
-    NEED(gammas, gamma, 'd', m, 0);
-    NEED(lrs, lr, 'd', m, 0);
-    MAY(is_active, active, '?', m, 0);
-    NEED(losses, loss, 'd', m, 1);
-    NEED(errors, error, 'f', all, 1);
-    if (b.index && !are_within(b.index, all, b.size, "slot")) return 0;
+    long m = a->members, stored = m * b->size;
+    Py_ssize_t chosen;
+    b->reward = array(&in, "reward", 'f', stored, READ);
+    b->terminated = array(&in, "terminated", '?', stored, READ);
+    b->next_observation = array(&in, "next_observation", 'f', stored * a->observation, READ);
+    b->subset = array_of_any(&in, "subset", 'l', OPTIONAL, &chosen);
+    const double *gamma = array(&in, "gamma", 'd', m, READ);
+    float *error = array(&in, "error", 'f', m * b->rows, WRITTEN);
+    if (!is_read(&in)) return 0;
+    b->num_subset = chosen / m, adam.clip = call.clip;
+    if (b->subset && (chosen % m || !chosen))
+        return PyErr_SetString(PyExc_ValueError, "every agent needs a subset."), NULL;
+    if (!are_within(b->subset, chosen, a->critics.count, "critic")) return 0;
     for (long i = 0; i < m; i++) {
-        if (is_active && !is_active[i]) continue;
-        adam.lr = lrs[i];
-        losses[i] = update_critics(a, &b, i, gammas[i], &adam, errors + b.rows * i);
+        if (call.active && !call.active[i]) continue;
+        adam.lr = call.lr[i];
+        call.loss[i] = update_critics(a, b, i, gamma[i], &adam, error + b->rows * i);
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *update_actor_of(Updates *self, PyObject *args) {
-    PyObject *index, *observation, *action, *weights, *noise, *lr, *alpha_lr, *active, *loss;
-    PyObject *factor, *length, *norm, *density;
+static PyObject *update_actor_of(ARGUMENTS) {
+    In in = {args, nargs};
     Agents *a = &self->agents;
-    Batch b = {0};
-    Adam adam = a->adam_of_actor, adam_of_alpha = a->adam_of_alpha;
-    if (!PyArg_ParseTuple(args, "llOOOOOOOdOOOOOO", &b.rows, &b.size, &index, &observation, &action,
-                          &weights, &noise, &lr, &alpha_lr, &adam.clip, &active, &loss, &factor,
-                          &length, &norm, &density))
-        return 0;
-    long m = a->members, all = m * b.rows, stored = m * b.size;
     int is_gaussian = a->policy == GAUSSIAN;
-    if (b.rows < 1 || (index == Py_None && b.size != b.rows) || !a->critics.depth ||
-        !a->actor.layers[0].weight.step)
-        return PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer."), NULL;
-    const double *lrs, *alpha_lrs;
-    const uint8_t *is_active;
-    double *losses;
-    Report all_of = {0};
-    MAY(b.index, index, 'l', all, 0);
-    NEED(b.observation, observation, 'f', stored * a->observation, 0);
-    MAY(b.weights, weights, 'f', all, 0);
-    if (a->is_cloning) { NEED(b.action, action, 'f', stored * a->action, 0); }
-    if (is_gaussian || a->actor_noise) { NEED(b.noise, noise, 'f', all * a->action, 0); }
-    NEED(lrs, lr, 'd', m, 0);
-    MAY(alpha_lrs, alpha_lr, 'd', m, 0);
-    MAY(is_active, active, '?', m, 0);
-    NEED(losses, loss, 'd', 3 * m, 1);
-    if (a->measures) {
-        NEED(all_of.factor, factor, 'f', all, 1);
-        NEED(all_of.length, length, 'f', all, 1);
-    }
-    if (a->has_norms) { NEED(all_of.norm, norm, 'f', all, 1); }
-    if (is_gaussian) { NEED(all_of.density, density, 'f', all, 1); }
-    if (b.index && !are_within(b.index, all, b.size, "slot")) return 0;
-    if (alpha_lrs && !a->log_alpha.step)
+    Call call = read_call(&in, a, &a->actor, a->is_cloning, is_gaussian || a->actor_noise, 3);
+    Adam adam = a->adam_of_actor, adam_of_alpha = a->adam_of_alpha;
+    long m = a->members, rows = call.batch.rows;
+    const double *alpha_lr = array(&in, "alpha_lr", 'd', m, OPTIONAL);
+    float *factor = array(&in, "factor", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
+    float *length = array(&in, "length", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
+    float *norm = array(&in, "norm", 'f', m * rows, a->has_norms ? WRITTEN : UNUSED);
+    float *density = array(&in, "density", 'f', m * rows, is_gaussian ? WRITTEN : UNUSED);
+    if (!is_read(&in)) return 0;
+    if (alpha_lr && !a->log_alpha.step)
         return PyErr_SetString(PyExc_ValueError, "the temperature has no optimizer."), NULL;
+    adam.clip = call.clip;
     for (long i = 0; i < m; i++) {
-        if (is_active && !is_active[i]) continue;
-        long at = b.rows * i;
-        Report report = {all_of.factor ? all_of.factor + at : 0, all_of.length ? all_of.length + at : 0,
-                         all_of.norm ? all_of.norm + at : 0, all_of.density ? all_of.density + at : 0,
-                         0, 0, 0};
-        adam.lr = lrs[i], adam_of_alpha.lr = alpha_lrs ? alpha_lrs[i] : 0;
-        update_actor(a, &b, i, &adam, alpha_lrs ? &adam_of_alpha : 0, &report);
-        losses[3 * i] = report.loss, losses[3 * i + 1] = report.cloning;
-        losses[3 * i + 2] = report.scale;
+        if (call.active && !call.active[i]) continue;
+        long at = rows * i;
+        Report report = {factor ? factor + at : 0, length ? length + at : 0, norm ? norm + at : 0,
+                         density ? density + at : 0, 0, 0, 0};
+        adam.lr = call.lr[i], adam_of_alpha.lr = alpha_lr ? alpha_lr[i] : 0;
+        update_actor(a, &call.batch, i, &adam, alpha_lr ? &adam_of_alpha : 0, &report);
+        memcpy(call.loss + 3 * i, (double[]){report.loss, report.cloning, report.scale},
+               3 * sizeof(double));
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *update_targets_of(Updates *self, PyObject *args) {
-    PyObject *tau, *active;
+static PyObject *update_targets_of(ARGUMENTS) {
+    In in = {args, nargs};
     Agents *a = &self->agents;
-    const double *taus;
-    const uint8_t *is_active;
-    if (!PyArg_ParseTuple(args, "OO", &tau, &active)) return 0;
-    NEED(taus, tau, 'd', a->members, 0);
-    MAY(is_active, active, '?', a->members, 0);
+    const double *tau = array(&in, "tau", 'd', a->members, READ);
+    const uint8_t *active = array(&in, "active", '?', a->members, OPTIONAL);
+    if (!is_read(&in)) return 0;
     for (long i = 0; i < a->members; i++) {
-        if (is_active && !is_active[i]) continue;
-        if (a->critics.depth && a->critics.layers[0].weight.target) move_targets(&a->critics, i, taus[i]);
-        if (a->actor.layers[0].weight.target) move_targets(&a->actor, i, taus[i]);
+        if (active && !active[i]) continue;
+        move_targets(&a->critics, i, tau[i]), move_targets(&a->actor, i, tau[i]);
     }
     Py_RETURN_NONE;
 }
 
-static PyObject *act_of(Updates *self, PyObject *args) {
-    PyObject *observation, *noise, *deviation, *action, *active;
+static PyObject *act_of(ARGUMENTS) {
+    In in = {args, nargs};
     Agents *a = &self->agents;
-    const float *observations, *noises;
-    const double *deviations;
-    const uint8_t *is_active;
-    float *actions;
-    if (!PyArg_ParseTuple(args, "OOOOO", &observation, &noise, &deviation, &active, &action)) return 0;
-    NEED(observations, observation, 'f', a->members * a->observation, 0);
-    MAY(noises, noise, 'f', a->members * a->action, 0);
-    NEED(deviations, deviation, 'd', a->members, 0);
-    MAY(is_active, active, '?', a->members, 0);
-    NEED(actions, action, 'f', a->members * a->action, 1);
-    for (long i = 0; i < a->members; i++) {
-        if (is_active && !is_active[i]) continue;
-        act(a, i, observations + a->observation * i, noises ? noises + a->action * i : 0,
-            deviations[i], actions + a->action * i);
-    }
+    long m = a->members, width = a->action;
+    const float *observation = array(&in, "observation", 'f', m * a->observation, READ);
+    const float *noise = array(&in, "noise", 'f', m * width, OPTIONAL);
+    const double *deviation = array(&in, "deviation", 'd', m, READ);
+    const uint8_t *active = array(&in, "active", '?', m, OPTIONAL);
+    float *action = array(&in, "action", 'f', m * width, WRITTEN);
+    if (!is_read(&in)) return 0;
+    for (long i = 0; i < m; i++)
+        if (!active || active[i])
+            act(a, i, observation + a->observation * i, noise ? noise + width * i : 0, deviation[i],
+                action + width * i);
     Py_RETURN_NONE;
 }
+
+#undef ARGUMENTS
+#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t nargs
 
 /* Reads (codes, block, count, lowest, before, blocks), of which the last has one element. */
-static int64_t *read_ranks(PyObject *arrays, Ranks *ranks) {
-    PyObject *codes, *block, *count, *lowest, *before, *blocks;
-    Py_ssize_t size;
-    int64_t *used;
-    if (!PyArg_ParseTuple(arrays, "OOOOOO", &codes, &block, &count, &lowest, &before, &blocks)) return 0;
-    if (!(ranks->block = data_of(block, "block", 'l', -1, 1, &size))) return 0;
+static int64_t *read_ranks(In *in, Ranks *ranks) {
+    PyObject *arrays = next_of(in);
+    Py_ssize_t size = 0;
+    if (!arrays || !PyTuple_Check(arrays)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a tuple of arrays is required.");
+        return 0;
+    }
+    In of = {((PyTupleObject *)arrays)->ob_item, PyTuple_GET_SIZE(arrays)};
+    PyObject *codes = next_of(&of);
+    ranks->block = array_of_any(&of, "block", 'l', WRITTEN, &size);
     ranks->capacity = size;
-    NEED(ranks->codes, codes, 'l', size * WIDTH, 1);
-    NEED(ranks->count, count, 'l', size, 1);
-    NEED(ranks->lowest, lowest, 'l', size, 1);
-    NEED(ranks->before, before, 'l', size + 1, 1);
-    NEED(used, blocks, 'l', 1, 1);
+    ranks->count = array(&of, "count", 'l', size, WRITTEN);
+    ranks->lowest = array(&of, "lowest", 'l', size, WRITTEN);
+    ranks->before = array(&of, "before", 'l', size + 1, WRITTEN);
+    int64_t *used = array(&of, "blocks", 'l', 1, WRITTEN);
+    if (!is_read(&of) || !(ranks->codes = data_of(codes, "codes", 'l', size * WIDTH, 1, 0))) return 0;
     ranks->blocks = *used;
     return used;
 }
 
-static PyObject *py_ranks_fill(PyObject *module, PyObject *args) {
-    PyObject *arrays, *sorted;
-    Ranks ranks;
+static PyObject *py_ranks_fill(ARGUMENTS) {
+    In in = {args, nargs};
+    Ranks ranks = {0};
     Py_ssize_t size;
-    int64_t *codes, *blocks;
-    if (!PyArg_ParseTuple(args, "OO", &arrays, &sorted)) return 0;
-    if (!(blocks = read_ranks(arrays, &ranks))) return 0;
-    if (!(codes = data_of(sorted, "sorted", 'l', -1, 0, &size))) return 0;
+    int64_t *blocks = read_ranks(&in, &ranks);
+    int64_t *codes = array_of_any(&in, "sorted", 'l', READ, &size);
+    if (!is_read(&in)) return 0;
     if (size > ranks.capacity * (WIDTH / 2) || !ranks.capacity)
         return PyErr_SetString(PyExc_ValueError, "too few blocks."), NULL;
     ranks_fill(&ranks, size, codes);
@@ -365,101 +342,87 @@ static PyObject *py_ranks_fill(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_ranks_update(PyObject *module, PyObject *args) {
-    PyObject *arrays, *bits, *slots, *values;
-    Ranks ranks;
+static PyObject *py_ranks_update(ARGUMENTS) {
+    In in = {args, nargs};
+    Ranks ranks = {0};
     Py_ssize_t size, known;
-    int64_t *blocks, *index;
-    int32_t *given;
-    if (!PyArg_ParseTuple(args, "OOOO", &arrays, &bits, &slots, &values)) return 0;
-    if (!(blocks = read_ranks(arrays, &ranks))) return 0;
-    if (!(ranks.bits = data_of(bits, "bits", 'i', -1, 1, &known))) return 0;
-    if (!(index = data_of(slots, "slots", 'l', -1, 0, &size))) return 0;
-    NEED(given, values, 'i', size, 0);
-    if (!are_within(index, size, known, "slot")) return 0;
-    long is_done = ranks_update(&ranks, size, index, given);
+    int64_t *blocks = read_ranks(&in, &ranks);
+    ranks.bits = array_of_any(&in, "bits", 'i', WRITTEN, &known);
+    int64_t *slots = array_of_any(&in, "slots", 'l', READ, &size);
+    int32_t *values = array(&in, "values", 'i', size, READ);
+    if (!is_read(&in) || !are_within(slots, size, known, "slot")) return 0;
+    long is_done = ranks_update(&ranks, size, slots, values);
     *blocks = ranks.blocks;
     return PyBool_FromLong(is_done);
 }
 
-static PyObject *py_ranks_draw(PyObject *module, PyObject *args) {
-    PyObject *arrays, *at, *random, *found;
-    Ranks ranks;
+static PyObject *py_ranks_draw(ARGUMENTS) {
+    In in = {args, nargs};
+    Ranks ranks = {0};
     Py_ssize_t size;
-    int64_t *index, *results;
-    double *numbers;
-    if (!PyArg_ParseTuple(args, "OOOO", &arrays, &at, &random, &found)) return 0;
-    if (!read_ranks(arrays, &ranks)) return 0;
-    if (!(index = data_of(at, "ranks", 'l', -1, 0, &size))) return 0;
-    NEED(numbers, random, 'd', size, 0);
-    NEED(results, found, 'l', 3 * size, 1);
-    if (!are_within(index, size, ranks.before[ranks.blocks], "rank")) return 0;
-    ranks_draw(&ranks, size, index, numbers, results, results + size, results + 2 * size);
+    read_ranks(&in, &ranks);
+    int64_t *at = array_of_any(&in, "ranks", 'l', READ, &size);
+    double *random = array(&in, "random", 'd', size, READ);
+    int64_t *found = array(&in, "found", 'l', 3 * size, WRITTEN);
+    if (!is_read(&in) || !are_within(at, size, ranks.before[ranks.blocks], "rank")) return 0;
+    ranks_draw(&ranks, size, at, random, found, found + size, found + 2 * size);
     Py_RETURN_NONE;
 }
 
-static PyObject *py_ranks_at(PyObject *module, PyObject *args) {
-    PyObject *points, *mass, *found;
+static PyObject *py_ranks_at(ARGUMENTS) {
+    In in = {args, nargs};
     Py_ssize_t size, terms;
-    double *at, *masses, power;
-    int64_t *ranks;
-    long length;
-    if (!PyArg_ParseTuple(args, "OOldO", &points, &mass, &length, &power, &found)) return 0;
-    if (!(at = data_of(points, "points", 'd', -1, 0, &size))) return 0;
-    if (!(masses = data_of(mass, "mass", 'd', -1, 0, &terms))) return 0;
-    NEED(ranks, found, 'l', size, 1);
+    double *points = array_of_any(&in, "points", 'd', READ, &size);
+    double *mass = array_of_any(&in, "mass", 'd', READ, &terms);
+    long length = whole(&in);
+    double power = number(&in);
+    int64_t *found = array(&in, "found", 'l', size, WRITTEN);
+    if (!is_read(&in)) return 0;
     if (length < 1 || length >= terms)
         return PyErr_Format(PyExc_ValueError, "length %ld for %zd terms.", length, terms), NULL;
-    return PyLong_FromLong(ranks_at(size, at, masses, terms, length, power, ranks));
+    return PyLong_FromLong(ranks_at(size, points, mass, terms, length, power, found));
 }
 
-static PyObject *py_accept_slots(PyObject *module, PyObject *args) {
-    PyObject *random, *factors, *found;
-    Py_ssize_t proposals, size;
-    double *numbers, bound;
-    float *values;
-    int64_t *slots;
-    long wanted;
-    if (!PyArg_ParseTuple(args, "OOdlO", &random, &factors, &bound, &wanted, &found)) return 0;
-    if (!(numbers = data_of(random, "random", 'd', -1, 0, &proposals))) return 0;
-    if (!(values = data_of(factors, "factors", 'f', -1, 0, &size))) return 0;
-    NEED(slots, found, 'l', proposals / 2, 1);
-    for (Py_ssize_t i = 0; i < proposals / 2; i++)
-        if (!(numbers[i] >= 0 && numbers[i] < 1) || !size)
+static PyObject *py_accept_slots(ARGUMENTS) {
+    In in = {args, nargs};
+    Py_ssize_t numbers, size;
+    double *random = array_of_any(&in, "random", 'd', READ, &numbers);
+    float *factors = array_of_any(&in, "factors", 'f', READ, &size);
+    double bound = number(&in);
+    long wanted = whole(&in);
+    int64_t *slots = array(&in, "slots", 'l', numbers / 2, WRITTEN);
+    if (!is_read(&in)) return 0;
+    for (Py_ssize_t i = 0; i < numbers / 2; i++)
+        if (!(random[i] >= 0 && random[i] < 1) || !size)
             return PyErr_SetString(PyExc_ValueError, "random numbers must be in [0, 1)."), NULL;
-    return PyLong_FromLong(accept_slots(proposals / 2, numbers, size, values, bound, wanted, slots));
+    return PyLong_FromLong(accept_slots(numbers / 2, random, size, factors, bound, wanted, slots));
 }
 
-static PyObject *py_store_factors(PyObject *module, PyObject *args) {
-    PyObject *index, *values, *factors, *last_update;
+static PyObject *py_store_factors(ARGUMENTS) {
+    In in = {args, nargs};
     Py_ssize_t count, size;
-    double low, high;
-    long update;
-    int64_t *slots;
-    float *given, *all;
-    int32_t *updates;
-    if (!PyArg_ParseTuple(args, "OOddOOl", &index, &values, &low, &high, &factors, &last_update,
-                          &update))
-        return 0;
-    if (!(slots = data_of(index, "index", 'l', -1, 0, &count))) return 0;
-    NEED(given, values, 'f', count, 0);
-    if (!(all = data_of(factors, "factors", 'f', -1, 1, &size))) return 0;
-    NEED(updates, last_update, 'i', size, 1);
-    return PyBool_FromLong(store_factors(count, slots, given, low, high, size, all, updates, update));
+    int64_t *slots = array_of_any(&in, "index", 'l', READ, &count);
+    float *values = array(&in, "values", 'f', count, READ);
+    double low = number(&in), high = number(&in);
+    float *factors = array_of_any(&in, "factors", 'f', WRITTEN, &size);
+    int32_t *updates = array(&in, "last_update", 'i', size, WRITTEN);
+    long update = whole(&in);
+    if (!is_read(&in)) return 0;
+    return PyBool_FromLong(
+        store_factors(count, slots, values, low, high, size, factors, updates, update));
 }
 
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
-static PyObject *copy_rows(PyObject *args, int is_write) {
-    PyObject *columns, *index, *rows, *result = 0;
+static PyObject *copy_rows(PyObject *const *args, Py_ssize_t nargs, int is_write) {
+    In in = {args, nargs};
+    PyObject *columns = next_of(&in), *result = 0;
     Py_ssize_t count;
-    long size;
-    int64_t *slots;
-    if (!PyArg_ParseTuple(args, "O!OlO!", &PyTuple_Type, &columns, &index, &size, &PyTuple_Type,
-                          &rows))
-        return 0;
-    if (!(slots = data_of(index, "index", 'l', -1, 0, &count))) return 0;
-    Py_ssize_t number = PyTuple_GET_SIZE(columns);
-    if (PyTuple_GET_SIZE(rows) != number)
+    int64_t *slots = array_of_any(&in, "index", 'l', READ, &count);
+    long size = whole(&in);
+    PyObject *rows = next_of(&in);
+    if (!is_read(&in)) return 0;
+    Py_ssize_t number = PyTuple_Check(columns) ? PyTuple_GET_SIZE(columns) : -1;
+    if (!PyTuple_Check(rows) || PyTuple_GET_SIZE(rows) != number)
         return PyErr_SetString(PyExc_ValueError, "as many rows as columns are required."), NULL;
     if (!are_within(slots, count, size, "row")) return 0;
     char **stored = malloc(sizeof(char *) * 3 * (number + 1)), **given = stored + number;
@@ -488,8 +451,8 @@ done:
     return result;
 }
 
-static PyObject *py_read_rows(PyObject *module, PyObject *args) { return copy_rows(args, 0); }
-static PyObject *py_write_rows(PyObject *module, PyObject *args) { return copy_rows(args, 1); }
+static PyObject *py_read_rows(ARGUMENTS) { return copy_rows(args, nargs, 0); }
+static PyObject *py_write_rows(ARGUMENTS) { return copy_rows(args, nargs, 1); }
 
 /* The instruction sets of this processor for which there may be a module, best first. */
 static PyObject *py_processor(PyObject *module, PyObject *args) {
@@ -507,11 +470,12 @@ static PyObject *py_processor(PyObject *module, PyObject *args) {
 #endif
 }
 
+#define FUNCTION(name, function) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, 0}
 static PyMethodDef methods_of_updates[] = {
-    {"update_critics", (PyCFunction)update_critics_of, METH_VARARGS, 0},
-    {"update_actor", (PyCFunction)update_actor_of, METH_VARARGS, 0},
-    {"update_targets", (PyCFunction)update_targets_of, METH_VARARGS, 0},
-    {"act", (PyCFunction)act_of, METH_VARARGS, 0},
+    FUNCTION("update_critics", update_critics_of),
+    FUNCTION("update_actor", update_actor_of),
+    FUNCTION("update_targets", update_targets_of),
+    FUNCTION("act", act_of),
     {0},
 };
 static PyType_Slot slots_of_updates[] = {
@@ -528,14 +492,14 @@ static PyType_Spec updates_spec = {
 };
 static PyMethodDef functions[] = {
     {"processor", py_processor, METH_NOARGS, 0},
-    {"ranks_fill", py_ranks_fill, METH_VARARGS, 0},
-    {"ranks_update", py_ranks_update, METH_VARARGS, 0},
-    {"ranks_draw", py_ranks_draw, METH_VARARGS, 0},
-    {"ranks_at", py_ranks_at, METH_VARARGS, 0},
-    {"accept_slots", py_accept_slots, METH_VARARGS, 0},
-    {"store_factors", py_store_factors, METH_VARARGS, 0},
-    {"read_rows", py_read_rows, METH_VARARGS, 0},
-    {"write_rows", py_write_rows, METH_VARARGS, 0},
+    FUNCTION("ranks_fill", py_ranks_fill),
+    FUNCTION("ranks_update", py_ranks_update),
+    FUNCTION("ranks_draw", py_ranks_draw),
+    FUNCTION("ranks_at", py_ranks_at),
+    FUNCTION("accept_slots", py_accept_slots),
+    FUNCTION("store_factors", py_store_factors),
+    FUNCTION("read_rows", py_read_rows),
+    FUNCTION("write_rows", py_write_rows),
     {0},
 };
 static struct PyModuleDef definition = {

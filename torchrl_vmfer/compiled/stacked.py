@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -216,27 +217,12 @@ class StackedUpdates:
         self.members = len(actor.parameters[0].value)
         critics = critics or StackedNetwork((), [])
         self.num_critics = critics.parameters[0].value.shape[1] if critics.parameters else 0
-        networks = {"actor": actor, "critic": critics}
-        numbers = settings.numbers | {"members": self.members}
-        for name, network in networks.items():
-            numbers[f"{name}_norm"] = network.norm_eps is not None
-            numbers[f"{name}_norm_eps"] = network.norm_eps or 0.0
         self._updates = module.Updates(
-            numbers,
-            actor.sizes,
-            [_arrays(state) for state in actor.parameters],
-            critics.sizes,
-            [_arrays(state) for state in critics.parameters],
-            self.num_critics,
+            settings.numbers | {"members": self.members},
+            _described(actor, 1),
+            _described(critics, self.num_critics),
             None if log_alpha is None else _arrays(log_alpha),
-            tuple(
-                (*betas, eps)
-                for betas, eps in (
-                    (critics.betas, critics.eps),
-                    (actor.betas, actor.eps),
-                    (alpha_betas, alpha_eps),
-                )
-            ),
+            (*alpha_betas, alpha_eps),
         )
 
     def update_critics(
@@ -269,9 +255,9 @@ class StackedUpdates:
         loss, error = np.zeros(self.members), np.zeros((self.members, rows), np.float32)
         observation, action, reward, terminated, next_observation = columns
         self._updates.update_critics(
-            *(rows, observation.shape[1], index),
-            *(observation, action, reward, terminated, next_observation),
-            *(weights, noise, subset, self._each(gamma), self._each(lr), clip, active, loss, error),
+            *(rows, observation.shape[1], index, observation, action, weights, noise),
+            *(self._each(lr), clip, active, loss, reward, terminated, next_observation),
+            *(subset, self._each(gamma), error),
         )
         return CriticReport(loss, error)
 
@@ -310,8 +296,8 @@ class StackedUpdates:
         found = [np.zeros(shape, np.float32) if is_wanted else None for is_wanted in wanted]
         self._updates.update_actor(
             *(rows, size, index, columns.observation, columns.action, weights, noise),
-            *(self._each(lr), None if alpha_lr is None else self._each(alpha_lr), clip, active),
-            *(loss, *found),
+            *(self._each(lr), clip, active, loss),
+            *(None if alpha_lr is None else self._each(alpha_lr), *found),
         )
         return ActorReport(loss, *found)
 
@@ -342,9 +328,22 @@ class StackedUpdates:
 
     def _each(self, value: Any) -> np.ndarray:
         """One number in double precision for each agent."""
-        if type(value) is np.ndarray and value.dtype == np.float64 and value.ndim == 1:
-            return value
-        return np.array(np.broadcast_to(np.asarray(value, np.float64), self.members))
+        if type(value) is float:
+            return _repeated(value, self.members)
+        given = np.asarray(value, np.float64)
+        return given if given.ndim else np.full(self.members, given)
+
+
+@lru_cache(maxsize=64)
+def _repeated(value: float, count: int) -> np.ndarray:
+    return np.full(count, value)
+
+
+def _described(network: StackedNetwork, count: int) -> tuple[Any, ...]:
+    """A network as the extension module reads it."""
+    norm_eps = -1.0 if network.norm_eps is None else network.norm_eps
+    parameters = [_arrays(state) for state in network.parameters]
+    return network.sizes, parameters, count, norm_eps, (*network.betas, network.eps)
 
 
 def _arrays(state: AdamState) -> tuple[np.ndarray | None, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import getitem, is_
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.optim import Adam, Optimizer
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer._torchrl import ModuleWatch, has_tensor_hooks, target_pairs
+from torchrl_vmfer._torchrl import ModuleWatch, entries_of, has_tensor_hooks, target_pairs
 from torchrl_vmfer.compiled.plain import PlainNetwork, Squashed, read_gaussian, read_network
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
@@ -130,16 +131,14 @@ class CompiledUpdates:
         """Reads the loss and its optimizers."""
         loss = self._loss
         _check_loss(loss)
-        self._watch = ModuleWatch(loss.actor_network, loss.qvalue_network)
+        self._watch = ModuleWatch(loss, loss.actor_network, loss.qvalue_network)
         if self._watch.has_hooks():
             raise NotServedError("a network has hooks")
-        names = ("actor_network_params", "qvalue_network_params")
-        trees = {name: getattr(loss, name) for n in names for name in (n, f"target_{n}")}
-        # Without delay, TorchRL derives the target parameters at every access.
-        self._trees = [(name, tree) for name, tree in trees.items() if getattr(loss, name) is tree]
-        # The tensors in use, where they are found, and their addresses.
-        self._bound: list[tuple[Any, Any, Tensor, int]] = []
-        self._states: list[tuple[Any, Tensor, Any]] = []
+        # The tensors in use, their addresses, and the dictionaries and keys where they are found.
+        self._tensors: list[Tensor] = []
+        self._addresses: list[int] = []
+        self._places: list[Any] = []
+        self._keys: list[Any] = []
         self._columns: tuple[Any, list[tuple[Tensor, int]], Columns] | None = None
         read = read_gaussian if self._is_gaussian else _read_deterministic
         actor, squashed = read(loss.actor_network, loss.actor_network_params)
@@ -155,8 +154,11 @@ class CompiledUpdates:
         )
         options = self._temperature() if self._is_gaussian else {}
         self._parts = (settings, networks, options)
+        keys, (observation,) = loss.tensor_keys, loss.actor_network.in_keys
+        self._names = (observation, keys.action, keys.reward, keys.terminated, keys.done)
+        self._states = self._current_states()
         self._stacked = StackedUpdates(settings, *networks, **options, module=self._module)
-        if len({pointer for *_, pointer in self._bound}) < len(self._bound):
+        if len(set(self._addresses)) < len(self._addresses):
             raise NotServedError("parameters are shared")
 
     def _network(
@@ -180,7 +182,6 @@ class CompiledUpdates:
 
     def _temperature(self) -> dict[str, Any]:
         value = self._loss.log_alpha.detach().reshape(1)
-        self._trees.append(("log_alpha", self._loss.log_alpha))
         if self._alpha_optimizer is None:
             return {"log_alpha": AdamState(value)}
         group = _group(self._alpha_optimizer, [self._loss.log_alpha], "temperature")
@@ -197,31 +198,40 @@ class CompiledUpdates:
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(value), torch.zeros_like(value)
-        self._states.append((optimizer, value, state))
         return [self._note(state, name) for name in ("exp_avg", "exp_avg_sq", "step")]
 
     def _note(self, entries: dict[Any, Tensor], key: Any) -> Tensor:
         tensor = entries[key]
-        self._bound.append((entries, key, tensor, tensor.data_ptr()))
+        self._tensors.append(tensor)
+        self._addresses.append(tensor.data_ptr())
+        self._places.append(entries)
+        self._keys.append(key)
         if has_tensor_hooks(tensor):
             raise NotServedError("a parameter has hooks")
         return tensor
 
+    def _current_states(self) -> list[int]:
+        optimizers = (self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer)
+        return [
+            identity
+            for optimizer in optimizers
+            if optimizer is not None
+            for identity in map(id, optimizer.state.values())
+        ]
+
     def _refresh(self) -> None:
         """Binds again if parameters, states, networks or optimizers' options were replaced."""
-        for entries, key, tensor, pointer in self._bound:
-            is_same = entries[key] is tensor and tensor.data_ptr() == pointer
-            if not is_same or not tensor.is_contiguous():
-                return self._bind()
-        for optimizer, value, state in self._states:
-            if optimizer.state.get(value) is not state:
-                return self._bind()
-        for name, tree in self._trees:
-            if getattr(self._loss, name) is not tree:
-                return self._bind()
-        if self._watch.has_hooks() or not self._watch.is_unchanged():
+        # All loops are in C.
+        is_same = (
+            all(map(is_, map(getitem, self._places, self._keys), self._tensors))
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+            and all(map(Tensor.is_contiguous, self._tensors))
+            and self._current_states() == self._states
+            and self._watch.is_unchanged()
+            and not self._watch.has_hooks()
+        )
+        if not is_same:
             self._bind()
-        return None
 
     @staticmethod
     def stack(agents: Sequence[CompiledUpdates]) -> StackedUpdates:
@@ -235,9 +245,7 @@ class CompiledUpdates:
         """
         first = agents[0]
         common: dict[int, Tensor] = {}
-        tensors = [
-            [*(bound[2] for bound in agent._bound), *agent._temperatures()] for agent in agents
-        ]
+        tensors = [[*agent._tensors, *agent._temperatures()] for agent in agents]
         for same in zip(*tensors, strict=True):
             stack = torch.stack([tensor.detach() for tensor in same])
             common[same[0].data_ptr()] = stack
@@ -402,16 +410,22 @@ class CompiledUpdates:
         return kept[2]
 
     def _entries(self, rows: TensorDictBase, is_for_actor: bool) -> list[Tensor]:
-        keys = self._loss.tensor_keys
-        (key,) = self._loss.actor_network.in_keys
+        observation, action, reward, terminated, done = self._names
         if is_for_actor:
             is_cloning = self._stacked.settings.cloning is not None
-            return [rows.get(key), *([self._loss.stored_action(rows)] if is_cloning else [])]
-        following = rows.get("next")
-        end = following.get(keys.terminated, None)
-        end = following.get(keys.done) if end is None else end
-        outcome = (following.get(keys.reward), end, following.get(key))
-        return [rows.get(key), rows.get(keys.action), *outcome]
+            cloned = [self._loss.stored_action(rows)] if is_cloning else []
+            return [_entry(rows, observation), *cloned]
+        following = _entry(rows, "next")
+        has_end = terminated in following.keys(isinstance(terminated, tuple))
+        return [
+            *(_entry(rows, observation), _entry(rows, action), _entry(following, reward)),
+            *(_entry(following, terminated if has_end else done), _entry(following, observation)),
+        ]
+
+
+def _entry(rows: TensorDictBase, key: Any) -> Any:
+    """An entry, without the checks of ``TensorDict.get`` where it has a plain name."""
+    return entries_of(rows)[key] if type(key) is str else rows.get(key)
 
 
 def _slots(index: Tensor | None) -> np.ndarray | None:

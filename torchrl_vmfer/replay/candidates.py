@@ -10,7 +10,7 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
-from torchrl_vmfer.samplers.distributions import Mode, Resampling, check_mode, check_pool_size
+from torchrl_vmfer.samplers.distributions import Mode, Resampling, check_count, check_mode
 
 __all__ = ["CandidatePool"]
 
@@ -61,7 +61,7 @@ class CandidatePool:
             raise TypeError(
                 f"buffer must be an ActorCriticReplayBuffer, got {type(buffer).__name__}."
             )
-        check_pool_size("size", size)
+        check_count("size", size)
         check_mode(mode)
         if score is None:
             raise TypeError(

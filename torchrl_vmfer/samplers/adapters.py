@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import load_prioritized_state, prioritized_state
 from torchrl_vmfer.plain_state import plain
-from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES, BaseSampler
 
 __all__ = [
     "SIGNAL_ENTRIES",
@@ -26,21 +26,11 @@ __all__ = [
     "takes_td_errors",
 ]
 
-SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
-"""The entries that actor losses write, by the signal of the samplers that use them."""
-
 
 def signal_of(sampler: Sampler) -> str | None:
-    """What ``update_priority`` of a sampler expects.
+    """What ``update_priority`` of a sampler expects: its attribute ``signal``.
 
-    Returns:
-        the attribute ``signal`` of the sampler. Without this attribute, ``"factor"`` if the sampler
-        defines ``update_priority``, and ``None`` otherwise.
-
-    Examples:
-        >>> from torchrl_vmfer import GradientNormSampler
-        >>> signal_of(GradientNormSampler()), signal_of(RandomSampler())
-        ('gradient_norm', None)
+    Without this attribute, ``"factor"`` if it defines ``update_priority``, and ``None`` otherwise.
     """
     takes_priorities = type(sampler).update_priority is not Sampler.update_priority
     return getattr(sampler, "signal", "factor" if takes_priorities else None)
@@ -62,10 +52,6 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
             ``PrioritizedSampler``. Other samplers must have a method ``probabilities()``, which is
             called without arguments.
         storage: its storage, or the number of slots in use.
-
-    Examples:
-        >>> probabilities_of(RandomSampler(), 4)
-        tensor([0.2500, 0.2500, 0.2500, 0.2500], dtype=torch.float64)
     """
     length = storage if isinstance(storage, int) else len(storage)
     if type(sampler) is RandomSampler:
@@ -84,14 +70,9 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
 
 
 def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
-    """Initializes a sampler with data that were written to a storage before it was attached.
+    """Reports the slots from ``first`` on, which were written before a sampler was attached.
 
     Only TorchRL's ``PrioritizedSampler`` needs this.
-
-    Args:
-        sampler: any sampler.
-        storage: the storage.
-        first: the first slot to report.
     """
     if isinstance(sampler, PrioritizedSampler) and len(storage) > first:
         slots = torch.arange(first, len(storage))
@@ -111,13 +92,8 @@ def one_per_item(
 ) -> tuple[Any, Any, Tensor | None]:
     """Reduces values ``[batch, time]`` to one per item if the items are trajectories.
 
-    TorchRL then repeats the index and the generation of an item for every time step.
-
-    Args:
-        index: the slots ``[batch, time]``.
-        values: their values.
-        generation: the generations of the slots, if they are counted.
-        sampler: its ``reduction`` says how to reduce; the largest value by default.
+    TorchRL then repeats the index and the generation of an item for every time step. The
+    ``reduction`` of the sampler says how to reduce; the largest value by default.
     """
     if not (isinstance(index, Tensor) and index.ndim == 2 and bool((index == index[:, :1]).all())):
         return index, values, generation
@@ -134,31 +110,21 @@ def one_per_item(
 
 
 def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
-    """The state of any sampler, as a copy of plain values.
+    """The state of any sampler of ``length`` slots, as a copy of plain values.
 
-    Args:
-        sampler: the sampler.
-        length: the number of slots in use.
-        where: the name of the sampler in error messages.
+    ``where`` names the sampler in error messages.
     """
     if isinstance(sampler, PrioritizedSampler):
-        state = prioritized_state(sampler, length)
-    else:
-        state = sampler.state_dict()
-    return plain(state, where)
+        return plain(prioritized_state(sampler, length), where)
+    return plain(sampler.state_dict(), where)
 
 
 def load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
     """Loads the output of :func:`sampler_state`."""
     if isinstance(sampler, PrioritizedSampler):
         load_prioritized_state(sampler, state)
-    else:
-        _check_entries(sampler, state)
-        sampler.load_state_dict(state)
-
-
-def _check_entries(sampler: Sampler, state: dict[str, Any]) -> None:
-    """Raises an error if one of TorchRL's samplers would ignore or miss entries of a state."""
+        return
+    # TorchRL's samplers would ignore or miss entries without an error.
     is_stock = type(sampler).__module__.startswith("torchrl.")
     if is_stock and state.keys() != sampler.state_dict().keys():
         raise ValueError(
@@ -166,3 +132,4 @@ def _check_entries(sampler: Sampler, state: dict[str, Any]) -> None:
             f"{sorted(sampler.state_dict())}: construct the buffer with the same samplers as the "
             "saved one."
         )
+    sampler.load_state_dict(state)

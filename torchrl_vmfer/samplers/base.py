@@ -18,6 +18,7 @@ from torchrl_vmfer.samplers.distributions import Distribution
 
 __all__ = [
     "LARGEST_PRIORITY",
+    "SIGNAL_ENTRIES",
     "BaseSampler",
     "SlotArray",
     "check_exponent",
@@ -30,13 +31,10 @@ LARGEST_PRIORITY = float(np.finfo(np.float32).max)
 _LARGEST_EXPONENT = 7  # of a float32, in double precision
 _PATIENCE = 100  # number of batches without any signal before a warning
 _NEVER = -1
+_FILE = "sampler.pt"  # of a saved state
 
-# For each signal: its name, the update that computes it, the batch, and its values.
-_SIGNALS = {
-    "factor": ("factor", "actor", "batch", 'metadata["vmf_factor"]'),
-    "gradient_norm": ("gradient norm", "actor", "batch", 'metadata["vmf_gradient_norm"]'),
-    "td_error": ("TD error", "critic", 'batch["index"]', "td_error.abs()"),
-}
+SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
+"""The entries that actor losses write, by the signal of the samplers that use them."""
 
 
 def effective_sample_size(probabilities: Tensor) -> float:
@@ -70,13 +68,8 @@ def check_exponent(name: str, value: float) -> None:
 def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
     """Flattens any index that TorchRL passes to a sampler into slot numbers.
 
-    Args:
-        index: an ``int``, a tensor ``[n]``, a tensor ``[n, ndim]`` or a tuple of ``ndim``
-            tensors. ``None`` means no slots.
-        storage: required to flatten the indices of a storage with more than one dimension.
-
-    Returns:
-        an integer array. Rows that a writer did not store have negative numbers.
+    It may be an ``int``, a tensor ``[n]`` or ``[n, ndim]``, a tuple of ``ndim`` tensors, or
+    ``None`` for no slots. Rows that a writer did not store have negative numbers.
     """
     if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
         return index.numpy()
@@ -110,16 +103,6 @@ class SlotArray:
 
     The capacity of a storage may be unknown, huge or subject to change. The array therefore only
     covers the slots in use and doubles in size when necessary.
-
-    Args:
-        dtype: the type of the numbers; ``float32``, as for priorities, by default.
-
-    Examples:
-        >>> priorities = SlotArray()
-        >>> priorities.resize(3, fill=1.0)
-        >>> priorities.array[1] = 2.0
-        >>> priorities.array
-        array([1., 2., 1.], dtype=float32)
     """
 
     def __init__(self, dtype: type[np.generic] = np.float32) -> None:
@@ -154,10 +137,9 @@ class SlotArray:
 class BaseSampler(SeamSampler):
     """A TorchRL sampler whose probabilities are a function of one priority per slot.
 
-    A subclass names its distribution (the argument of the constructor), its signal, and the
-    priority of new slots (``default_priority``). Samplers that draw without a distribution
-    implement ``_draw`` and ``_probabilities``; samplers without priorities also ``num_slots``,
-    ``_resize``, ``mark_update``, ``reset``, ``state_dict`` and ``load_state_dict``.
+    A subclass passes its distribution to the constructor and sets ``signal``, what
+    ``update_priority`` expects: ``"factor"``, ``"td_error"``, ``"gradient_norm"``, or, with a
+    custom training loop, anything else. ``default_priority`` is the priority of a new slot.
 
     TorchRL reports written slots through ``mark_update``. It does not report writes of another
     process, data that were already in the storage, or a storage that another buffer emptied or
@@ -165,38 +147,38 @@ class BaseSampler(SeamSampler):
     storage.
 
     A slot is unscored, and has the default priority, until its priority is updated for the first
-    time after a write. A sampler that never receives its signal draws uniformly. It warns once,
-    after 100 batches.
-
-    The state is kept in NumPy arrays, not tensors. ``torch.compile`` cannot trace them, so it
-    inserts a graph break at each call of the sampler.
+    time after a write. The state is kept in NumPy arrays, which ``torch.compile`` cannot trace, so
+    it inserts a graph break at each call of the sampler.
 
     Args:
-        distribution: the distribution over the slots.
-
-    Attributes:
-        signal: what ``update_priority`` expects: ``"factor"``, ``"td_error"``,
-            ``"gradient_norm"``, or, with a custom training loop, anything else.
-        records_updates: whether the sampler records when each priority was updated.
+        distribution: the distribution over the slots. ``None`` if a subclass has no priorities: it
+            overrides everything that uses them.
     """
 
-    signal: ClassVar[Any] = None
-    records_updates: ClassVar[bool] = True
-    _file: ClassVar[str] = "priorities.pt"  # the name of the file of a saved state
+    signal: Any = None
+    records_updates: ClassVar[bool] = True  # whether it records when each priority was updated
+    settings: ClassVar[tuple[str, ...]] = ()  # arguments that a loaded state must agree with
+    _shown: ClassVar[tuple[str, ...]] = ()  # arguments to show, if these are not all
     _first_maximum: ClassVar[float | None] = 0.0  # where the largest priority starts, if it counts
     _usual = (0.0, LARGEST_PRIORITY)  # an interval in which every priority is valid
     _rule = "a priority is a finite number of at least 0: pass |TD error|."
 
     def __init__(self, distribution: Distribution | None = None) -> None:
         self._distribution: Any = distribution
-        self._clear()
+        self.reset()
 
-    def _clear(self) -> None:
+    def reset(self) -> None:
+        """Removes all priorities."""
         self._priorities = SlotArray()
         self._largest = self._first_maximum or 0.0
         self._num_updates = 0
         self._last_update = SlotArray(np.int32)  # the number of the update of each slot
         self._batches_without_signal: int | None = 0 if self.records_updates else None
+        self._distribution.mark_all()
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={getattr(self, name)!r}" for name in self._shown or self.settings)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     # --- Draws.
 
@@ -210,10 +192,8 @@ class BaseSampler(SeamSampler):
         """Draws flat slot numbers and returns them with metadata for the batch."""
         if self._batches_without_signal is not None:
             self._count_batch_without_signal()
-        return torch.from_numpy(self._draw_slots(count)), {}
-
-    def _draw_slots(self, count: int) -> np.ndarray:
-        return self._distribution.draw(self._priorities.array, count, self.generator)
+        slots = self._distribution.draw(self._priorities.array, count, self.generator)
+        return torch.from_numpy(slots), {}
 
     def _probabilities(self) -> np.ndarray:
         return self._distribution.probabilities(self._priorities.array)
@@ -222,14 +202,17 @@ class BaseSampler(SeamSampler):
         if len(storage) != self.num_slots:
             self._resize(len(storage))
 
-    @torch.compiler.disable
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
-        """Draws ``batch_size`` indices with replacement."""
+    def _prepare(self, storage: Storage, batch_size: int) -> None:
         self._follow(storage)
         if self.num_slots == 0:
             raise RuntimeError("Cannot sample from an empty storage.")
         if not isinstance(batch_size, (int, np.integer)) or batch_size < 0:
             raise ValueError(f"batch_size must be an integer of at least 0, got {batch_size!r}.")
+
+    @torch.compiler.disable
+    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
+        """Draws ``batch_size`` indices with replacement."""
+        self._prepare(storage, batch_size)
         index, info = self._draw(batch_size)
         if storage.ndim > 1:
             return torch.unravel_index(index, storage.shape), info
@@ -267,7 +250,7 @@ class BaseSampler(SeamSampler):
         The age of a priority is the number of ``update_priority`` calls since the one that set it.
         Unscored slots do not count. NaN if all slots are unscored.
         """
-        last = self._last_update.array
+        last = self._last_update.array if self.records_updates else np.empty(0)
         last = last[last != _NEVER]
         return self._num_updates - float(last.mean(dtype=np.float64)) if len(last) else math.nan
 
@@ -285,14 +268,13 @@ class BaseSampler(SeamSampler):
         self._batches_without_signal += 1
         if self._batches_without_signal == _PATIENCE:
             self._batches_without_signal = None
-            name, update, batch, values = _SIGNALS.get(
-                self.signal, (self.signal, "actor", "batch", self.signal)
-            )
+            values = f'metadata["{SIGNAL_ENTRIES.get(self.signal, self.signal)}"]'
+            call = f'(batch["index"], {"td_error.abs()" if self.signal == "td_error" else values})'
             warnings.warn(
                 f"{_PATIENCE} batches were drawn from a {type(self).__name__} that was never given "
-                f"a {name}: they were uniform. After each {update} update, call "
-                f"buffer.update_actor_priority({batch}, {values}), or, for a sampler of the "
-                f'critics, buffer.update_priority(batch["index"], {values}).',
+                f"a {self.signal}: they were uniform. After each update, call "
+                f"buffer.update_actor_priority{call}, or, for a sampler of the critics, "
+                f"buffer.update_priority{call}.",
                 stacklevel=2,
             )
 
@@ -321,16 +303,23 @@ class BaseSampler(SeamSampler):
             priority: one number for all, or one for each index.
             storage: passed by the replay buffer.
         """
-        slots, priorities = self._checked(index, priority, storage)
-        if len(slots):
+        if storage is not None:
+            self._follow(storage)
+        if self._store_compiled(index, priority):
+            self._distribution.mark(index.numpy())
+        else:
+            slots, priorities = self._checked(index, priority, storage)
+            if len(slots) == 0:
+                return
             self._write(slots, self._scored(slots, priorities))
             if self.records_updates:
                 self._last_update.array[slots] = self._num_updates + 1
-            self._count_update()
-
-    def _count_update(self) -> None:
         self._num_updates += 1
         self._batches_without_signal = None
+
+    def _store_compiled(self, index: Any, priorities: Any) -> bool:
+        """Stores priorities by a compiled function; ``False`` if they need the general path."""
+        return False
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         """The priorities to store for slots that were given ``priorities``."""
@@ -341,14 +330,14 @@ class BaseSampler(SeamSampler):
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
         """Raises the errors of :meth:`update_priority`, which has the same arguments."""
+        if storage is not None:
+            self._follow(storage)
         self._checked(index, priority, storage)
 
     def _checked(
         self, index: Any, priority: float | Tensor, storage: Storage | None
     ) -> tuple[np.ndarray, np.ndarray]:
         """The stored slots among ``index``, and a valid priority for each of them."""
-        if storage is not None:
-            self._follow(storage)
         slots = flat_slots(index, storage)
         given = torch.as_tensor(priority, device="cpu").detach()
         if given.is_complex():
@@ -395,8 +384,7 @@ class BaseSampler(SeamSampler):
 
     def _write(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         self._priorities.array[slots] = priorities
-        if self._distribution is not None:
-            self._distribution.mark(slots)
+        self._distribution.mark(slots)
 
     def _resize(self, length: int) -> None:
         """Sets the number of live slots."""
@@ -404,8 +392,6 @@ class BaseSampler(SeamSampler):
         self._priorities.resize(length, fill=self.default_priority)
         if self.records_updates:
             self._last_update.resize(length, fill=_NEVER)
-        if self._distribution is None:
-            return
         if length > before:
             self._distribution.mark(np.arange(before, length))
         else:
@@ -413,18 +399,9 @@ class BaseSampler(SeamSampler):
 
     # --- Saving and loading.
 
-    def reset(self) -> None:
-        """Removes all priorities."""
-        self._clear()
-        if self._distribution is not None:
-            self._distribution.mark_all()
-
-    def _settings(self) -> dict[str, Any]:
-        """The arguments that a loaded state must have in common with the sampler."""
-        return {}
-
     def _header(self) -> dict[str, Any]:
-        return {"sampler": type(self).__name__, **self._settings()}
+        settings = {name: getattr(self, name) for name in self.settings}
+        return {"sampler": type(self).__name__, **settings}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
@@ -440,7 +417,7 @@ class BaseSampler(SeamSampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         self._check_header(state_dict)
-        self._check_state(state_dict)
+        self._check_priorities(state_dict)
         self._priorities.load(state_dict["priorities"].double().cpu().numpy())
         if self.records_updates:
             self._num_updates = state_dict["num_updates"]
@@ -448,8 +425,7 @@ class BaseSampler(SeamSampler):
             self._batches_without_signal = None if self._num_updates else 0
         if self._first_maximum is not None:
             self._largest = float(state_dict["max_priority"])
-        if self._distribution is not None:
-            self._distribution.mark_all()
+        self._distribution.mark_all()
 
     def _check_header(self, state_dict: dict[str, Any]) -> None:
         """Raises an error if a state is not one of this class and these settings."""
@@ -463,58 +439,33 @@ class BaseSampler(SeamSampler):
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
-        for setting, own in self._settings().items():
-            given = state_dict[setting]
+        for setting in self.settings:
+            given, own = state_dict[setting], getattr(self, setting)
             if given != own:
                 raise ValueError(
                     f"The state was saved with {setting}={given!r}, but this sampler has "
                     f"{setting}={own!r}: construct it with the {setting} of the state."
                 )
 
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        """Raises an error if the priorities of a state are not valid."""
-        name, priorities = type(self).__name__, state_dict["priorities"]
-        if not (
-            isinstance(priorities, Tensor)
-            and priorities.ndim == 1
-            and priorities.is_floating_point()
-        ):
-            raise ValueError(f"The priorities of the state of {name} are not a vector of numbers.")
-        values = priorities.double().cpu().numpy()
+    def _check_priorities(self, state_dict: dict[str, Any]) -> None:
+        """Raises an error if a number of a state cannot be a priority."""
+        given = state_dict["priorities"]
+        if not (isinstance(given, Tensor) and given.ndim == 1 and given.is_floating_point()):
+            raise ValueError("The priorities of the state are not a vector of numbers.")
+        values = given.double().cpu().numpy()
         self._validate(np.arange(len(values)), values, torch.finfo(torch.float32).eps)
-        if self.records_updates:
-            self._check_updates(state_dict["num_updates"], state_dict["last_update"], len(values))
-        if self._first_maximum is not None:
-            self._check_number("max_priority", state_dict["max_priority"])
-
-    @staticmethod
-    def _check_number(name: str, value: Any) -> None:
-        if not (isinstance(value, (int, float)) and 0 <= value <= LARGEST_PRIORITY):
-            raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
-
-    @staticmethod
-    def _check_updates(count: Any, last: Any, length: int) -> None:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueError(
-                f"num_updates of the state is {count!r}, not an integer of at least 0."
-            )
-        if not (
-            isinstance(last, Tensor)
-            and last.dtype is torch.int32
-            and last.shape == (length,)
-            and (not len(last) or (last.min() >= _NEVER and last.max() <= count))
-        ):
-            raise ValueError(
-                "last_update of the state must hold, for each priority, one of its updates or -1."
-            )
+        for name in {"max_priority", "beta"} & state_dict.keys():
+            value = state_dict[name]
+            if not (isinstance(value, (int, float)) and 0 <= value <= LARGEST_PRIORITY):
+                raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""
-        save_file(self.state_dict(), Path(path) / self._file)
+        save_file(self.state_dict(), Path(path) / _FILE)
 
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`, or resets the sampler if there is none."""
-        file = Path(path) / self._file
+        file = Path(path) / _FILE
         if file.exists():
             self.load_state_dict(load_file(file))
         else:

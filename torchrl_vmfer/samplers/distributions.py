@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,17 +14,18 @@ __all__ = [
     "LARGEST_WEIGHT",
     "Distribution",
     "Mode",
+    "PoolDistribution",
     "PowerDistribution",
     "RankDistribution",
+    "RejectionDistribution",
     "Resampling",
+    "check_count",
     "check_mode",
-    "check_pool_size",
-    "draw_by_inversion",
-    "powers",
     "uniform",
 ]
 
 Mode = Literal["uncertainty", "rank"]
+Generator: TypeAlias = torch.Generator | None  # None: PyTorch's global one
 
 # A power of a priority and its inverse must not exceed this number: the sum over 10⁹ slots, and
 # its product with a probability, then stay within double precision.
@@ -32,27 +33,16 @@ LARGEST_WEIGHT = 1e290
 
 _BRANCHES = 16  # weights per node of the tree of sums
 _ROOTS = 4096  # the largest number of nodes at the top, which every draw reads
+# Proposals per missing draw in each round of rejection. If critics mostly agree, the first round
+# suffices. With all factors at 1, the lowest value for two critics, one proposal in e is accepted.
+_ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 
 
-def uniform(count: int, generator: torch.Generator | None) -> np.ndarray:
+def uniform(count: int, generator: Generator) -> np.ndarray:
     """Draws numbers in [0, 1) in double precision."""
     # torch.randint favors low numbers by up to n/2³², and single precision would round small
     # factors to multiples of 2⁻²⁴.
     return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
-
-
-def powers(priorities: np.ndarray, power: float) -> np.ndarray:
-    """Raises priorities to a power, in double precision."""
-    weights = priorities.astype(np.float64)
-    return weights if power == 1 else weights**power
-
-
-def draw_by_inversion(
-    weights: np.ndarray, count: int, generator: torch.Generator | None
-) -> np.ndarray:
-    """Draws positions with P ∝ weight, in double precision, at a cost linear in their number."""
-    mass = _running_sums(weights)
-    return mass[:-1].searchsorted(uniform(count, generator) * mass[-1], side="right")
 
 
 def check_mode(mode: str) -> None:
@@ -61,68 +51,58 @@ def check_mode(mode: str) -> None:
         raise ValueError(f"mode must be 'uncertainty' or 'rank', got {mode!r}.")
 
 
-def check_pool_size(name: str, size: int) -> None:
-    """Raises an error unless the number of candidates is an integer of at least 1."""
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {size!r}.")
+def check_count(name: str, value: int) -> None:
+    """Raises an error unless an argument is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
 
 
-class Distribution(Protocol):
-    """A distribution over slots that follows changes of their priorities."""
+class Distribution:
+    """A distribution over slots, as a function of one priority per slot.
 
-    def mark(self, slots: np.ndarray) -> None:
-        """Marks the priorities of some slots as changed. The next draw reads them."""
-
-    def mark_all(self) -> None:
-        """Marks all priorities as possibly changed."""
-
-    def draw(
-        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> np.ndarray:
-        """Draws slots with replacement."""
-
-    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
-        """P of every slot."""
-
-
-class _ChangedSlots:
-    """Collects changed slots until a distribution updates itself.
-
-    For few slots, or a large fraction of many, reading all priorities again is faster than updating
-    some.
-
-    Args:
-        smallest: the number of slots below which all priorities are read again.
+    A subclass implements ``draw`` and ``probabilities``. If it keeps sums or an order of the
+    priorities, ``_changes`` tells it which of them to read again.
     """
 
-    def __init__(self, smallest: int = 0) -> None:
-        self._smallest = smallest
+    _smallest = 0  # for fewer slots, reading all priorities again is faster than updating some
+
+    def __init__(self) -> None:
+        self._length = 0  # the number of slots at the last draw
         self._marked: list[np.ndarray] | None = None  # None: any priority may have changed
         self._num_marked = 0
 
-    def mark(self, slots: np.ndarray, length: int) -> None:
-        """Marks slots of a distribution over ``length`` slots."""
+    def mark(self, slots: np.ndarray) -> None:
+        """Marks the priorities of some slots as changed. The next draw reads them."""
         if self._marked is None:
             return
         self._num_marked += len(slots)
-        if length < self._smallest or self._num_marked > length // 8:
+        if self._length < self._smallest or self._num_marked > self._length // 8:
             self.mark_all()
         else:
             self._marked.append(slots.copy())
 
     def mark_all(self) -> None:
-        """Marks all slots."""
+        """Marks all priorities as possibly changed."""
         self._marked, self._num_marked = None, 0
 
-    def take(self) -> np.ndarray | None:
-        """Returns the marked slots in the order of marking and unmarks them; ``None`` means all."""
+    def _changes(self, length: int) -> np.ndarray | None:
+        """Returns the changed slots and unmarks them; ``None`` means all."""
         marked, self._marked, self._num_marked = self._marked, [], 0
+        self._length = length
         if marked is None or len(marked) == 1:
             return marked[0] if marked else None
         return np.concatenate(marked) if marked else np.empty(0, np.int64)
 
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """Draws slots with replacement, given the current priorities of all slots."""
+        raise NotImplementedError
 
-class PowerDistribution:
+    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
+        """P of every slot. Changes nothing: a thread that prefetches batches may be drawing."""
+        raise NotImplementedError
+
+
+class PowerDistribution(Distribution):
     """P ∝ priority^power over slots.
 
     The powers are the leaves of a tree with the sums of 16 children at each inner node. A change
@@ -131,47 +111,22 @@ class PowerDistribution:
     cost hardly depends on the number of slots. The results do not depend on the history of changes.
 
     A priority of 0 has P = 0 for a positive power. If all priorities are 0, P is uniform.
-
-    Args:
-        power: the exponent of the priority; 0 is uniform.
-
-    Examples:
-        >>> distribution = PowerDistribution(2.0)
-        >>> distribution.probabilities(np.array([1, 2, 0], dtype=np.float32))
-        array([0.2, 0.8, 0. ])
     """
 
     def __init__(self, power: float) -> None:
+        super().__init__()
         self.power = power
         self._levels = [np.zeros(1)]  # the weights of the slots, and sums up to the top nodes
-        self._length = 0
-        self._changed = _ChangedSlots()
 
-    def mark(self, slots: np.ndarray) -> None:
-        """Marks the priorities of some slots as changed. The next draw reads them."""
-        self._changed.mark(slots, self._length)
-
-    def mark_all(self) -> None:
-        """Marks all priorities as possibly changed."""
-        self._changed.mark_all()
-
-    def draw(
-        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> np.ndarray:
-        """Draws slots with replacement.
-
-        Args:
-            priorities: the current priorities of all slots.
-            count: the number of slots to draw.
-            generator: the source of randomness; PyTorch's global one if ``None``.
-        """
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """As in :class:`Distribution`."""
         self._refresh(priorities)
         *lower, top = self._levels
         mass = _running_sums(top)
         if mass[-1] == 0:
             return (uniform(count, generator) * self._length).astype(np.int64)
         if _BRANCHES * len(lower) * count > self._length:  # also bounds the memory of the draw
-            return draw_by_inversion(lower[0][: self._length], count, generator)
+            return _draw_by_inversion(lower[0][: self._length], count, generator)
         random = uniform(len(self._levels) * count, generator)
         random = random.reshape(len(self._levels), count)
         # A number in [0, 1) times the last sum is below it, even when rounded: with strict
@@ -185,82 +140,94 @@ class PowerDistribution:
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""
-        # Changes nothing: a thread that prefetches batches may be drawing.
-        weights = powers(priorities, self.power)
+        weights = _powers(priorities, self.power)
         total, count = weights.sum(), len(weights)
         return weights / total if total else np.full(count, 1 / max(count, 1))
 
     def _refresh(self, priorities: np.ndarray) -> None:
-        slots, length = self._changed.take(), len(priorities)
+        slots = self._changes(len(priorities))
         leaves = self._levels[0]
-        if slots is None or length < self._length or length > len(leaves):
+        if slots is None or len(priorities) > len(leaves):
             self._rebuild(priorities)
         elif len(slots):
-            leaves[slots] = powers(priorities[slots], self.power)
+            leaves[slots] = _powers(priorities[slots], self.power)
             nodes = slots
             for level, sums in itertools.pairwise(self._levels):
                 nodes = nodes // _BRANCHES
                 sums[nodes] = _sums(level.reshape(-1, _BRANCHES).take(nodes, 0))
-        self._length = length
 
     def _rebuild(self, priorities: np.ndarray) -> None:
         # The size of the tree depends on the number of slots only, and so do the draws.
         leaves = np.zeros(1 << max(len(priorities) - 1, 0).bit_length())
-        leaves[: len(priorities)] = powers(priorities, self.power)
+        leaves[: len(priorities)] = _powers(priorities, self.power)
         self._levels = [leaves]
         while len(self._levels[-1]) > _ROOTS:
             self._levels.append(_sums(self._levels[-1].reshape(-1, _BRANCHES)))
 
 
-class RankDistribution:
+class RejectionDistribution(PowerDistribution):
+    """P ∝ priority^power for positive priorities up to a bound, drawn by rejection.
+
+    It keeps nothing, so that updates are free. A draw is fast for a power from 0 to 1.
+    """
+
+    def __init__(self, power: float, largest: float) -> None:
+        super().__init__(power)
+        self._bound = largest**power
+
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """As in :class:`Distribution`."""
+        accepted: list[np.ndarray] = []
+        missing = count
+        compiled = compiled_functions() if self.power == 1 else None
+        for proposals_per_draw in _ROUNDS:
+            size = int(proposals_per_draw * missing) + 16
+            random = uniform(2 * size, generator).reshape(2, size)
+            if compiled is not None:
+                slots = np.empty(size, np.int64)
+                found = compiled.accept_slots(random, priorities, self._bound, missing, slots)
+                slots = slots[:found]
+            else:
+                slots = (random[0] * len(priorities)).astype(np.int64)
+                weights = _powers(priorities[slots], self.power)
+                slots = slots[random[1] * self._bound < weights][:missing]
+            accepted.append(slots)
+            missing -= len(slots)
+            if missing == 0:
+                break
+        else:
+            # Critics never yield factors far below 1, but such factors are allowed.
+            weights = _powers(priorities, self.power)
+            accepted.append(_draw_by_inversion(weights, missing, generator))
+        return accepted[0] if len(accepted) == 1 else np.concatenate(accepted)
+
+
+class RankDistribution(Distribution):
     """P ∝ rank^-exponent over slots sorted by descending priority, where the first has rank 1.
 
     Equal priorities share the probability of their ranks evenly, so that P depends only on the
     priorities.
-
-    Args:
-        exponent: how fast the probability decreases with the rank; 0 is uniform.
     """
 
+    _smallest = 8192
+
     def __init__(self, exponent: float = 1.0) -> None:
+        super().__init__()
         self.exponent = exponent
         self._index = make_rank_index()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
-        self._changed = _ChangedSlots(smallest=8192)
 
-    def mark(self, slots: np.ndarray) -> None:
-        """Marks the priorities of some slots as changed. The next draw reads them."""
-        self._changed.mark(slots, len(self._index))
-
-    def mark_all(self) -> None:
-        """Marks all priorities as possibly changed."""
-        self._changed.mark_all()
-
-    def draw(
-        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> np.ndarray:
-        """Draws slots with replacement. The arguments are those of :meth:`draw_with_ties`."""
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """As in :class:`Distribution`."""
         return self.draw_with_ties(priorities, count, generator)[0]
 
     def draw_with_ties(
-        self, priorities: np.ndarray, count: int, generator: torch.Generator | None
+        self, priorities: np.ndarray, count: int, generator: Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draws slots with replacement, and returns the ranks that equal priorities share.
-
-        Args:
-            priorities: the current priorities of all slots.
-            count: the number of slots to draw.
-            generator: the source of randomness; PyTorch's global one if ``None``.
-
-        Returns:
-            the slots, and for each slot the first rank of its group of equal priorities and one
-            past the last rank.
-        """
+        """Also returns the first rank of each slot's group of equal priorities, and one past it."""
         self._refresh(priorities)
-        random = torch.rand(
-            2, count, dtype=torch.float64, generator=generator, device="cpu"
-        ).numpy()
+        random = uniform(2 * count, generator).reshape(2, count)
         return self._index.draw_at(self._ranks_of(random[0], len(priorities)), random[1])
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -280,7 +247,6 @@ class RankDistribution:
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""
-        # Changes nothing: a thread that prefetches batches may be drawing.
         mass = self._mass_for(len(priorities))
         _, group, size = np.unique(-priorities, return_inverse=True, return_counts=True)
         end = np.cumsum(size)
@@ -298,44 +264,62 @@ class RankDistribution:
 
     def _refresh(self, priorities: np.ndarray) -> None:
         self._mass = self._mass_for(len(priorities))
-        slots = self._changed.take()
-        if slots is None or len(priorities) < len(self._index):
+        slots = self._changes(len(priorities))
+        if slots is None:
             self._index.rebuild(priorities)
-        elif len(slots):
-            slots = slots[slots < len(priorities)]
+        else:
             self._index.update(slots, priorities[slots])
 
 
-class Resampling:
-    """The distribution over the members of a pool, given their factors.
-
-    Args:
-        mode: ``"uncertainty"`` (P ∝ factor) or ``"rank"`` (P ∝ 1/rank within the pool, where the
-            highest factor has rank 1; equal factors share the probability of their ranks).
-        power: with ``"uncertainty"``, P ∝ factor^power.
-    """
+class Resampling(Distribution):
+    """The distribution over the members of a pool: P ∝ factor^power, or 1/rank in the pool."""
 
     def __init__(self, mode: Mode, power: float = 1.0) -> None:
-        self.mode = mode
-        self.power = power
-        self._ranks = RankDistribution()
+        super().__init__()
+        self._power = power
+        self._members = RankDistribution() if mode == "rank" else PowerDistribution(power)
 
-    def draw(
-        self, factors: np.ndarray, count: int, generator: torch.Generator | None
-    ) -> np.ndarray:
-        """Draws positions in the pool, with replacement."""
-        if self.mode == "uncertainty":
-            return draw_by_inversion(powers(factors, self.power), count, generator)
-        self._ranks.mark_all()
-        return self._ranks.draw(factors, count, generator)
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """As in :class:`Distribution`."""
+        if isinstance(self._members, PowerDistribution):  # a tree does not pay for one draw
+            return _draw_by_inversion(_powers(priorities, self._power), count, generator)
+        self._members.mark_all()
+        return self._members.draw(priorities, count, generator)
 
-    def probabilities(self, factors: np.ndarray) -> np.ndarray:
-        """The probability of each position."""
-        if self.mode == "rank":
-            self._ranks.mark_all()
-            return self._ranks.probabilities(factors)
-        weights = powers(factors, self.power)
-        return weights / weights.sum()
+    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
+        """The probability of each member."""
+        return self._members.probabilities(priorities)
+
+
+class PoolDistribution(Resampling):
+    """For each batch, a uniform pool of slots, drawn with replacement, and resampling from it."""
+
+    def __init__(self, size: int, mode: Mode, power: float) -> None:
+        super().__init__(mode, power)
+        self._size = size
+
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """As in :class:`Distribution`."""
+        slots = (uniform(self._size, generator) * len(priorities)).astype(np.int64)
+        return slots[super().draw(priorities[slots], count, generator)]
+
+    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
+        """Raises an error."""
+        raise NotImplementedError(
+            f"With pool_size={self._size} the probability of a slot is an average over all pools, "
+            "which has no closed form. Use pool_size=None for exact probabilities."
+        )
+
+
+def _powers(priorities: np.ndarray, power: float) -> np.ndarray:
+    weights = priorities.astype(np.float64)
+    return weights if power == 1 else weights**power
+
+
+def _draw_by_inversion(weights: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+    """Draws positions with P ∝ weight, in double precision, at a cost linear in their number."""
+    mass = _running_sums(weights)
+    return mass[:-1].searchsorted(uniform(count, generator) * mass[-1], side="right")
 
 
 def _running_sums(values: np.ndarray) -> np.ndarray:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import numpy as np
 
 from torchrl_vmfer.samplers.base import BaseSampler, check_exponent
@@ -44,7 +42,8 @@ class GradientNormSampler(BaseSampler):
         tensor([0.0000, 0.2000, 0.4000, 0.4000], dtype=torch.float64)
     """
 
-    signal: ClassVar[str] = "gradient_norm"
+    signal = "gradient_norm"
+    settings = ("power",)
     _rule = "a gradient norm is a finite number of at least 0: check the gradients."
 
     def __init__(self, power: float = 1.0) -> None:
@@ -68,9 +67,3 @@ class GradientNormSampler(BaseSampler):
             # The scale of norms was unknown: 1 could be much larger or smaller than all of them.
             self._write(self._unscored_slots(), np.float32(self._largest))
         return priorities
-
-    def _settings(self) -> dict[str, Any]:
-        return {"power": self.power}
-
-    def __repr__(self) -> str:
-        return f"GradientNormSampler(power={self.power})"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchrl.data import PrioritizedSampler
-from torchrl.data.replay_buffers.samplers import (
-    Sampler,
-    SamplerWithoutReplacement,
-    SliceSampler,
-)
+from torchrl.data.replay_buffers.samplers import Sampler, SamplerWithoutReplacement, SliceSampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import empty_sampler, set_generator
@@ -67,7 +63,8 @@ class MixedSampler(BaseSampler):
         torch.Size([8])
     """
 
-    _file: ClassVar[str] = "mixed.pt"
+    settings = ("share",)
+    _shown = ("first", "second", "share")
 
     def __init__(self, first: Sampler, second: Sampler, share: float) -> None:
         for name, part in {"first": first, "second": second}.items():
@@ -87,59 +84,39 @@ class MixedSampler(BaseSampler):
                 f"first and second must expect the same signal, but {type(first).__name__} expects "
                 f"{signal_of(first)!r} and {type(second).__name__} {signal_of(second)!r}."
             )
-        self.first = first
-        self.second = second
-        self._share = float(share)
+        self.first, self.second = self.parts = first, second
+        self.share = float(share)
         self._prioritized = [part for part in self.parts if signal_of(part) is not None]
-        self._signal = signals.pop() if signals else "factor" if self._prioritized else None
+        self.signal = signals.pop() if signals else "factor" if self._prioritized else None
         self._num_slots = 0
 
     @property
-    def share(self) -> float:
-        """The share of the batch that is drawn from ``first``."""
-        return self._share
-
-    @property
-    def signal(self) -> str | None:
-        """What ``update_priority`` expects: the signal of the samplers that use priorities."""
-        return self._signal
+    def num_slots(self) -> int:
+        """The number of live slots that the sampler knows of."""
+        return self._num_slots
 
     @property
     def takes_td_errors(self) -> bool:
         """Whether ``update_priority`` expects TD errors if this is the sampler of the critics."""
         return bool(self._prioritized) and all(map(takes_td_errors, self._prioritized))
 
-    @property
-    def parts(self) -> tuple[Sampler, Sampler]:
-        """Both samplers."""
-        return self.first, self.second
-
     @torch.compiler.disable
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
         """Draws ``batch_size`` indices, those of ``first`` before those of ``second``."""
-        self._follow(storage)
-        if self._num_slots == 0:
-            raise RuntimeError("Cannot sample from an empty storage.")
-        if batch_size < 0:
-            raise ValueError(f"batch_size must be at least 0, got {batch_size}.")
-        count = self._rounded(self._share * batch_size)
-        counts = count, batch_size - count
+        self._prepare(storage, batch_size)
+        fraction, whole = math.modf(self.share * batch_size)
+        count = int(whole)
+        if fraction:  # rounded at random, so that the mean is exact
+            count += int(uniform(1, self.generator)[0] < fraction)
         draws = []
-        for part, size in zip(self.parts, counts, strict=True):
+        for part, size in zip(self.parts, (count, batch_size - count), strict=True):
             set_generator(part, self.generator)
             draws.append(_drawn(part, storage, size))
         (first, first_info), (second, second_info) = draws
         info = _joined_info((first_info, second_info), (_num_rows(first), _num_rows(second)))
         if isinstance(first, tuple):
-            return tuple(map(_joined, zip(first, second, strict=True))), info
-        return _joined((first, second)), info
-
-    def _rounded(self, expected: float) -> int:
-        """Rounds a number up or down at random, so that the mean is the number."""
-        fraction, count = math.modf(expected)
-        if fraction == 0:
-            return int(count)
-        return int(count) + int(uniform(1, self.generator)[0] < fraction)
+            return tuple(map(_joined, first, second)), info
+        return _joined(first, second), info
 
     def _follow(self, storage: Storage) -> None:
         for part in self.parts:
@@ -159,7 +136,7 @@ class MixedSampler(BaseSampler):
             probabilities_of(part, self._num_slots if storage is None else storage)
             for part in self.parts
         )
-        return self._share * first + (1 - self._share) * second
+        return self.share * first + (1 - self.share) * second
 
     def priority_age(self) -> float:
         """The mean age of the priorities in the first sampler that records it; NaN if none does."""
@@ -170,10 +147,8 @@ class MixedSampler(BaseSampler):
         return self._of_scored_part("unscored_fraction")
 
     def _of_scored_part(self, name: str) -> float:
-        for part in self.parts:
-            if getattr(part, "records_updates", hasattr(part, name)):
-                return getattr(part, name)()
-        return math.nan
+        scored = (p for p in self.parts if getattr(p, "records_updates", hasattr(p, name)))
+        return next((getattr(part, name)() for part in scored), math.nan)
 
     @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
@@ -227,9 +202,6 @@ class MixedSampler(BaseSampler):
             empty_sampler(part)
         self._num_slots = 0
 
-    def _settings(self) -> dict[str, Any]:
-        return {"share": self._share}
-
     def state_dict(self) -> dict[str, Any]:
         """The states of both samplers as plain tensors, numbers and strings."""
         return self._header() | {
@@ -253,9 +225,6 @@ class MixedSampler(BaseSampler):
         load_sampler_state(self.second, state_dict["second"])
         self._num_slots = state_dict["num_slots"]
 
-    def __repr__(self) -> str:
-        return f"MixedSampler({self.first!r}, {self.second!r}, share={self.share})"
-
 
 def _drawn(part: Sampler, storage: Storage, size: int) -> tuple[Any, dict[str, Tensor]]:
     if size == 0 and isinstance(part, SamplerWithoutReplacement):  # it cannot draw nothing
@@ -268,8 +237,7 @@ def _num_rows(index: Any) -> int:
     return len(index[0] if isinstance(index, tuple) else index)
 
 
-def _joined(tensors: tuple[Tensor, Tensor]) -> Tensor:
-    first, second = tensors
+def _joined(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first, second.to(first.device)])
 
 
@@ -279,12 +247,13 @@ def _joined_info(
     """The metadata of both draws, with the weight 1 for a sampler without weights."""
     first, second = infos
     shared = [key for key in first if key in second and key != _WEIGHT]
-    joined = {key: _joined((first[key], second[key])) for key in shared}
+    joined = {key: _joined(first[key], second[key]) for key in shared}
     if _WEIGHT in first or _WEIGHT in second:
         # TorchRL's PrioritizedSampler returns a scalar for a batch of one.
-        rows = [
-            torch.as_tensor(info.get(_WEIGHT, torch.ones(count))).reshape(count)
-            for info, count in zip(infos, counts, strict=True)
-        ]
-        joined[_WEIGHT] = _joined((rows[0], rows[1]))
+        joined[_WEIGHT] = _joined(
+            *(
+                torch.as_tensor(info.get(_WEIGHT, torch.ones(count))).reshape(count)
+                for info, count in zip(infos, counts, strict=True)
+            )
+        )
     return joined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,8 +48,10 @@ class RankPrioritizedSampler(BaseSampler):
         torch.Size([8])
     """
 
-    signal: ClassVar[str] = "td_error"
+    signal = "td_error"
     records_updates = False
+    settings = ("alpha",)
+    _shown = ("alpha", "beta")
     _first_maximum = 1.0
 
     def __init__(self, alpha: float = 0.7, beta: float = 0.5) -> None:
@@ -85,21 +87,11 @@ class RankPrioritizedSampler(BaseSampler):
         weight = (ranks.ratios(*ties) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
 
-    def _settings(self) -> dict[str, Any]:
-        return {"alpha": self.alpha}
-
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
         return super().state_dict() | {"beta": self.beta}
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state(state_dict)
-        self._check_number("beta", state_dict["beta"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
         self.beta = state_dict["beta"]
-
-    def __repr__(self) -> str:
-        return f"RankPrioritizedSampler(alpha={self.alpha}, beta={self.beta})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,47 +11,80 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray, flat_slots, stored_slots
-from torchrl_vmfer.samplers.distributions import uniform
+from torchrl_vmfer.samplers.distributions import check_count, uniform
 
 __all__ = ["OldSampler", "RecentSampler"]
 
 
-class WriteOrder:
-    """Finds the slot that was written last, second to last, and so on.
+class _WriteOrderSampler(BaseSampler):
+    """A sampler without priorities, whose draws depend only on the order of the writes.
 
     Round-robin writers fill the slots in ascending order and then start again at slot 0, so that
     the newest slot determines the order of all others. After other writes, the order is found by
     sorting, when it is needed.
-
-    Examples:
-        >>> order = WriteOrder()
-        >>> order.write(np.array([0, 1, 2, 3]))
-        >>> order.write(np.array([0, 1]))
-        >>> order.slots_of_age(np.array([0, 1, 2, 3]))
-        array([1, 0, 3, 2])
     """
 
-    def __init__(self) -> None:
+    records_updates = False
+    update_priority = Sampler.update_priority  # has no effect, and says so
+
+    def reset(self) -> None:
+        """Forgets the order of the slots."""
         self._written = SlotArray(np.int64)  # the number of the write to each slot
         self._num_writes = 0
         self._newest = -1
         self._is_ring = True
         self._sorted: np.ndarray | None = None  # slots by age, unless they form a ring
 
-    def __len__(self) -> int:
+    @property
+    def num_slots(self) -> int:
+        """The number of live slots that the sampler knows of."""
         return len(self._written)
 
-    @property
-    def numbers(self) -> np.ndarray:
-        """For each slot, a number that increases with the time of its last write; not copied."""
-        return self._written.array
+    def _ages(self, count: int) -> np.ndarray:
+        """Draws ages of slots, where the newest has age 0."""
+        raise NotImplementedError
 
-    def write(self, slots: np.ndarray) -> None:
-        """Records writes, the oldest first. Slots below them that were not reported are older."""
-        if len(slots) == 0:
-            return
-        self.resize(max(len(self), int(slots[0])))
-        length = max(len(self), int(slots.max()) + 1)
+    def _age_probabilities(self) -> np.ndarray:
+        """P of every age."""
+        raise NotImplementedError
+
+    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return torch.from_numpy(self._slots_of(self._ages(count))), {}
+
+    def _probabilities(self) -> np.ndarray:
+        probabilities = np.empty(self.num_slots)
+        probabilities[self._slots_of(np.arange(self.num_slots))] = self._age_probabilities()
+        return probabilities
+
+    def _slots_of(self, ages: np.ndarray) -> np.ndarray:
+        if not self._is_ring and self._sorted is None:
+            self._find_order()
+        if self._sorted is None:
+            return (self._newest - ages) % self.num_slots
+        return self._sorted[ages]
+
+    def _find_order(self) -> None:
+        numbers = self._written.array
+        self._is_ring = bool((np.diff(np.roll(numbers, -1 - self._newest)) > 0).all())
+        self._sorted = None if self._is_ring else np.argsort(-numbers, kind="stable")
+
+    @torch.compiler.disable
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Records the order of written slots. TorchRL calls it at every write."""
+        slots = stored_slots(flat_slots(index, storage))
+        if len(slots):
+            self._resize(max(self.num_slots, int(slots[0])))  # slots that were not reported
+            self._record(slots)
+
+    def _resize(self, length: int) -> None:
+        """Sets the number of slots. New slots count as written now, in ascending order."""
+        if length > self.num_slots:
+            self._record(np.arange(self.num_slots, length))
+        elif length < self.num_slots:
+            self._load(self._written.array[:length])
+
+    def _record(self, slots: np.ndarray) -> None:
+        length = max(self.num_slots, int(slots.max()) + 1)
         before = np.concatenate([[self._newest], slots[:-1]])
         follows = (slots == before + 1) | ((slots == 0) & (before == length - 1))
         self._is_ring = bool(self._is_ring and follows.all())
@@ -62,76 +95,20 @@ class WriteOrder:
         self._written.array[slots] = np.arange(first, self._num_writes)
         self._newest = int(slots[-1])
 
-    def resize(self, length: int) -> None:
-        """Sets the number of slots. New slots count as written now, in ascending order."""
-        if length > len(self):
-            self.write(np.arange(len(self), length))
-        elif length < len(self):
-            self.load(self.numbers[:length])
-
-    def load(self, numbers: np.ndarray) -> None:
-        """Restores the order from a copy of :attr:`numbers`."""
+    def _load(self, numbers: np.ndarray) -> None:
         self._written.load(numbers)
         self._num_writes = int(numbers.max(initial=-1)) + 1
         self._newest = int(numbers.argmax()) if len(numbers) else -1
         self._find_order()
 
-    def slots_of_age(self, ages: np.ndarray) -> np.ndarray:
-        """The slots with given ages, where the newest slot has age 0."""
-        if not self._is_ring and self._sorted is None:
-            self._find_order()
-        if self._sorted is None:
-            return (self._newest - ages) % len(self)
-        return self._sorted[ages]
-
-    def _find_order(self) -> None:
-        oldest_first = np.roll(self.numbers, -1 - self._newest)
-        self._is_ring = bool((np.diff(oldest_first) > 0).all())
-        self._sorted = None if self._is_ring else np.argsort(-self.numbers, kind="stable")
-
-
-class _WriteOrderSampler(BaseSampler):
-    """A sampler without priorities, whose draws depend only on the order of the writes."""
-
-    records_updates = False
-    update_priority = Sampler.update_priority  # has no effect, and says so
-    _file: ClassVar[str] = "write_order.pt"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._order = WriteOrder()
-
-    @property
-    def num_slots(self) -> int:
-        """The number of live slots that the sampler knows of."""
-        return len(self._order)
-
-    @torch.compiler.disable
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Records the order of written slots. TorchRL calls it at every write."""
-        self._order.write(stored_slots(flat_slots(index, storage)))
-
-    def _resize(self, length: int) -> None:
-        self._order.resize(length)
-
-    def reset(self) -> None:
-        """Forgets the order of the slots."""
-        self._order = WriteOrder()
-
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return self._header() | {"written": torch.from_numpy(self._order.numbers.copy())}
+        return self._header() | {"written": torch.from_numpy(self._written.array.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         self._check_header(state_dict)
-        self._check_state(state_dict)
-        self._order.load(state_dict["written"].cpu().numpy())
-
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        written = state_dict["written"]
-        if not (isinstance(written, Tensor) and written.dtype is torch.int64 and written.ndim == 1):
-            raise ValueError("written of the state is not a vector of integers.")
+        self._load(state_dict["written"].cpu().numpy())
 
 
 class RecentSampler(_WriteOrderSampler):
@@ -169,74 +146,43 @@ class RecentSampler(_WriteOrderSampler):
         tensor([0., 0., 0., 1.], dtype=torch.float64)
     """
 
+    settings = ("decay", "min_size", "cycle")
+
     def __init__(self, decay: float = 0.996, min_size: int = 5000, cycle: int = 1000) -> None:
         if not 0 < decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {decay!r}.")
-        for name, value in {"min_size": min_size, "cycle": cycle}.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+        check_count("min_size", min_size)
+        check_count("cycle", cycle)
         super().__init__()
-        self._decay, self._min_size, self._cycle = float(decay), min_size, cycle
-        self._position = 0  # the number of batches drawn in this cycle
-
-    @property
-    def decay(self) -> float:
-        """The factor by which the number of transitions shrinks from batch to batch."""
-        return self._decay
-
-    @property
-    def min_size(self) -> int:
-        """The smallest number of transitions to draw from."""
-        return self._min_size
-
-    @property
-    def cycle(self) -> int:
-        """The number of batches after which a cycle starts again."""
-        return self._cycle
-
-    def _num_recent(self) -> int:
-        """The number of transitions that the next batch is drawn from."""
-        size = self.num_slots * self._decay ** (self._position + 1)
-        return min(self.num_slots, max(int(size), self._min_size))
-
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
-        self._position = (self._position + 1) % self._cycle
-        return torch.from_numpy(self._order.slots_of_age(ages)), {}
-
-    def _probabilities(self) -> np.ndarray:
-        recent = self._num_recent()
-        probabilities = np.zeros(self.num_slots)
-        probabilities[self._order.slots_of_age(np.arange(recent))] = 1 / max(recent, 1)
-        return probabilities
+        self.decay, self.min_size, self.cycle = float(decay), min_size, cycle
 
     def reset(self) -> None:
         """Forgets the order of the slots and starts a cycle."""
         super().reset()
-        self._position = 0
+        self._position = 0  # the number of batches drawn in this cycle
 
-    def _settings(self) -> dict[str, Any]:
-        return {"decay": self._decay, "min_size": self._min_size, "cycle": self._cycle}
+    def _num_recent(self) -> int:
+        """The number of transitions that the next batch is drawn from."""
+        size = self.num_slots * self.decay ** (self._position + 1)
+        return min(self.num_slots, max(int(size), self.min_size))
+
+    def _ages(self, count: int) -> np.ndarray:
+        ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
+        self._position = (self._position + 1) % self.cycle
+        return ages
+
+    def _age_probabilities(self) -> np.ndarray:
+        recent = self._num_recent()
+        return (np.arange(self.num_slots) < recent) / max(recent, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
         return super().state_dict() | {"position": self._position}
 
-    def _check_state(self, state_dict: dict[str, Any]) -> None:
-        super()._check_state(state_dict)
-        position = state_dict["position"]
-        if not (isinstance(position, int) and 0 <= position < self._cycle):
-            raise ValueError(
-                f"position of the state is {position!r}, not a batch of a cycle of {self._cycle}."
-            )
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
         self._position = state_dict["position"]
-
-    def __repr__(self) -> str:
-        return f"RecentSampler(decay={self.decay}, min_size={self.min_size}, cycle={self.cycle})"
 
 
 class OldSampler(_WriteOrderSampler):
@@ -261,32 +207,19 @@ class OldSampler(_WriteOrderSampler):
         tensor([0.5000, 0.2071, 0.1589, 0.1340], dtype=torch.float64)
     """
 
+    settings = ("exponent",)
+
     def __init__(self, exponent: float = 2.0) -> None:
         if not 0.01 <= exponent <= 100:
             raise ValueError(f"exponent must lie in [0.01, 100], got {exponent!r}.")
         super().__init__()
-        self._exponent = float(exponent)
+        self.exponent = float(exponent)
 
-    @property
-    def exponent(self) -> float:
-        """How strongly old transitions are preferred."""
-        return self._exponent
-
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _ages(self, count: int) -> np.ndarray:
         newest = self.num_slots - 1
-        place = uniform(count, self.generator) ** self._exponent * self.num_slots
-        positions = np.minimum(place.astype(np.int64), newest)  # a power may round to 1
-        return torch.from_numpy(self._order.slots_of_age(newest - positions)), {}
+        place = uniform(count, self.generator) ** self.exponent * self.num_slots
+        return newest - np.minimum(place.astype(np.int64), newest)  # a power may round to 1
 
-    def _probabilities(self) -> np.ndarray:
-        count = self.num_slots
-        bounds = (np.arange(count + 1) / max(count, 1)) ** (1 / self._exponent)
-        probabilities = np.empty(count)
-        probabilities[self._order.slots_of_age(np.arange(count))] = np.diff(bounds)[::-1]
-        return probabilities
-
-    def _settings(self) -> dict[str, Any]:
-        return {"exponent": self._exponent}
-
-    def __repr__(self) -> str:
-        return f"OldSampler(exponent={self.exponent})"
+    def _age_probabilities(self) -> np.ndarray:
+        bounds = np.linspace(0, 1, self.num_slots + 1) ** (1 / self.exponent)
+        return np.diff(bounds)[::-1]

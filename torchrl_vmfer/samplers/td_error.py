@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,18 +13,11 @@ __all__ = ["InverseTDSampler", "LAPSampler"]
 
 
 class _TDErrorSampler(BaseSampler):
-    """A sampler with P ∝ max(|δ|, floor)^(sign · exponent), where δ is the stored TD error.
+    """A sampler with P ∝ max(|δ|, floor)^(sign · exponent), where δ is the stored TD error."""
 
-    A new transition gets the largest TD error so far, and at least ``floor``. Subclasses set
-    ``_sign``.
-
-    Args:
-        exponent: the exponent without its sign, from 0 (uniform) to 7.
-        floor: smaller TD errors count as this number.
-    """
-
-    signal: ClassVar[str] = "td_error"
+    signal = "td_error"
     _sign: ClassVar[int]
+    settings = ("exponent", "floor")
     _rule = "a TD error is a finite number of at least 0: pass |TD error|."
 
     def __init__(self, exponent: float = 0.4, floor: float = 1.0) -> None:
@@ -32,7 +25,7 @@ class _TDErrorSampler(BaseSampler):
         if not 1e-30 <= floor <= 1e30:
             raise ValueError(f"floor must lie in [1e-30, 1e30], got {floor!r}.")
         super().__init__(PowerDistribution(float(self._sign * exponent)))
-        self._floor = float(floor)
+        self.floor = float(floor)
 
     @property
     def exponent(self) -> float:
@@ -40,28 +33,12 @@ class _TDErrorSampler(BaseSampler):
         return self._sign * self._distribution.power
 
     @property
-    def floor(self) -> float:
-        """Smaller TD errors count as this number."""
-        return self._floor
-
-    @property
     def default_priority(self) -> float:
         """The TD error of a newly written slot: the largest one so far, and at least ``floor``."""
-        return max(self._largest, self._floor)
+        return max(self._largest, self.floor)
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
-        return np.maximum(super()._scored(slots, priorities), np.float32(self._floor))
-
-    def _settings(self) -> dict[str, Any]:
-        return {"exponent": self.exponent, "floor": self._floor}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        np.maximum(self._priorities.array, np.float32(self._floor), out=self._priorities.array)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(exponent={self.exponent}, floor={self.floor})"
+        return np.maximum(super()._scored(slots, priorities), np.float32(self.floor))
 
 
 class LAPSampler(_TDErrorSampler):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.directional import MAX_FACTOR
 from torchrl_vmfer.samplers.base import BaseSampler
@@ -15,22 +14,17 @@ from torchrl_vmfer.samplers.distributions import (
     LARGEST_WEIGHT,
     Distribution,
     Mode,
+    PoolDistribution,
     PowerDistribution,
     RankDistribution,
-    Resampling,
+    RejectionDistribution,
+    check_count,
     check_mode,
-    check_pool_size,
-    draw_by_inversion,
-    powers,
-    uniform,
 )
 from torchrl_vmfer.samplers.ranks import compiled_functions
 
 __all__ = ["VMFSampler"]
 
-# Proposals per missing draw in each round. If critics mostly agree, the first round suffices. With
-# all factors at 1, the lowest value for two critics, one proposal in e is accepted.
-_ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 _LARGEST_POWER = 100
 
 
@@ -87,7 +81,9 @@ class VMFSampler(BaseSampler):
         torch.Size([8])
     """
 
-    signal: ClassVar[str] = "factor"
+    signal = "factor"
+    settings = ("power", "pool_size")
+    _shown = ("mode", "power", "initial_factor", "smoothing", "pool_size")
     _first_maximum = None
 
     def __init__(
@@ -101,48 +97,43 @@ class VMFSampler(BaseSampler):
     ) -> None:
         check_mode(mode)
         if pool_size is not None:
-            check_pool_size("pool_size", pool_size)
-        if isinstance(power, bool) or not isinstance(power, (int, float)):
-            raise ValueError(f"power must be a number, got {power!r}.")
-        if not -_LARGEST_POWER <= power <= _LARGEST_POWER:
+            check_count("pool_size", pool_size)
+        is_number = isinstance(power, (int, float)) and not isinstance(power, bool)
+        if not (is_number and -_LARGEST_POWER <= power <= _LARGEST_POWER):
             raise ValueError(
-                f"power must lie in [-{_LARGEST_POWER}, {_LARGEST_POWER}], so that p^power does "
-                f"not overflow, got {power!r}."
+                f"power must be a number from -{_LARGEST_POWER} to {_LARGEST_POWER}, so that "
+                f"p^power does not overflow, got {power!r}."
             )
         if mode == "rank" and power != 1:
             raise ValueError(
                 f"power must be 1 with mode='rank', got {power!r}: ranks do not depend on it. Use "
                 "mode='uncertainty'."
             )
-        if not (0 < initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
-            raise ValueError(f"initial_factor must lie in (0, e], got {initial_factor}.")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}.")
-        super().__init__()
-        self._mode = mode
-        self._power = float(power)
         # The smallest factor whose power, or the inverse of it, does not overflow.
         self._smallest = LARGEST_WEIGHT ** (-1 / abs(power)) if power else 0.0
-        self._usual = (max(1e-30, self._smallest), MAX_FACTOR)
-        if initial_factor < self._smallest:
+        if not (self._smallest <= initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
             raise ValueError(
-                f"initial_factor must be at least {self._smallest:.3g} with power={power}, so that "
-                f"p^power does not overflow, got {initial_factor}."
+                f"initial_factor must lie in (0, e], and p^power must not overflow: it must be "
+                f"above {self._smallest:.3g} with power={power}, got {initial_factor}."
             )
+        self._usual = (max(1e-30, self._smallest), MAX_FACTOR)
+        self._mode = mode
+        self._power = float(power)
         self._pool_size = pool_size
-        self._pool = None if pool_size is None else Resampling(mode, self._power)
-        self._distribution = self._make_distribution()
         self.initial_factor = initial_factor
         self.smoothing = smoothing
-
-    def _make_distribution(self) -> Distribution | None:
-        """The distribution to draw from, or ``None`` if a pool or rejection is used."""
-        if self._pool is not None:
-            return None
-        if self._mode == "rank":
-            return RankDistribution()
-        # On average, rejection accepts at least one in e^power proposals.
-        return None if 0 <= self._power <= 1 else PowerDistribution(self._power)
+        distribution: Distribution
+        if pool_size is not None:
+            distribution = PoolDistribution(pool_size, mode, self._power)
+        elif mode == "rank":
+            distribution = RankDistribution()
+        elif 0 <= power <= 1:
+            distribution = RejectionDistribution(self._power, MAX_FACTOR)
+        else:
+            distribution = PowerDistribution(self._power)
+        super().__init__(distribution)
 
     @property
     def mode(self) -> Mode:
@@ -164,52 +155,6 @@ class VMFSampler(BaseSampler):
         """The factor of a newly written slot."""
         return self.initial_factor
 
-    def _draw_slots(self, count: int) -> np.ndarray:
-        if self._distribution is not None:
-            return super()._draw_slots(count)
-        factors = self._priorities.array
-        if self._pool is None or self._pool_size is None:
-            return self._draw_by_rejection(factors, count)
-        place = uniform(self._pool_size, self.generator)
-        slots = (place * len(factors)).astype(np.int64)
-        return slots[self._pool.draw(factors[slots], count, self.generator)]
-
-    def _draw_by_rejection(self, factors: np.ndarray, count: int) -> np.ndarray:
-        accepted: list[np.ndarray] = []
-        missing = count
-        bound = MAX_FACTOR**self._power
-        compiled = compiled_functions() if self._power == 1 else None
-        for proposals_per_draw in _ROUNDS:
-            size = int(proposals_per_draw * missing) + 16
-            random = uniform(2 * size, self.generator).reshape(2, size)
-            if compiled is not None:
-                slots = np.empty(size, np.int64)
-                slots = slots[: compiled.accept_slots(random, factors, bound, missing, slots)]
-            else:
-                slots = (random[0] * len(factors)).astype(np.int64)
-                weights = powers(factors[slots], self._power)
-                slots = slots[random[1] * bound < weights][:missing]
-            accepted.append(slots)
-            missing -= len(slots)
-            if missing == 0:
-                break
-        else:
-            # Critics never yield factors far below 1, but such factors are allowed.
-            weights = powers(factors, self._power)
-            accepted.append(draw_by_inversion(weights, missing, self.generator))
-        return accepted[0] if len(accepted) == 1 else np.concatenate(accepted)
-
-    def _probabilities(self) -> np.ndarray:
-        if self._pool is not None:
-            raise NotImplementedError(
-                f"With pool_size={self._pool_size} the probability of a slot is an average over "
-                "all pools, which has no closed form. Use pool_size=None for exact probabilities."
-            )
-        if self._distribution is not None:
-            return super()._probabilities()
-        weights = powers(self._priorities.array, self._power)
-        return weights / weights.sum()
-
     def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
         valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
         if not valid.all():
@@ -219,43 +164,22 @@ class VMFSampler(BaseSampler):
             f"{self._smallest:.3g}."
         )
 
-    @torch.compiler.disable
-    def update_priority(
-        self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
-    ) -> None:
-        """Sets the factors of some slots. If a slot occurs twice, the last factor wins.
-
-        Args:
-            index: the slots, as returned by ``sample``. Rows of -1 are skipped.
-            priority: one factor for all, or one for each index.
-            storage: passed by the replay buffer.
-        """
-        if storage is not None:
-            self._follow(storage)
-        if self.smoothing or not self._store(index, priority):
-            super().update_priority(index, priority, storage=storage)
-            return
-        self._count_update()
-        if self._distribution is not None:
-            self._distribution.mark(index.numpy())
-
-    def _store(self, index: Any, factors: Any) -> bool:
-        """Stores factors by a compiled function; ``False`` if they need the general path."""
-        compiled = compiled_functions()
+    def _store_compiled(self, index: Any, priorities: Any) -> bool:
+        compiled: Any = None if self.smoothing else compiled_functions()
         is_plain = (
             compiled is not None
             and type(index) is Tensor
-            and isinstance(factors, Tensor)
-            and (index.dtype, factors.dtype) == (torch.int64, torch.float32)
+            and isinstance(priorities, Tensor)
+            and (index.dtype, priorities.dtype) == (torch.int64, torch.float32)
             and index.ndim == 1
-            and index.shape == factors.shape
+            and index.shape == priorities.shape
             and len(index) > 0
             and all(
-                t.is_cpu and t.is_contiguous() and not t.requires_grad for t in (index, factors)
+                t.is_cpu and t.is_contiguous() and not t.requires_grad for t in (index, priorities)
             )
         )
         return is_plain and compiled.store_factors(
-            *(index.numpy(), factors.numpy(), *self._usual),
+            *(index.numpy(), priorities.numpy(), *self._usual),
             *(self._priorities.array, self._last_update.array, self._num_updates + 1),
         )
 
@@ -267,13 +191,3 @@ class VMFSampler(BaseSampler):
                 np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * priorities
             )
         return priorities
-
-    def _settings(self) -> dict[str, Any]:
-        return {"power": self._power, "pool_size": self._pool_size}
-
-    def __repr__(self) -> str:
-        power = "" if self.power == 1 else f"power={self.power:g}, "
-        return (
-            f"VMFSampler(mode={self.mode!r}, {power}initial_factor={self.initial_factor}, "
-            f"smoothing={self.smoothing}, pool_size={self.pool_size})"
-        )
