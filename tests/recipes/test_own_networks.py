@@ -150,7 +150,7 @@ def test_the_policy_of_a_custom_network_requires_its_module(straight_run, monkey
         (["network=my_networks.function"], "derived from Module, but my_networks defines it as"),
         (["network=my_networks.NoArguments"], "cannot be constructed"),
         (["network=my_networks.Gated", "network_kwargs.depth=3"], "depth"),
-        (["network=my_networks.Transposed"], r"maps an input of shape \[4\] \[\]"),
+        (["network=my_networks.Transposed"], r"maps an input of shape \[4\] to \[\]"),
         (["network=my_networks.Tuple"], "to tuple"),
         (["network=my_networks.Batched"], r"fails for an input of shape \[4\]"),
         (["network=my_networks.Branching"], "torch.vmap"),
