@@ -46,12 +46,12 @@ class TuneConfig(Config):
 def main() -> None:
     """Runs the trials that are missing and prints the best one."""
     names = ("--help", "-h", *(f"{each.name}=" for each in describe(TuneConfig)))
-    own = [each for each in sys.argv[1:] if each.startswith(names)]
+    mine = [each for each in sys.argv[1:] if each.startswith(names)]
     usage = "python recipes/tune.py <algorithm> [key=value or range]"
-    options = read_options(usage, own, TuneConfig)
+    options = read_options(usage, mine, TuneConfig)
     if optuna is None:
         raise UserError("A search needs another package: pip install '.[search]'.")
-    name, *given = [each for each in sys.argv[1:] if each not in own] or [""]
+    name, *given = [each for each in sys.argv[1:] if each not in mine] or [""]
     recipe = load_recipe(name)
     fixed, space, folder = _read(given, recipe)
     cfg = _check(fixed, space, recipe)
@@ -100,14 +100,10 @@ def _distribution(override: Override, config: type[Config]) -> Any:
 
 def _check(fixed: list[str], space: dict[str, Any], recipe: Recipe) -> TrainingConfig:
     """Checks all choices and the ends of all ranges. Returns the configuration of the first."""
-    ends = {
-        name: [*getattr(each, "choices", ())] or [each.low, each.high]
-        for name, each in space.items()
-    }
+    ends = {n: getattr(d, "choices", None) or (d.low, d.high) for n, d in space.items()}
     first = {name: values[0] for name, values in ends.items()}
-    others = [first | {name: value} for name in ends for value in ends[name][1:]]
-    for values in [*others, first]:
-        cfg = recipe.compose([*fixed, *_written(values)])
+    for changed in [*({name: value} for name in ends for value in ends[name]), {}]:
+        cfg = recipe.compose([*fixed, *_written(first | changed)])
     if not (space and isinstance(cfg, TrainingConfig)):
         raise UserError(
             "Give a recipe that writes eval.csv and a range: td3 'tau=interval(0,0.1)'."
@@ -144,11 +140,11 @@ def _search(
                 raise
         study.add_trial(optuna.trial.create_trial(**trial))
         with replacing(folder / "trials.csv") as file:
-            rows: list[Any] = [["trial", "state", options.objective, *space]]
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["trial", "state", options.objective, *space])
             for each in study.trials:
                 found = [each.params[name] for name in space]
-                rows.append([each.number, each.state.name.lower(), each.value, *found])
-            csv.writer(file, lineterminator="\n").writerows(rows)
+                writer.writerow([each.number, each.state.name.lower(), each.value, *found])
     failed = sum(each.value is None for each in study.trials)
     if failed == number:
         raise UserError(f"All {number} trials of {folder} failed: change the ranges.")

@@ -254,39 +254,13 @@ def gradients_of(params) -> list[Tensor | None]:
     return [params.get(key).grad for key in sorted(params.keys(True, True), key=str)]
 
 
-@pytest.fixture
-def td3() -> Algorithm:
-    return TD3
+def _fixture_of(algorithm: Algorithm) -> Any:
+    return pytest.fixture(name=algorithm.name)(lambda: algorithm)
 
 
-@pytest.fixture
-def sac() -> Algorithm:
-    return SAC
-
-
-@pytest.fixture
-def redq() -> Algorithm:
-    return REDQ
-
-
-@pytest.fixture
-def crossq() -> Algorithm:
-    return CROSSQ
-
-
-@pytest.fixture
-def tqc() -> Algorithm:
-    return TQC
-
-
-@pytest.fixture
-def td3_bc() -> Algorithm:
-    return TD3_BC
-
-
-@pytest.fixture
-def cql() -> Algorithm:
-    return CQL
+td3_fixture, sac_fixture, redq_fixture, crossq_fixture, tqc_fixture, td3_bc_fixture, cql_fixture = (
+    map(_fixture_of, (TD3, SAC, REDQ, CROSSQ, TQC, TD3_BC, CQL))
+)
 
 
 @pytest.fixture(params=[TD3, SAC], ids=lambda algorithm: algorithm.name)

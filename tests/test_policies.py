@@ -90,9 +90,6 @@ def test_entries_are_read_by_name_in_the_order_of_the_inputs():
         policy.act({"goal": np.array([1.0]), "body": {}})
     with pytest.raises(TypeError, match="pass a dictionary"):
         policy.act(np.zeros(3))
-
-
-def test_observations_of_a_wrong_shape_are_reported():
     with pytest.raises(ValueError, match=r"has the shape \[4\], but the policy needs \[3\]"):
         make_policy().act(np.zeros(4))
 

@@ -42,13 +42,7 @@ _REMOVED = re.compile(
 
 
 def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig) -> None:
-    """Loads the dataset of a run into its replay buffer and computes the normalization statistics.
-
-    Args:
-        agent: an agent without a collector.
-        env: the environment to learn for.
-        cfg: the configuration of the run.
-    """
+    """Loads the dataset of a run into its replay buffer and computes normalization statistics."""
     transitions = load_transitions(cfg.dataset or "", env, cfg.env)
     if len(transitions) > cfg.replay.buffer_size:
         raise UserError(
@@ -61,17 +55,9 @@ def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig) -> None
 
 
 def load_transitions(dataset: str, env: Environment, cfg: EnvConfig) -> TensorDict:
-    """Loads the transitions of a dataset, as the recipes store them.
+    """Loads the transitions of a dataset: a run directory, ``minari:<id>``, or a Minari folder.
 
-    Args:
-        dataset: a run directory; ``minari:`` and the id of a dataset; or a folder in Minari's
-            format.
-        env: the environment to learn for.
-        cfg: its configuration.
-
-    Returns:
-        float32 observations and rewards, actions scaled to [-1, 1], and the flags ``done`` and
-        ``terminated``. A time limit sets only the first.
+    Actions are scaled to [-1, 1]. A time limit sets ``done``, but not ``terminated``.
     """
     files = MinariFiles.find(dataset)
     if files is not None:
@@ -224,19 +210,12 @@ def _comparable(value: Any) -> Any:
 def _check(columns: dict[Any, Tensor], dataset: str, env: Environment, cfg: EnvConfig) -> None:
     """Checks lengths, sizes and values of transitions."""
     count = len(columns["action"])
-    if count == 0:
-        raise UserError(f"dataset={dataset} holds no transitions: choose another dataset.")
     size = env.observation_spec["observation"].shape
-    expected: dict[Any, tuple[tuple[int, ...], torch.dtype]] = {
-        "observation": (size, torch.float32),
-        "action": (env.action_spec.shape, torch.float32),
-        ("next", "observation"): (size, torch.float32),
-        ("next", "reward"): ((1,), torch.float32),
-        ("next", "done"): ((1,), torch.bool),
-        ("next", "terminated"): ((1,), torch.bool),
-    }
-    for key, (shape, dtype) in expected.items():
-        name, column = " ".join([key] if isinstance(key, str) else key), columns[key]
+    sizes = {"observation": size, "action": env.action_spec.shape, "reward": (1,)}
+    for key, column in columns.items():
+        name = " ".join([key] if isinstance(key, str) else key)
+        last = name.split()[-1]
+        shape, dtype = sizes.get(last, (1,)), torch.float32 if last in sizes else torch.bool
         if column.shape != (count, *shape) or column.dtype != dtype:
             raise UserError(
                 f"dataset={dataset} has {name!r} of shape {list(column.shape)} and type "

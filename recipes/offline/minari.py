@@ -24,17 +24,9 @@ _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 
 
 class Episode(NamedTuple):
-    """The arrays of an episode of n steps.
+    """The arrays of an episode of n steps."""
 
-    Attributes:
-        observations: ``[n + 1, ...]``, or a nested dictionary of such arrays.
-        actions: ``[n, ...]``.
-        rewards: ``[n]``.
-        terminations: ``[n]``.
-        truncations: ``[n]``.
-    """
-
-    observations: Any
+    observations: Any  # ``[n + 1, ...]``, or a nested dictionary of such arrays
     actions: np.ndarray
     rewards: np.ndarray
     terminations: np.ndarray
@@ -42,14 +34,7 @@ class Episode(NamedTuple):
 
 
 class MinariFiles:
-    """The files of one dataset.
-
-    Args:
-        folder: the folder of ``metadata.json`` and ``main_data.hdf5``.
-
-    Attributes:
-        folder: the same folder.
-    """
+    """The files of one dataset: ``metadata.json`` and ``main_data.hdf5`` in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,15 +56,7 @@ class MinariFiles:
 
     @classmethod
     def find(cls, dataset: str) -> MinariFiles | None:
-        """Finds the dataset that ``dataset=`` refers to.
-
-        Args:
-            dataset: ``minari:`` and the id of a dataset in Minari's local folder, or the path of a
-                folder in Minari's format.
-
-        Returns:
-            ``None`` for a path that is not such a folder.
-        """
+        """The files of ``minari:<id>`` or of a folder in Minari's format; ``None`` for others."""
         name = dataset.removeprefix(MINARI_PREFIX)
         local = Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser()
         folder = local / name if name != dataset else Path(dataset)

@@ -13,12 +13,7 @@ __all__ = ["ReferenceReturns", "reference_returns"]
 
 
 class ReferenceReturns(NamedTuple):
-    """The returns that correspond to scores of 0 and 100.
-
-    Attributes:
-        random: the return of a random policy.
-        expert: the return of an expert.
-        source: where the two come from.
+    """The returns that correspond to scores of 0 and 100, and where they come from.
 
     Example:
         >>> ReferenceReturns(-20.0, 180.0, "D4RL").score(80.0)
@@ -53,16 +48,10 @@ _D4RL = {
 
 
 def reference_returns(cfg: Any) -> ReferenceReturns | None:
-    """The reference returns of a run that learns from a dataset.
+    """The reference returns of a run that learns from a dataset, if they are known.
 
     Those of a Minari dataset take precedence over D4RL's, which apply only to the tasks as
     registered, without other arguments or wrappers.
-
-    Args:
-        cfg: the configuration of a run.
-
-    Returns:
-        ``None`` for a run without a dataset, and for one whose reference returns are unknown.
     """
     dataset = getattr(cfg, "dataset", None)
     if dataset is None:

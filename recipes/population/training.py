@@ -71,7 +71,7 @@ def maker(algorithm: str) -> Callable[..., Agent]:
 
 
 def _reported(cfg: Any, error: Exception) -> Exception:
-    """Prints the error of a member at once, because the others may run for hours."""
+    """Prints the error of a member immediately, because the others may run for hours."""
     if not isinstance(error, (UserError, NotServedError)):
         traceback.print_exception(error)
     print("error:", *f"{cfg.run_dir}: {error}".split(), file=sys.stderr)

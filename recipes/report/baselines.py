@@ -30,14 +30,11 @@ _MOST_LISTED = 8
 
 @dataclass(frozen=True)
 class Baseline:
-    """The settings of the baseline, as given by ``baseline=``.
+    """The settings of ``baseline=``: a sampler, or ``key=value`` pairs separated by commas.
 
     A method is compared with the method of the same algorithm that has these settings and is equal
     to it in all others. If a key of ``sampler`` or ``replay`` is named, all keys of this group may
     differ.
-
-    Args:
-        text: the name of a sampler, or ``key=value`` pairs separated by commas.
 
     Example:
         >>> str(Baseline("fresh")), str(Baseline("replay=per,sampler=fresh"))
@@ -117,34 +114,26 @@ class Baseline:
                 )
 
     def of(self, method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
-        """The baseline of a method.
-
-        Returns:
-            the baseline, or ``None``; and how it differs from the method, or why there is none.
-        """
+        """The baseline of a method, if there is one, and how it differs, or why there is none."""
+        family = self.family(method)
         matching = [
-            candidate
-            for candidate in candidates
-            if self.family(candidate) == self.family(method) and self.matches(candidate)
+            (len(differing := self.differing(method, other)), other, differing)
+            for other in candidates
+            if self.family(other) == family and self.matches(other)
         ]
         if not matching:
             return None, f"no finished run of {self.family_label(method)} with {self}"
-        usable = [other for other in matching if self._is_comparable(method, other)]
-        nearest = min(
-            usable or matching, key=lambda other: (len(self.differing(method, other)), other)
-        )
+        usable = [
+            (count, other, differing)
+            for count, other, differing in matching
+            if not count or (differing == ["num_critics"] and _ignores_extra_critics(method, other))
+        ]
+        _, nearest, differing = min(usable or matching)
         values = dict(nearest.settings)
-        differing = self.differing(method, nearest)
         told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
         if usable:
             return nearest, told
         return None, f"the nearest run with {self} has other hyperparameters: {told}"
-
-    def _is_comparable(self, method: Method, baseline: Method) -> bool:
-        differing = self.differing(method, baseline)
-        return not differing or (
-            differing == ["num_critics"] and _ignores_extra_critics(method, baseline)
-        )
 
 
 def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
@@ -157,10 +146,7 @@ def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
 
 def _is_equal(setting: str, text: str) -> bool:
     """Whether a setting, as Python writes it, has a value, as written on the command line."""
-    try:
-        value: Any = ast.literal_eval(setting)
-    except (ValueError, SyntaxError):
-        value = setting
+    value = ast.literal_eval(setting)
     if str(value) == text:
         return True
     try:

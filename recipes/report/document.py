@@ -96,14 +96,12 @@ class Table:
         """Writes the table with all digits; an estimate takes three columns."""
         columns: dict[str, Sequence[Value]] = {}
         for name in self.columns:
-            values = [row[name] for row in self.rows]
+            columns[name] = values = [row[name] for row in self.rows]
             # Decided by the column, because a single value may be missing.
             if any(isinstance(value, Estimate) for value in values):
                 parts = [v if isinstance(v, Estimate) else Estimate(math.nan) for v in values]
                 names = (name, f"{name} low", f"{name} high")
                 columns |= zip(names, zip(*parts, strict=True), strict=True)
-            else:
-                columns[name] = values
         frame = pd.DataFrame(columns, dtype=object)
         frame.to_csv(folder / f"{self.name}.csv", index=False, lineterminator="\n")
 
@@ -111,33 +109,33 @@ class Table:
 Block = Heading | Paragraph | Listing | Picture | Table
 
 
-def to_markdown(blocks: Sequence[Block], pictures: str) -> str:
-    """The document in Markdown; pictures are looked for in the folder ``pictures``."""
-    page = _environment().get_template("document.md.j2")
-    return page.render(blocks=blocks, pictures=pictures).strip() + "\n"
-
-
-def to_html(blocks: Sequence[Block], title: str) -> str:
-    """The document as one page that needs no other file."""
-    return _environment().get_template("document.html.j2").render(blocks=blocks, title=title)
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=lambda name: "html" in str(name),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["kind"] = lambda block: type(block).__name__
-    environment.filters["plain"] = _plain
-    environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    return environment
-
-
 def _plain(text: str) -> str:
     """Keeps names of files and methods from being read as Markdown or HTML."""
     for mark in "\\`*_{}[]<>|":
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=lambda name: "html" in str(name),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters |= {
+    "kind": lambda block: type(block).__name__,
+    "plain": _plain,
+    "base64": lambda data: base64.b64encode(data).decode(),
+}
+
+
+def to_markdown(blocks: Sequence[Block], pictures: str) -> str:
+    """The document in Markdown; pictures are looked for in the folder ``pictures``."""
+    page = _TEMPLATES.get_template("document.md.j2")
+    return page.render(blocks=blocks, pictures=pictures).strip() + "\n"
+
+
+def to_html(blocks: Sequence[Block], title: str) -> str:
+    """The document as one page that needs no other file."""
+    return _TEMPLATES.get_template("document.html.j2").render(blocks=blocks, title=title)

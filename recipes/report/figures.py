@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,7 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vmfer_recipes.report.inference import Estimate
 from vmfer_recipes.report.methods import Method, Task
-from vmfer_recipes.report.results import Average, Cell, Comparison, Study
+from vmfer_recipes.report.study import Average, Cell, Comparison, Study
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
 __all__ = ["curve_figures", "improvement_figures"]
@@ -60,14 +62,9 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
     per_line = int(figure.get_figwidth() * 10.5)  # characters of this size that fit
     wrapped = [textwrap.fill(name, per_line - 6) for name in names]
     longest = max(len(line) for name in wrapped for line in name.splitlines())
-    figure.legend(
-        handles,
-        wrapped,
-        loc="outside lower center",
-        ncols=max(1, min(3, per_line // (longest + 6))),
-        frameon=False,
-        fontsize=10.5,
-    )
+    columns = max(1, min(3, per_line // (longest + 6)))
+    look = {"ncols": columns, "frameon": False, "fontsize": 10.5}
+    figure.legend(handles, wrapped, loc="outside lower center", **look)
 
 
 def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]:
@@ -87,7 +84,11 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
                     if metric in cell.curves:
                         label = f"{study.method_labels[cell.method]} · {_seeds(cell)}"
                         _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
-                _finish_axes(axes, f"{_STATISTICS[statistic]} over seeds")
+                axes.set_title(f"{_STATISTICS[statistic]} over seeds", fontsize=12)
+                axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+                axes.xaxis.set_major_locator(MaxNLocator(6))
+                axes.margins(x=0.01)
+                _finish_axes(axes, "environment steps")
             axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
         name = study.baseline.family_label(cells[0].method)
         figure.suptitle(f"{name} on {study.task_labels[task]}", fontsize=14)
@@ -116,32 +117,20 @@ def _draw_curve(
 ) -> None:
     curve, (color, number) = cell.curves[metric], style
     steps = curve["step"]
-    axes.plot(
-        steps,
-        curve[statistic],
-        color=color,
-        linestyle=_STROKES[number % len(_STROKES)],
-        linewidth=1.9,
-        marker="o",
-        markersize=4.5,
-        markerfacecolor="white" if _has_few_seeds(cell) else color,
-        markevery=max(1, len(steps) // 10),
-        label=label,
-    )
+    marker = {"marker": "o", "markersize": 4.5, "markevery": max(1, len(steps) // 10)}
+    marker["markerfacecolor"] = "white" if _has_few_seeds(cell) else color
+    stroke = {"linestyle": _STROKES[number % len(_STROKES)], "linewidth": 1.9, "color": color}
+    axes.plot(steps, curve[statistic], label=label, **stroke, **marker)  # type: ignore[arg-type]
     if len(cell.runs) > 1:
         low, high = curve[f"{statistic}_low"], curve[f"{statistic}_high"]
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _finish_axes(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=12)
-    axes.set_xlabel("environment steps", fontsize=12)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+def _finish_axes(axes: Axes, label: str, grid: Literal["x", "both"] = "both") -> None:
+    axes.set_xlabel(label, fontsize=12)
     axes.tick_params(labelsize=10.5)
-    axes.grid(alpha=0.25)
+    axes.grid(axis=grid, alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(x=0.01)
 
 
 def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
@@ -173,17 +162,13 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
         left.axvline(100, color=GRAY, linewidth=1)
         right.axvline(0.5, color=GRAY, linewidth=1)
-        left.set_xlabel("area under the curve, % of the baseline's", fontsize=12)
-        right.set_xlabel("probability of improvement", fontsize=12)
+        _finish_axes(left, "area under the curve, % of the baseline's", "x")
+        _finish_axes(right, "probability of improvement", "x")
         right.set_xlim(-0.03, 1.03)
         left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], list(places))
         left.set_ylim(heights[-1] + 0.75, -0.75)
-        for axes in (left, right):
-            axes.tick_params(labelsize=10.5)
-            axes.grid(axis="x", alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
-            for span in spans[1:]:
-                axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
+        for axes, span in itertools.product((left, right), spans[1:]):
+            axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
         for name, (color, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
             left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=color, label=name)
         single = any(math.isnan(row.probability.low) for row in rows)
@@ -223,6 +208,5 @@ def _count_seeds(result: Comparison | Average) -> str:
 
 
 def _draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
-    if not math.isnan(estimate.low):
-        axes.plot([estimate.low, estimate.high], [y, y], color=look["color"], linewidth=2.2)
+    axes.plot([estimate.low, estimate.high], [y, y], color=look["color"], linewidth=2.2)
     axes.plot(estimate.value, y, markersize=6.5, linestyle="none", **look)  # type: ignore[arg-type]

@@ -41,10 +41,8 @@ class Estimate(NamedTuple):
 
     def shown(self, pattern: str) -> str:
         """Number and interval as a string."""
-        if math.isnan(self.low):
-            return f"{pattern.format(self.value)} [one seed]"
         value, low, high = map(pattern.format, self)
-        return f"{value} [{low}, {high}]"
+        return f"{value} [one seed]" if math.isnan(self.low) else f"{value} [{low}, {high}]"
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
@@ -59,8 +57,7 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 def mean_improvement(*cells: np.ndarray) -> float:
     """The mean over tasks of the mean score in percent of the baseline's.
 
-    Args:
-        *cells: the method's scores task by task, and then the baseline's in the same order.
+    The cells are the method's scores task by task, then the baseline's in the same order.
     """
     return 100 * float(np.mean([x.mean() / y.mean() for x, y in _tasks(cells)]))
 
@@ -68,8 +65,7 @@ def mean_improvement(*cells: np.ndarray) -> float:
 def probability_of_improvement(*cells: np.ndarray) -> float:
     """The fraction of pairs of seeds in which the score beats the baseline's; a tie is half.
 
-    Args:
-        *cells: as for :func:`mean_improvement`. The fractions of tasks are averaged.
+    The cells are those of :func:`mean_improvement`. The fractions of tasks are averaged.
     """
     wins = [np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)) for x, y in _tasks(cells)]
     return float(np.mean(wins))
@@ -93,10 +89,7 @@ def estimate(statistic: Callable[..., Any], *cells: np.ndarray) -> Estimate:
 
 
 def column_estimates(scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and interquartile mean over seeds of each column, with intervals.
-
-    Args:
-        scores: ``[seeds, columns]``, such as the steps of learning curves.
+    """Mean and interquartile mean over seeds of each column of ``[seeds, columns]``.
 
     Returns:
         ``mean``, ``mean_low``, ``mean_high``, ``iqm``, ``iqm_low``, ``iqm_high``: ``[columns]``.
@@ -142,14 +135,9 @@ def paired_difference(x: np.ndarray, y: np.ndarray, repetitions: int = 10_000) -
     value = float((x - y).mean())
     if len(x) < 2:
         return Estimate(value)
-    found = stats.bootstrap(
-        (x, y),
-        _mean_difference,
-        paired=True,
-        n_resamples=repetitions,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    )
+    resampling: dict[str, Any] = {"paired": True, "n_resamples": repetitions}
+    resampling |= {"method": "percentile", "rng": np.random.default_rng(0)}
+    found = stats.bootstrap((x, y), _mean_difference, **resampling)
     return Estimate(value, *map(float, found.confidence_interval))
 
 
@@ -171,8 +159,7 @@ def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
     if min(len(x), len(y)) == 1:  # any of the scores could have been the single one
         single = x if len(x) == 1 else y
         return min(1.0, 2 * float(min((scores >= single).mean(), (scores <= single).mean())))
-    divisions = math.comb(len(scores), len(x))
-    return _randomization_p((x, y), _mean_difference, divisions)
+    return _randomization_p((x, y), _mean_difference, math.comb(len(scores), len(x)))
 
 
 def sign_flip_p(differences: np.ndarray) -> float:
@@ -187,8 +174,7 @@ def sign_flip_p(differences: np.ndarray) -> float:
     """
     if len(differences) == 1:
         return 1.0
-    combinations = 2 ** len(differences)
-    return _randomization_p((differences,), lambda x, axis: x.mean(axis), combinations)
+    return _randomization_p((differences,), lambda x, axis: x.mean(axis), 2 ** len(differences))
 
 
 def _randomization_p(
@@ -217,22 +203,15 @@ def best_possible_p(*tasks: tuple[int, int]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's corrected p-values, in the order of the given ones.
-
-    Example:
-        >>> holm([0.5, 0.25, 0.125])
-        [0.5, 0.5, 0.375]
-    """
+    """Holm's corrected p-values, in the order of the given ones."""
     return multipletests(p_values, method="holm")[1].tolist() if p_values else []
 
 
 def smallest_detectable_difference(x: np.ndarray, y: np.ndarray, level: float = 0.05) -> float:
     """The difference in means that a two-sided t-test detects with a probability of 80 %.
 
-    With the pooled standard deviation ``s`` of both samples and the quantiles of Student's t with
-    ``n + m - 2`` degrees of freedom, it is ``(t(1 - level / 2) + t(0.8)) s √(1 / n + 1 / m)``. It
-    is NaN if no sample has two scores, so that the spread is unknown. Of logarithms, it is that of
-    the smallest ratio.
+    It is NaN if no sample has two scores, so that the spread is unknown. Of logarithms, it is that
+    of the smallest ratio.
     """
     freedom = len(x) + len(y) - 2
     if freedom < 1:

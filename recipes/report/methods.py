@@ -40,8 +40,7 @@ class Task:
     @property
     def version(self) -> str:
         """The version: ``v4``, or nothing."""
-        found = re.search(r"-(v\d+)$", self.environment)
-        return found.group(1) if found else ""
+        return self.environment.removeprefix(self.name)[1:]
 
 
 @dataclass(frozen=True, order=True)
@@ -69,17 +68,13 @@ class Method:
         return [key for key in keys if key.split(".")[0] not in free]
 
 
-def distinguishing_keys(
-    cells: Iterable[tuple[Task, Method]],
-) -> dict[tuple[str, str], set[str]]:
+def distinguishing_keys(cells: Iterable[tuple[Task, Method]]) -> dict[tuple[str, str], set[str]]:
     """By family and sampler, the hyperparameters in which methods differ on the same task."""
-    alike: dict[tuple[Task, str, str], list[Method]] = defaultdict(list)
-    for task, method in cells:
-        alike[task, method.family, method.sampler].append(method)
+    first: dict[tuple[Task, str, str], Method] = {}
     told: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for (_, family, sampler), group in alike.items():
-        differing = set(group[0].settings).symmetric_difference
-        told[family, sampler] |= {key for method in group for key, _ in differing(method.settings)}
+    for task, method in cells:
+        other = first.setdefault((task, method.family, method.sampler), method)
+        told[method.family, method.sampler].update(method.differing(other, ()))
     return told
 
 
@@ -91,13 +86,13 @@ def label_methods(cells: Collection[tuple[Task, Method]], named: set[str]) -> di
     unless the name of the sampler or of the replay already stands for them.
     """
     told = distinguishing_keys(cells)
+    named = {key for key in named if not key.startswith(("sampler.", "replay."))}
     values: dict[tuple[str, str], set[str | None]] = defaultdict(set)
     for _, method in cells:
         for key in named:
-            if not key.startswith(("sampler.", "replay.")):
-                values[method.algorithm, key].add(dict(method.settings).get(key))
+            values[method.algorithm, key].add(dict(method.settings).get(key))
     labels = {}
-    for method in {method for _, method in cells}:
+    for _, method in cells:
         settings = dict(method.settings)
         varying = {key for key in named if len(values[method.algorithm, key]) > 1}
         pairs = [

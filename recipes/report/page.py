@@ -19,7 +19,7 @@ from vmfer_recipes.report.document import (
     to_html,
     to_markdown,
 )
-from vmfer_recipes.report.results import Average, Comparison, Study
+from vmfer_recipes.report.study import Average, Comparison, Study
 
 __all__ = ["check_folder", "summary", "write_report"]
 
@@ -28,23 +28,15 @@ _TITLE = "Methods compared with their baselines"
 
 def check_folder(folder: Path) -> None:
     """Raises an error if a report would replace files in a folder that are not part of a report."""
-    markdown, page = folder / "report.md", folder / "report.html"
-    if _is_report(markdown, f"# {_TITLE}\n"):
-        files = [page] if page.is_file() and not _is_report(page, "<!DOCTYPE html>") else []
-    else:
-        files = [file for file in (markdown, page, *_earlier(folder)) if file.is_file()]
-    if files:
-        raise UserError(
-            f"{files[0]} was not written by this program and would be replaced: move it, or choose "
-            "another out=."
-        )
-
-
-def _is_report(file: Path, start: str) -> bool:
-    if not file.is_file():
-        return False
-    content = file.read_bytes()
-    return content.startswith(start.encode()) and _TITLE.encode() in content
+    markdown = folder / "report.md"
+    if markdown.is_file() and markdown.read_bytes().startswith(f"# {_TITLE}\n".encode()):
+        return
+    for file in (markdown, folder / "report.html", *_earlier(folder)):
+        if file.is_file():
+            raise UserError(
+                f"{file} was not written by this program and would be replaced: move it, or choose "
+                "another out=."
+            )
 
 
 def _earlier(folder: Path) -> list[Path]:
@@ -133,14 +125,14 @@ def summary(study: Study) -> list[str]:
         numbers = [f"P(improvement) {result.probability.shown('{:.2f}')}"]
         if result.improvement is not None:
             numbers.insert(0, f"AUC {result.improvement.shown('{:.0f} %')} of the baseline's")
-        end = ""
+        end = "."
         if isinstance(result, Comparison):
             numbers.append(f"p = {result.p_value:.2g}")
             if result.corrected_p != result.p_value:
                 numbers.append(f"corrected {result.corrected_p:.2g}")
-            end = f" {_smallest_effect(result)}"
+            end = f". {_smallest_effect(result)}"
         method, place = study.method_labels[result.method], study.place(result)
-        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}.{end}")
+        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}{end}")
     return lines
 
 

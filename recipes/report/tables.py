@@ -12,8 +12,8 @@ import yaml
 
 from vmfer_recipes.report.document import Table, Value
 from vmfer_recipes.report.inference import REPETITIONS, Estimate, column_estimates
-from vmfer_recipes.report.results import LEVEL, Cell, Comparison, Study
 from vmfer_recipes.report.runs import FINAL_SHARE
+from vmfer_recipes.report.study import LEVEL, Cell, Comparison, Study
 
 __all__ = [
     *("EXPLANATIONS", "NAMES", "average_table", "comparison_table", "curve_table"),
@@ -209,18 +209,13 @@ def curve_table(study: Study) -> Table:
 
 def run_table(study: Study) -> Table:
     """The runs that were used."""
-    rows: _Rows = [
-        {
-            **_place(study, cell),
-            "seed": run.seed,
-            "evaluated to step": int(run.steps[-1]),
-            "AUC of return": float(cell.area["return"][i]) if cell.complete else None,
-            "final return": float(cell.final["return"][i]) if cell.complete else None,
-            "run": run.path,
-        }
-        for cell in _all_cells(study)
-        for i, run in enumerate(cell.runs)
-    ]
+    rows: _Rows = []
+    for cell in _all_cells(study):
+        for i, run in enumerate(cell.runs):
+            row = {**_place(study, cell), "seed": run.seed, "evaluated to step": int(run.steps[-1])}
+            for name, scores in {"AUC of return": cell.area, "final return": cell.final}.items():
+                row[name] = float(scores["return"][i]) if cell.complete else None
+            rows.append({**row, "run": run.path})
     formats = dict.fromkeys(("AUC of return", "final return"), "{:,.1f}")
     return Table("runs", _caption("runs"), rows, formats)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.colors import Normalize
@@ -11,8 +12,7 @@ from matplotlib.patheffects import withStroke
 
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 from vmfer_recipes.toy.agents import OPTIMAL_ACTION, FixedCritics, action_grid
-from vmfer_recipes.toy.record import ANGLE_EDGES, Record, mean_interval
-from vmfer_recipes.toy.selection import WAYS, angle
+from vmfer_recipes.toy.record import ANGLE_EDGES, WAYS, Record, angle, mean_interval
 from vmfer_recipes.toy.settings import ShootingConfig
 
 __all__ = ["draw"]
@@ -55,7 +55,7 @@ def _example(noise: float, seed: int) -> Figure:
         surfaces.plot_surface(  # type: ignore[attr-defined]
             x, y, values.numpy(), color=color, alpha=0.6, rcount=40, ccount=40
         )
-        # A surface has no legend of its own.
+        # A surface is not shown in the legend.
         surfaces.plot([], [], [], color=color, linewidth=4, label=f"$Q_{index + 1}$")
     surfaces.set_title("Two critics that still differ")
     surfaces.view_init(elev=28, azim=-50)  # type: ignore[attr-defined]
@@ -70,16 +70,8 @@ def _example(noise: float, seed: int) -> Figure:
         arrows.contour(x, y, smooth[index], levels=8, colors=color, alpha=0.35, linestyles="solid")
         at, along = (x[some], y[some]), slopes[index][some].numpy().transpose(2, 0, 1)
         name = f"$\\partial Q_{index + 1} / \\partial a$"
-        arrows.quiver(
-            *at,
-            *along,
-            color=color,
-            label=name,
-            angles="xy",
-            scale_units="xy",
-            scale=16,
-            width=0.004,
-        )
+        size: Any = {"angles": "xy", "scale_units": "xy", "scale": 16, "width": 0.004}
+        arrows.quiver(*at, *along, color=color, label=name, **size)
     arrows.set_title("The direction in which each critic moves the action")
 
     plane = figure.add_subplot(1, 3, 3)

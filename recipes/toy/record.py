@@ -1,4 +1,8 @@
-"""Trains the actors of the three ways, and compares them in tables."""
+"""Trains actors with three ways of choosing transitions, and compares them in tables.
+
+All transitions have the same state and differ by the noise on their action. A choice is a mask
+``[seed, batch]``, based on the gradients ``[critic, seed, batch, 2]`` of the losses l_i = -Q_i.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchrl_vmfer import directional
 from vmfer_recipes.toy.agents import (
     ACTION_BOUND,
+    OPTIMAL_ACTION,
     Actors,
     Critics,
     FixedCritics,
@@ -26,15 +32,52 @@ from vmfer_recipes.toy.agents import (
     from_each,
     reward,
 )
-from vmfer_recipes.toy.selection import WAYS, angle, oracle, uncertainty, uniform
 from vmfer_recipes.toy.settings import ShootingConfig
 
-__all__ = ["Record", "Snapshot", "compare", "mean_interval", "verdict"]
+__all__ = ["WAYS", "Record", "Snapshot", "angle", "compare", "mean_interval", "verdict"]
+
+WAYS = ("uniform", "uncertainty", "oracle")  # of choosing transitions
 
 ANGLE_EDGES = np.linspace(0, 180, 37)  # of the bins of angles, in degrees
 _BINS = len(ANGLE_EDGES) - 1
 # Critics change most at the beginning, so most of their pictures are taken there.
 _MOMENTS = (0.02, 0.06, 0.2, 0.4, 1.0)
+
+
+def uniform(gradients: Tensor) -> Tensor:
+    """Selects all transitions."""
+    return torch.ones(gradients.shape[1:-1], dtype=torch.bool)
+
+
+def uncertainty(gradients: Tensor, low_uncertainty: float, largest_angle: float = 180.0) -> Tensor:
+    """Selects the fraction of each batch on whose direction the critics agree best.
+
+    Transitions with an angle above ``largest_angle`` degrees are left out in any case.
+    """
+    # The factor of two critics depends on the angle only, and no acos blurs small angles.
+    factor = directional.sampling_factor(gradients, used=0)
+    count = max(1, round(low_uncertainty * factor.shape[-1]))
+    best = factor.topk(count, dim=-1).indices
+    used = torch.zeros_like(factor, dtype=torch.bool).scatter(-1, best, True)
+    return used & (angle(gradients) <= largest_angle)
+
+
+def oracle(gradients: Tensor, action: Tensor) -> Tensor:
+    """Selects transitions whose first gradient moves the action ``[seed, 2]`` toward a*."""
+    wanted = action.new_tensor(OPTIMAL_ACTION) - action
+    return (-gradients[0] * wanted[:, None]).sum(-1) > 0
+
+
+def angle(gradients: Tensor) -> Tensor:
+    """The angle in degrees between the gradients ``[2, *batch, 2]`` of two critics.
+
+    Two directions at an angle Θ have a resultant of length cos(Θ/2).
+
+    Examples:
+        >>> angle(torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 5.0], [-3.0, 0.0]]]))
+        tensor([ 90., 180.])
+    """
+    return torch.rad2deg(2 * directional.resultant_length(gradients).acos())
 
 
 def compare(cfg: ShootingConfig) -> Record:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
-from study import ARMS, CELLS, CONFIRMATORY, Cell, rounds
+from study import ARMS, CELLS, CONFIRMATORY, NUM_SEEDS, ROUND, Cell, rounds
 
 HERE = Path(__file__).parent
 ALPHA, BOUND, RESAMPLES = 0.05, 0.1, 10_000
@@ -30,14 +30,14 @@ def load(folder: Path, cells: Sequence[Cell] = CELLS) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
-def check_complete(runs: pd.DataFrame) -> None:
-    """Ends the program unless the tables have exactly the runs of the protocol."""
-    planned = {(cell.name, run.arm, run.seed) for cell, chosen in rounds() for run in chosen}
-    names = ["cell", "arm", "seed"]
-    found = [tuple(row) for row in runs[names].itertuples(index=False)] if len(runs) else []
-    if set(found) != planned or len(found) != len(planned):
-        done = len(planned & set(found))
-        sys.exit(f"{done} of {len(planned)} runs are done: nothing is compared before the last.")
+def complete(runs: pd.DataFrame, number: int) -> pd.DataFrame:
+    """The runs of the first rounds of the protocol. Ends the program if one is missing."""
+    planned = [(cell.name, *run) for cell, chosen in rounds(number) for run in chosen]
+    found = runs.set_index(["cell", "arm", "seed"]) if len(runs) else runs
+    missing = len(set(planned) - set(found.index))
+    if missing:
+        sys.exit(f"{missing} runs are missing: nothing is compared before the last.")
+    return found.loc[planned].reset_index()
 
 
 class Effects:
@@ -230,13 +230,14 @@ def main() -> None:
     """Prints the analysis."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pilot", action="store_true")
+    parser.add_argument("--rounds", type=int, default=NUM_SEEDS // ROUND)
     options = parser.parse_args()
     runs = load(HERE / ("pilot" if options.pilot else "tables"))
     if options.pilot:
         describe(runs)
         plan(runs)
         return
-    check_complete(runs)
+    runs = complete(runs, options.rounds)
     effects = Effects(runs)
     verdicts = confirmatory(effects)
     mechanism(effects, verdicts["power4"])

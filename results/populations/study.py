@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 HERE = Path(__file__).parent
@@ -43,18 +44,18 @@ class Cell:
 _SUITE = "env.backend=dm_control env.action_repeat="
 _LONG = "log_interval=1000"  # the length of an episode
 CELLS = (
-    Cell("td3", "GoalReaching3-v0", 5_000, 1.0, 4.0),
-    Cell("td3", "GoalReaching6-v0", 8_000, 1.0, 4.0),
-    Cell("td3", "PlanarQuadrotor-v0", 10_000, 1.0, 4.0),
-    Cell("td3", "Reacher-v5", 6_000, 1.0, 4.0),
-    Cell("td3", "Pusher-v5", 8_000, 1.0, 4.0),
-    Cell("td3", "Walker2d-v4", 12_000, 1.0, 4.0),
-    Cell("td3", "HalfCheetah-v4", 15_000, 1.0, 4.0, _LONG),
-    Cell("td3", "cheetah-run", 12_000, 1.0, 4.0, f"{_SUITE}4"),
-    Cell("td3", "walker-stand", 10_000, 1.0, 4.0, f"{_SUITE}2"),
-    Cell("sac", "GoalReaching6-v0", 8_000, 1.0, 4.0),
-    Cell("sac", "Reacher-v5", 6_000, 1.0, 4.0),
-    Cell("sac", "HalfCheetah-v4", 15_000, 1.0, 4.0, _LONG, has_per=True),
+    Cell("td3", "GoalReaching3-v0", 5_000, 1.91, 2.3),
+    Cell("td3", "GoalReaching6-v0", 8_000, 2.08, 2.6),
+    Cell("td3", "PlanarQuadrotor-v0", 10_000, 1.69, 2.1),
+    Cell("td3", "Reacher-v5", 6_000, 1.13, 0.0),
+    Cell("td3", "Pusher-v5", 8_000, 1.20, 0.0),
+    Cell("td3", "Walker2d-v4", 12_000, 1.57, 3.1),
+    Cell("td3", "HalfCheetah-v4", 15_000, 1.24, 0.0, _LONG),
+    Cell("td3", "cheetah-run", 12_000, 1.47, 0.0, f"{_SUITE}4"),
+    Cell("td3", "walker-stand", 10_000, 1.55, 0.0, f"{_SUITE}2"),
+    Cell("sac", "GoalReaching6-v0", 8_000, 1.54, 2.7),
+    Cell("sac", "Pusher-v5", 10_000, 1.35, 2.8, has_per=True),
+    Cell("sac", "Reacher-v5", 6_000, 1.33, 0.0),
 )
 ARMS = {
     "fresh": "sampler=fresh",
@@ -77,9 +78,9 @@ class Run(NamedTuple):
     seed: int
 
 
-def rounds() -> Iterator[tuple[Cell, list[Run]]]:
+def rounds(number: int = NUM_SEEDS // ROUND) -> Iterator[tuple[Cell, list[Run]]]:
     """The runs in their order: each round has all cells, and the same seeds in all of them."""
-    for first in range(0, NUM_SEEDS, ROUND):
+    for first in range(0, number * ROUND, ROUND):
         arms = tuple(ARMS) if first < NUM_SEEDS // 2 else CONFIRMATORY
         seeds = range(FIRST_SEED + first, FIRST_SEED + first + ROUND)
         for cell in CELLS:
@@ -91,6 +92,25 @@ def pilot(arms: Sequence[str]) -> Iterator[tuple[Cell, list[Run]]]:
     """Runs with seeds that the study does not use."""
     for cell in CELLS:
         yield cell, [Run(arm, seed) for arm in arms for seed in range(100, 104)]
+
+
+def print_doses(tables: Path) -> None:
+    """Prints the doses with which the controls match power 4 in the pilot.
+
+    The age of ``old`` is k/(1+k) on average. The saturation of ``saturated`` is a parabola through
+    the mean saturations of two doses and of ``fresh``, dose 0, which is also the dose in cells
+    where power 4 does not raise the saturation.
+    """
+    for cell in CELLS:
+        means = read_table(tables, cell).groupby("arm")[["age", "saturation"]].mean()
+        age, saturation = means.loc["power4"]
+        runs = {arm: value for arm, value in means["saturation"].items() if ":" in arm}
+        doses = [0.0, *(float(arm.split(":")[1]) for arm in runs)]
+        parabola = np.polyfit(doses, [means["saturation"]["fresh"], *runs.values()], 2)
+        grid = np.arange(0, max(doses), 0.1)
+        found = grid[np.abs(np.polyval(parabola, grid) - saturation).argmin()]
+        found = found if saturation > means["saturation"]["fresh"] else 0.0
+        print(f"{cell.name}: old {age / (1 - age):.2f}, saturated {found:.1f}")
 
 
 def overrides(cell: Cell, arm: str) -> list[str]:
@@ -164,7 +184,7 @@ def measured(cell: Cell, run: Run, run_dir: Path, is_finished: bool) -> dict[str
         "status": "finished" if is_finished else "diverged",
         "auc": returns.mean(),
         "final": returns.iloc[-max(len(returns) // 10, 1) :].mean(),
-        "episodes": round((interval / table["episode_length"]).sum()),
+        "episodes": int(table["num_episodes"].sum()),
         "age": table["relative_age"].mean(),
         "saturation": table["saturation"].mean(),
         "effective_fraction": (table["effective_sample_size"] / table["stored_transitions"]).mean(),
@@ -194,8 +214,11 @@ def main() -> None:
     parser.add_argument("--worker", default="0/1", help="which of how many: 0/2 and 1/2")
     parser.add_argument("--runs", type=Path, default=Path("runs/population_study"))
     parser.add_argument("--cells", nargs="+", metavar="NAME", default=[cell.name for cell in CELLS])
+    parser.add_argument("--doses", action="store_true", help="print the doses of the controls")
     parser.add_argument("--pilot", nargs="+", metavar="ARM", help="arms, as in saturated:6")
     options = parser.parse_args()
+    if options.doses:
+        return print_doses(HERE / "pilot")
     worker, workers = map(int, options.worker.split("/"))
     tables = HERE / ("pilot" if options.pilot else "tables")
     for cell, runs in pilot(options.pilot) if options.pilot else rounds():

@@ -232,15 +232,18 @@ def test_batches_that_are_not_served_are_refused():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", ["observation", "reward", "weight"])
+@pytest.mark.parametrize("place", ["observation", "reward", "first weight", "second weight"])
+@pytest.mark.parametrize("rows", [9, 64])  # products of 64 rows and 128 units skip zeros
 @pytest.mark.parametrize("algorithm", ["td3", "sac", "tqc"])
-def test_numbers_that_are_not_finite_propagate_as_in_pytorch(algorithm, place, value):
-    expected, agent = pair(algorithm)
-    batch = make_batch(9)
-    if place == "weight":
+def test_numbers_that_are_not_finite_propagate_as_in_pytorch(algorithm, rows, place, value):
+    shape = Shape() if rows == 9 else Shape(hidden=(128, 128), critic_hidden=(128, 128))
+    expected, agent = pair(algorithm, shape)
+    batch = make_batch(rows, shape)
+    if "weight" in place:
+        layer = "0" if place == "first weight" else "2"
         for each in (expected, agent):
             with torch.no_grad():
-                each.loss.qvalue_network_params.get(("module", "0", "weight"))[0, 3, 2] = value
+                each.loss.qvalue_network_params.get(("module", layer, "weight"))[0, 3, 2] = value
     else:
         (batch if place == "observation" else batch["next"])[place][4, 0] = value
     compiled = agent.compiled()

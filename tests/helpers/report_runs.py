@@ -35,10 +35,11 @@ def write_report_run(
         "total_frames": total,
         "num_critics": 2,
         "utd_ratio": 1,
+        "critic_lr": 0.001,
         "algorithm": algorithm,
         "env": {"name": env},
-        "replay": {"name": replay},
-        "sampler": {"name": sampler},
+        "replay": {"name": replay, "kind": replay},
+        "sampler": {"name": sampler, "kind": "shared" if sampler == "uniform" else sampler},
         "eval_interval": interval,
     }
     composed = OmegaConf.create(config)

@@ -22,8 +22,27 @@ from torchrl_vmfer import (
     RecentSampler,
     VMFSampler,
 )
+from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.distributions import PowerDistribution
 
 ALPHA, BETA = 0.7, 0.5
+
+
+class CubeSampler(BaseSampler):
+    """A sampler with no more than CONTRIBUTING.md asks for."""
+
+    signal = "td_error"
+    settings = ("power",)
+
+    def __init__(self, power=3.0):
+        super().__init__(PowerDistribution(power))
+        self.power = power
+
+    @property
+    def default_priority(self):
+        return 1.0
+
+
 # Samplers whose probabilities are a known function of the priorities.
 MAKERS = {
     "uncertainty": partial(VMFSampler, "uncertainty"),
@@ -37,6 +56,7 @@ EVERY = MAKERS | {
     "smoothed": partial(VMFSampler, smoothing=0.9),
     "pool": partial(VMFSampler, "rank", pool_size=16),
     "gradient_norm": GradientNormSampler,
+    "custom": CubeSampler,
     "recent": partial(RecentSampler, 0.8, 2, 5),
     "old": partial(OldSampler, 3.0),
     "vmf_random": lambda: MixedSampler(VMFSampler(power=8), RandomSampler(), 0.3),

@@ -115,15 +115,6 @@ def test_a_run_that_ended_early_is_an_error_unless_it_is_known_to_have_diverged(
     assert capsys.readouterr().out == ""
 
 
-def test_a_run_that_diverged_keeps_its_last_evaluation(analysis, tmp_path, monkeypatch):
-    file = tmp_path / "run" / "eval.csv"
-    write_run(file, 400, evaluations=21)
-    monkeypatch.setattr(analysis, "DIVERGED", {file})
-    returns = analysis.read_returns(file)
-    assert returns.shape == (41,)
-    assert (returns[20:] == 200).all()
-
-
 @pytest.mark.parametrize(
     "rows", ["", "0,1\n10000,2\n", "".join(f"{5000 * i},1\n" for i in range(42))]
 )
@@ -150,31 +141,6 @@ def test_the_reading_follows_the_protocol(analysis, ratio, high, corrected_p, ex
     found = {"H1": comparison, "H2": nothing, "H3": nothing, "H4": nothing}
     (line,) = analysis.readings(found)
     assert line.startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "ratio", "expected"),
-    [
-        ("H2", 1.6, "H2 (rank weights): the paper's claim is supported on this task."),
-        ("H3", 0.6, "H3: PER alone harms."),
-        ("H4", 1.6, "H4: vMFER adds to PER."),
-        ("H4", 0.6, "H4: vMFER harms beside PER."),
-    ],
-)
-def test_the_readings_of_the_other_hypotheses(analysis, name, ratio, expected):
-    estimate = analysis.Estimate(1.0, 0.8, 1.2)
-    nothing = analysis.Comparison(estimate, estimate, estimate, 1.0, 1.0)
-    found = dict.fromkeys(analysis.HYPOTHESES, nothing)
-    found[name] = nothing._replace(ratio=analysis.Estimate(ratio, 0.5, 1.9), corrected_p=0.01)
-    assert expected in analysis.readings(found)
-
-
-def test_a_wide_interval_of_either_mode_leaves_the_claim_undecided(analysis):
-    estimate = analysis.Estimate(1.0, 0.8, 1.2)
-    nothing = analysis.Comparison(estimate, estimate, estimate, 1.0, 1.0)
-    wide = nothing._replace(ratio=analysis.Estimate(1.1, 0.8, 1.6))
-    found = dict.fromkeys(analysis.HYPOTHESES, nothing) | {"H2": wide}
-    assert analysis.readings(found) == ["H1, H2: undecided at this size."]
 
 
 def test_the_program_prints_all_tables_and_draws_the_curves(analysis, study, capsys):

@@ -137,6 +137,6 @@ def test_a_diverged_run_keeps_its_lowest_value(study, tmp_path):
     cell = study.Cell("td3", "GoalReaching3-v0", 3000, 1.0, 1.0)
     columns = ["relative_age", "saturation", "effective_sample_size", "stored_transitions"]
     table = pd.DataFrame({"step": [1500, 2000], "episode_return": [-4.0, -2.0]})
-    table.assign(episode_length=100, **dict.fromkeys(columns, 1)).to_csv(tmp_path / "train.csv")
+    table.assign(num_episodes=5, **dict.fromkeys(columns, 1)).to_csv(tmp_path / "train.csv")
     row = study.measured(cell, study.Run("rank", 1), tmp_path, is_finished=False)
     assert (row["auc"], row["status"], row["curve"]) == (-3.5, "diverged", "-4 -2 -4 -4")

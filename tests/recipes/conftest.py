@@ -255,6 +255,29 @@ def crashed_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def crash():
+    """``crash(algorithm, run_dir, *overrides, at=155)``: a run that fails before a step."""
+    return _crash
+
+
+@pytest.fixture
+def assert_resumes_exactly(tmp_path):
+    """``assert_resumes_exactly(algorithm, *overrides, at, saved)``: crashes a run and resumes it.
+
+    ``saved`` is the step of its last checkpoint. Returns the same run without the crash.
+    """
+
+    def check(algorithm: str, *overrides: str, at: int = 100, saved: int = 65) -> Path:
+        straight = _train(algorithm, tmp_path / "straight", *overrides)
+        crashed = _crash(algorithm, tmp_path / "crashed", *overrides, at=at)
+        assert _checkpoint(crashed)["step"] == saved
+        _assert_same_run(straight, _train(algorithm, crashed, *overrides))
+        return straight
+
+    return check
+
+
+@pytest.fixture(scope="session")
 def at_step():
     """``with at_step(step, act)``: calls ``act`` before the given step of a run."""
     return _at_step

@@ -109,24 +109,11 @@ def test_state_in_containers_and_generators_resumes_bitwise():
         pytest.param("sac", "false", marks=pytest.mark.slow),
     ],
 )
-def test_float64_actions_train_and_resume(
-    algorithm, fast, train, at_step, assert_equal, checkpoint, table, tmp_path
-):
-    def crash():
-        raise KeyboardInterrupt
-
+def test_float64_actions_train_and_resume(algorithm, fast, assert_resumes_exactly, checkpoint):
     options = ("env.name=Lever-v0", f"fast={fast}", "total_frames=131", "num_eval_episodes=1")
     options += ("checkpoint_interval=65", "log_interval=40")
-    whole = train(algorithm, tmp_path / "whole", *options)
-    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
-        train(algorithm, tmp_path / "stopped", *options)
-    assert checkpoint(tmp_path / "stopped")["step"] == 65
-    train(algorithm, tmp_path / "stopped", *options)
-    rows = rows_in(checkpoint(whole)["parts"]["replay"])
-    assert rows["action"].dtype == torch.float32
-    assert_equal(rows, rows_in(checkpoint(tmp_path / "stopped")["parts"]["replay"]))
-    for name in ("train.csv", "eval.csv"):
-        assert table(whole / name) == table(tmp_path / "stopped" / name)
+    run = assert_resumes_exactly(algorithm, *options)
+    assert rows_in(checkpoint(run)["parts"]["replay"])["action"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("fast", ["true", pytest.param("false", marks=pytest.mark.slow)])
@@ -215,14 +202,10 @@ def test_state_dict_of_an_environment_or_an_object_is_used(name, ball, monkeypat
 
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_run_with_other_objects_says_so_and_restarts_its_episode(
-    num_envs, train, at_step, checkpoint, tmp_path, capfd
+    num_envs, train, crash, checkpoint, tmp_path, capfd
 ):
-    def crash():
-        raise KeyboardInterrupt
-
     options = ("env.name=Bouncing-v0", f"num_envs={num_envs}", "total_frames=131")
-    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
-        train("td3", tmp_path, *options)
+    crash("td3", tmp_path, *options, at=100)
     message = "restart the interrupted episode, because Bouncing.ball (Ball)"
     assert capfd.readouterr().err.count(message) == 1
     train("td3", tmp_path, *options)

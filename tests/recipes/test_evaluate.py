@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import pickle
 import shutil
 import sys
 
@@ -68,10 +67,6 @@ def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play):
     assert second == expected
 
 
-def test_a_missing_run_dir_shows_the_usage(error_line):
-    assert "recipes/evaluate.py <run_dir>" in error_line()
-
-
 def test_a_directory_that_holds_no_run_is_rejected(error_line, tmp_path):
     line = error_line(tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in line
@@ -131,25 +126,6 @@ def test_a_corrupt_policy_is_rejected(error_line, copy, keep):
 def test_a_corrupt_config_is_rejected(error_line, copy, content):
     (copy / "config.yaml").write_text(content)
     assert str(copy / "config.yaml") in error_line(copy)
-
-
-class Malicious:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
-@pytest.mark.parametrize(
-    "save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))]
-)
-def test_code_in_a_policy_is_not_executed(error_line, copy, tmp_path, save):
-    save({"weight": Malicious(tmp_path / "executed")}, copy / "policy.pt")
-    assert str(copy / "policy.pt") in error_line(copy)
-    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(

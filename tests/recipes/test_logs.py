@@ -198,14 +198,9 @@ def test_offline_wandb_logs_tables_hyperparameters_and_group(train, wandb_home, 
             ), column
 
 
-def test_a_resumed_run_continues_the_same_run_at_wandb(train, at_step, wandb_home, tmp_path):
+def test_a_resumed_run_continues_the_same_run_at_wandb(train, crash, wandb_home, tmp_path):
     arguments = ("logger=wandb", "logger.offline=true", *SHORT)
-
-    def crash():
-        raise ConnectionError
-
-    with at_step(90, crash), pytest.raises(ConnectionError):
-        train("td3", tmp_path / "run", *arguments)
+    crash("td3", tmp_path / "run", *arguments, at=90)
     train("td3", tmp_path / "run", *arguments)
     runs = [_records(data)[0] for data in (tmp_path / "run").rglob("offline-run-*/*.wandb")]
     assert len({run.run_id for run in runs}) == 1

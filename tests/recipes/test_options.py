@@ -98,7 +98,8 @@ def order_of_updates(configuration, tmp_path, monkeypatch):
 
     def record(algorithm, *overrides):
         recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
-        cfg = to_config(configuration(algorithm, tmp_path, "init_random_frames=60", *overrides))
+        general = ("fast=false", "init_random_frames=60")  # it calls `step`
+        cfg = to_config(configuration(algorithm, tmp_path, *general, *overrides))
         session = RecordingSession(80)
         agent = recipe.make_agent(cfg)
         for name in ("critic_optimizer", "actor_optimizer", "targets"):

@@ -149,24 +149,15 @@ def test_error_in_a_wrapper_shows_its_line(elsewhere, train):
         train("td3", elsewhere / "run", WINDY[0], "env.wrappers=[my_broken.Broken]")
 
 
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("fast", ["true", pytest.param("false", marks=pytest.mark.slow)])
-def test_wrapper_with_state_and_statistics_resume_exactly(
-    fast, elsewhere, train, at_step, checkpoint, assert_same_run
-):
-    def crash():
-        raise KeyboardInterrupt
-
+def test_wrapper_with_state_and_statistics_resume_exactly(fast, assert_resumes_exactly):
     options = (*COMPOSED, f"fast={fast}", "total_frames=131", "checkpoint_interval=65")
-    straight = train("td3", elsewhere / "straight", *options)
-    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
-        train("td3", elsewhere / "crashed", *options)
-    assert checkpoint(elsewhere / "crashed")["step"] == 65
-    train("td3", elsewhere / "crashed", *options)
-    assert_same_run(straight, elsewhere / "crashed")
+    assert_resumes_exactly("td3", *options)
 
 
 def test_wrapper_that_counts_across_episodes_resumes_exactly_in_evaluations(
-    elsewhere, train, at_step, assert_same_run
+    elsewhere, assert_resumes_exactly
 ):
     (elsewhere / "my_drift.py").write_text(
         "import gymnasium as gym\n"
@@ -177,16 +168,9 @@ def test_wrapper_that_counts_across_episodes_resumes_exactly_in_evaluations(
         "        return reward + self.steps\n"
     )
 
-    def crash():
-        raise KeyboardInterrupt
-
     wrappers = "env.wrappers=[my_drift.Drift,gymnasium.wrappers.NormalizeReward]"
     options = (COMPOSED[0], wrappers, "total_frames=131", "eval_interval=40")
-    straight = train("td3", elsewhere / "straight", *options)
-    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
-        train("td3", elsewhere / "crashed", *options)
-    train("td3", elsewhere / "crashed", *options)
-    assert_same_run(straight, elsewhere / "crashed")
+    assert_resumes_exactly("td3", *options, "checkpoint_interval=65")
 
 
 def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(

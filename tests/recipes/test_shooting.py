@@ -16,8 +16,15 @@ from vmfer_recipes.config.training import to_config
 from vmfer_recipes.toy import record as recording
 from vmfer_recipes.toy.agents import Critics, FixedCritics, Networks, action_grid, reward
 from vmfer_recipes.toy.drawing import draw
-from vmfer_recipes.toy.record import compare, mean_interval, verdict
-from vmfer_recipes.toy.selection import WAYS, angle, oracle, uncertainty
+from vmfer_recipes.toy.record import (
+    WAYS,
+    angle,
+    compare,
+    mean_interval,
+    oracle,
+    uncertainty,
+    verdict,
+)
 
 SMALL = ("seeds=3", "updates=20", "hidden=[16,16]", "batch_size=32", "log_interval=5")
 # Gradients of two critics for five seeds, at all angles.

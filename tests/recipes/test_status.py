@@ -121,12 +121,6 @@ def test_a_later_sweep_does_not_hide_the_remaining_runs_of_another(tmp_path):
     assert _states(tmp_path / "runs/a") == {"0": "done", "1": "left"}
 
 
-def test_the_same_sweep_has_one_record(tmp_path):
-    first = _record_sweep(tmp_path, "runs/0", "runs/1")
-    assert _record_sweep(tmp_path, "runs/1", "runs/0") == first
-    assert _record_sweep(tmp_path, "runs/0", "runs/1", "runs/2") != first
-
-
 @pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
 def test_runs_outside_the_folder_of_the_record(tmp_path, is_absolute):
     start, out = tmp_path / "start", tmp_path / "out"
@@ -183,13 +177,6 @@ def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
             program.main()
         assert exit_.value.code == 2
         assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_one_run_is_in_the_singular(tmp_path, monkeypatch, capsys):
-    _record_sweep(tmp_path, "runs/0")
-    monkeypatch.setattr(sys, "argv", ["status.py", str(tmp_path)])
-    importlib.import_module("vmfer_recipes.status").main()
-    assert "the speed of 1 run is not known yet" in capsys.readouterr().out
 
 
 def test_the_program_imports_neither_torch_nor_gymnasium():

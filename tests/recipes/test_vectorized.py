@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 
 import gymnasium as gym
 import numpy as np
@@ -137,20 +136,11 @@ INTERRUPTED = (
     ids="-".join,
 )
 def test_run_that_crashed_within_a_round_ends_like_an_uninterrupted_one(
-    overrides, train, at_step, checkpoint, assert_same_run, table, tmp_path
+    overrides, assert_resumes_exactly, table
 ):
-    def crash():
-        raise KeyboardInterrupt
-
     algorithm, *options = overrides
-    options = [*INTERRUPTED, *options]
-    straight = train(algorithm, tmp_path / "straight", *options)
-    with at_step(185, crash), pytest.raises(KeyboardInterrupt):
-        train(algorithm, tmp_path / "crashed", *options)
-    state = checkpoint(tmp_path / "crashed")["parts"]["collector"]
-    assert (state["steps"], state["frames"]) == (160, 162)
-    train(algorithm, tmp_path / "crashed", *options)
-    assert_same_run(straight, tmp_path / "crashed")
+    # A round has three frames: the checkpoint of step 160 is within one.
+    straight = assert_resumes_exactly(algorithm, *INTERRUPTED, *options, at=185, saved=160)
     lengths = [row["episode_length"] for row in table(straight / "train.csv")]
     assert lengths == ["", "", "", "50.0", ""]
 
@@ -172,24 +162,14 @@ def test_environments_start_in_different_states(train, checkpoint, tmp_path):
 
 @pytest.mark.parametrize("fast", ["true", pytest.param("false", marks=pytest.mark.slow)])
 def test_hindsight_does_not_mix_the_episodes_of_several_environments(
-    fast, train, at_step, checkpoint, assert_equal, table, tmp_path
+    fast, assert_resumes_exactly, checkpoint
 ):
-    def crash():
-        raise KeyboardInterrupt
-
     options = (
         "replay=her", "env=FetchReach-v4", "num_envs=3", f"fast={fast}", "total_frames=191",
         "init_random_frames=150", "checkpoint_interval=170", "eval_interval=1000",
         "log_interval=20", "replay.buffer_size=160",
     )  # fmt: skip
-    straight = train("td3", tmp_path / "straight", *options)
-    crashed = tmp_path / "crashed"
-    with at_step(185, crash), pytest.raises(KeyboardInterrupt):
-        train("td3", crashed, *options)
-    shutil.copytree(crashed, tmp_path / "copy")
-    train("td3", crashed, *options)
-    assert table(straight / "train.csv") == table(crashed / "train.csv")
-    assert_equal(*(checkpoint(each)["parts"]["replay"] for each in (straight, crashed)))
+    straight = assert_resumes_exactly("td3", *options, at=185, saved=170)
     rows = rows_in(checkpoint(straight)["parts"]["replay"])
     assert rows["environment"].unique().tolist() == [0, 1, 2]
 

@@ -75,11 +75,3 @@ def test_the_actor_draws_from_existing_data(actor, delayed_init):
 def test_a_sampler_by_factors_is_not_taken_for_that_of_the_critics(sampler):
     with pytest.raises(TypeError, match="actor_sampler="):
         ActorCriticReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler)
-
-
-def test_the_printed_buffer_shows_both_samplers():
-    buffer = ActorCriticReplayBuffer(
-        storage=LazyTensorStorage(10), actor_sampler=VMFSampler("rank")
-    )
-    assert "critic_sampler=RandomSampler" in repr(buffer)
-    assert "actor_sampler=VMFSampler(mode='rank'" in repr(buffer)

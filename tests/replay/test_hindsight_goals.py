@@ -79,15 +79,6 @@ def test_observations_tell_episodes_apart_if_achieved_goals_are_stored_once():
     assert buffer.episode_index.episode(3).tolist() == [3, 4, 5]
 
 
-@each_strategy
-def test_without_trajectory_numbers_episodes_end_at_done(strategy):
-    world = World(trajectories=False)
-    buffer = make(strategy=strategy)
-    for count in (10, 30, 5, 50, 1):
-        buffer.extend(world.steps(count))
-        assert_goals_are_those_enumerated(buffer, world, strategy)
-
-
 @pytest.mark.parametrize("storage", [LazyMemmapStorage, ListStorage, LazyStackStorage])
 def test_every_storage_of_one_dimension_works_and_keeps_the_original_goals(storage):
     world = World(2)

@@ -39,12 +39,6 @@ def test_goal_next_goal_and_reward_change_together_and_nothing_else_does(side, s
     assert_equal(batch.exclude(*changed, "index"), original.exclude(*changed, "index"))
 
 
-def test_no_next_goal_is_added_to_data_without_one():
-    buffer = make()
-    buffer.extend(World().steps(20).exclude(("next", "desired_goal")))
-    assert ("next", "desired_goal") not in buffer.sample().keys(True)
-
-
 def test_dtypes_equal_the_stored_ones():
     buffer = make()
     rows = World().steps(20)
@@ -110,14 +104,6 @@ def test_the_actors_goals_require_one_entry_and_no_reward(monkeypatch):
     assert set(batch.keys()) == {"observation", "desired_goal", "index"}
     assert read == [("next", "achieved_goal")]
     assert (batch["desired_goal"] != ORIGINAL).all()
-
-
-def test_observations_alone_require_no_goals(monkeypatch):
-    buffer = make(reward_fn=unexpected)
-    buffer.extend(World().steps(20))
-    read = columns_read(buffer, monkeypatch)
-    assert set(buffer.sample_actor(keys=["observation"]).keys()) == {"observation", "index"}
-    assert read == []
 
 
 @pytest.mark.parametrize(

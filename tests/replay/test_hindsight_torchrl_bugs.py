@@ -1,17 +1,13 @@
 """Bugs of TorchRL 0.14.1's HERReplayBuffer that this package does not have."""
 
-import copy
-
 import pytest
 import torch
-from tensordict import TensorDict
 from torchrl.envs.transforms import CatTensors
 
 from helpers.hindsight import (
     ORIGINAL,
     World,
     assert_equal,
-    assert_goals_are_those_enumerated,
     each_strategy,
     make,
     pairs,
@@ -20,15 +16,6 @@ from helpers.hindsight import (
 
 # Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
-
-
-def test_a_full_buffer_is_extended_by_several_rows():
-    # There: RuntimeError at the next sample.
-    world, buffer = World(), make()
-    for _ in range(20):
-        buffer.extend(world.steps(7))
-        buffer.sample()
-    assert_goals_are_those_enumerated(buffer, world, "future")
 
 
 @each_strategy
@@ -62,18 +49,6 @@ def test_buffer_transforms_see_the_new_goals():
         assert torch.equal(batch["input"][:, 3:], batch["desired_goal"])
 
 
-@each_strategy
-def test_interleaved_environments_are_not_mixed(strategy):
-    # There: two thirds of the goals came from the other environment.
-    buffer = make(strategy=strategy, batch_size=512)
-    for start in range(0, 90, 6):
-        numbers = [100 * environment + start + step for environment in (1, 2) for step in range(6)]
-        done = [start == 84 and number % 100 == 89 for number in numbers]
-        buffer.extend(transitions(numbers, done, [number // 100 for number in numbers]))
-        numbers, goals = pairs(buffer.sample())
-        assert [number // 100 for number in numbers] == [goal // 100 for goal in goals]
-
-
 def test_one_seed_gives_identical_samples_for_any_global_generator():
     # There: goals are drawn by the global generator.
     rows = World().steps(50)
@@ -85,15 +60,3 @@ def test_one_seed_gives_identical_samples_for_any_global_generator():
         samples.append((buffer.sample(), buffer.sample_actor()))
     for first, second in zip(*samples, strict=True):
         assert_equal(first, second)
-
-
-def test_loading_does_not_change_the_callers_state():
-    # There: an entry is removed.
-    buffer = make()
-    buffer.extend(World().steps(50))
-    state = buffer.state_dict()
-    before = copy.deepcopy(state)
-    make().load_state_dict(state)
-    assert state.keys() == before.keys()
-    assert set(TensorDict(state["actor_sampler"]).keys()) == set(before["actor_sampler"])
-    assert torch.equal(state["actor_sampler"]["priorities"], before["actor_sampler"]["priorities"])

@@ -62,31 +62,6 @@ def test_same_rows_slots_and_samples(buffers, sizes):
         assert set(expected.keys(True, True)) == set(sample.keys(True, True))
 
 
-def test_overwriting_the_source_does_not_change_stored_transitions(buffers):
-    buffer, transition = buffers[0], rows(1, 0)
-    expected = transition.clone()
-    buffer.extend(transition)
-    transition["observation"].zero_()
-    transition["next", "reward"].zero_()
-    buffer.extend(transition)
-    assert torch.equal(buffer.storage[:1]["observation"], expected["observation"])
-    assert torch.equal(buffer.storage[:1]["next", "reward"], expected["next", "reward"])
-
-
-def test_state_is_loaded(buffers):
-    buffer = buffers[0]
-    buffer.extend(rows(14, 0))
-    other = TensorDictReplayBuffer(storage=RowStorage(CAPACITY), writer=RowWriter(), batch_size=4)
-    other.extend(rows(1, 9))
-    other.load_state_dict(buffer.state_dict())
-    slots = torch.arange(CAPACITY)
-    assert (other.storage.get(slots) == buffer.storage.get(slots)).all()
-    other.extend(rows(1, 5))
-    assert torch.equal(
-        other.storage.get(torch.tensor([4]))["observation"], rows(1, 5)["observation"]
-    )
-
-
 def test_rows_of_another_type_are_converted(buffers):
     buffer, other = buffers[0], rows(2, 1)
     buffer.extend(rows(3, 0))
@@ -96,16 +71,6 @@ def test_rows_of_another_type_are_converted(buffers):
     buffer.extend(other)
     stored = buffer.storage[:][3:5]
     assert (stored == expected.select(*stored.keys(True, True))).all()
-
-
-def test_rows_that_are_views_are_written(buffers):
-    for buffer in buffers:
-        buffer.extend(rows(3, 0))
-        other = rows(4, 1)
-        other["observation"] = torch.arange(12.0).view(3, 4).T
-        buffer.extend(other[::2])
-    ours, theirs = (buffer.storage[:] for buffer in buffers)
-    assert (ours == theirs.select(*ours.keys(True, True))).all()
 
 
 def test_a_missing_entry_is_an_error(buffers):
@@ -197,15 +162,6 @@ def test_extend_applies_transforms():
     extend(buffer, data)
     assert len(buffer) == 2
     assert buffer.storage[:]["observation"].shape == (2, 3)
-
-
-def test_extend_stores_priorities_of_the_data():
-    buffer = made("ranks")
-    for priority in (1.0, 7.0):
-        data = rows(1, 0)
-        data["td_error"] = torch.tensor([priority])
-        extend(buffer, data)
-    assert buffer.critic_sampler.state_dict()["priorities"][1] > 1
 
 
 def test_extend_calls_the_method_of_a_subclass():

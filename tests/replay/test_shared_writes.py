@@ -72,20 +72,6 @@ def shared(buffer, filled=CAPACITY):
 # --- Generations.
 
 
-def test_a_slot_overwritten_after_sampling_does_not_get_the_old_factor():
-    buffer = make_buffer()
-    buffer.extend(rows(CAPACITY))
-    batch = buffer.sample_actor()
-    buffer.extend(rows(5))  # slots 0 to 4
-    factor = 1.5 + batch["index"] / 100
-    buffer.update_actor_priority(batch["index"], factor, batch["index_generation"])
-    expected = torch.ones(CAPACITY)
-    kept = batch["index"] >= 5
-    expected[batch["index"][kept]] = factor[kept]
-    torch.testing.assert_close(keys(buffer.actor_sampler), expected)
-    assert (expected > 1).any()
-
-
 @pytest.mark.parametrize(
     "critic", [RankPrioritizedSampler, partial(PrioritizedSampler, CAPACITY, 1.0, 1.0, eps=0.0)]
 )

@@ -52,14 +52,6 @@ def test_nothing_is_known_without_slots_or_updates(make_scored):
     assert math.isnan(sampler.unscored_fraction())
 
 
-def test_a_rejected_update_does_not_count(make_scored):
-    buffer = filled_buffer(make_scored())
-    buffer.update_priority(torch.arange(5), 1.5)
-    with pytest.raises(ValueError, match="Index 3"):
-        buffer.update_priority(torch.tensor([3]), math.nan)
-    assert buffer.sampler.priority_age() == 0
-
-
 def test_the_effective_sample_size_of_simple_distributions():
     assert effective_sample_size(torch.full((10,), 0.1)) == pytest.approx(10)
     assert effective_sample_size(torch.tensor([0.0, 1.0, 0.0])) == 1

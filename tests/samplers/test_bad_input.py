@@ -19,7 +19,7 @@ from torchrl_vmfer import (
 
 NAN, INF = math.nan, math.inf
 VMF_SAMPLERS = ["uncertainty", "rank", "smoothed", "power", "pool"]
-OTHERS = ["rank_prioritized", "lap", "inverse_td", "gradient_norm"]
+OTHERS = ["rank_prioritized", "lap", "inverse_td", "gradient_norm", "custom"]
 
 
 def make_buffer(name):

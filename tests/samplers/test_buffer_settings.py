@@ -7,7 +7,6 @@ from tensordict import TensorDict
 from torchrl.data import (
     LazyTensorStorage,
     ReplayBuffer,
-    ReplayBufferEnsemble,
     TensorDictReplayBuffer,
 )
 
@@ -30,15 +29,6 @@ def test_a_buffer_requires_no_other_argument(make_sampler):
     batch, info = buffer.sample(32, return_info=True)
     assert torch.equal(batch["row"], info["index"] + 100)
     assert_priorities(buffer.sampler, priorities)
-
-
-@pytest.mark.parametrize(
-    "sampler", [VMFSampler, RankPrioritizedSampler, lambda: VMFSampler("rank")]
-)
-def test_a_sampler_may_be_given_as_a_class_or_a_function(sampler):
-    buffer = filled_buffer(sampler, 5, batch_size=4)
-    assert type(buffer.sampler) is type(sampler())
-    assert buffer.sample()["index"].shape == (4,)
 
 
 def test_repr_shows_the_arguments():
@@ -64,17 +54,6 @@ def test_prefetched_batches_contain_live_rows(make_sampler):
             assert batch["index"].max() < len(buffer)
             buffer.update_priority(batch["index"], 1 + torch.rand(16, generator=seeded(start)))
     assert buffer.sampler.probabilities().sum().item() == pytest.approx(1, rel=1e-12)
-
-
-def test_buffers_of_an_ensemble_have_separate_priorities(make_sampler):
-    members = [filled_buffer(make_sampler(), size) for size in (3, 7)]
-    for member in members:
-        member.update_priority(torch.tensor([1]), torch.tensor([2.0]))
-    batch = ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=32).sample()
-    assert batch.shape == (2, 16)
-    assert batch["row"][0].max() < 3
-    assert batch["row"][1].max() < 7
-    assert_priorities(members[0].sampler, [1.0, 2.0, 1.0])
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 
-from helpers.sampler_buffers import EVERY, filled_buffer, rows, seeded, used_buffer
+from helpers.sampler_buffers import EVERY, CubeSampler, filled_buffer, rows, seeded, used_buffer
 from torchrl_vmfer import (
     GradientNormSampler,
     InverseTDSampler,
@@ -191,22 +191,6 @@ def test_a_full_disk_leaves_the_older_file_intact(tmp_path, small_files_only):
     assert loaded.probabilities().shape == (10**5,)
 
 
-def test_an_interrupted_save_leaves_the_older_file_intact(tmp_path, monkeypatch):
-    older, loaded = used_buffer(VMFSampler()).sampler, VMFSampler()
-    older.dumps(tmp_path)
-
-    def write_half(state, stream):
-        stream.write(b"half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", write_half)
-        with pytest.raises(KeyboardInterrupt):
-            VMFSampler().dumps(tmp_path)
-    loaded.loads(tmp_path)
-    assert torch.equal(loaded.probabilities(), older.probabilities())
-
-
 # --- States and files that are rejected, and change nothing.
 
 
@@ -248,6 +232,7 @@ SETTINGS = [
     (InverseTDSampler(0.4), InverseTDSampler(0.5), "exponent"),
     (LAPSampler(floor=1), LAPSampler(floor=2), "floor"),
     (GradientNormSampler(1), GradientNormSampler(2), "power"),
+    (CubeSampler(3.0), CubeSampler(2.0), "power"),
     (RecentSampler(0.9), RecentSampler(0.5), "decay"),
     (RecentSampler(cycle=11), RecentSampler(), "cycle"),
     (OldSampler(2), OldSampler(3), "exponent"),

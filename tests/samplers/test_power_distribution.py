@@ -5,19 +5,15 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.recorded_buffer import assert_drawn_from
+from helpers.sampler_buffers import seeded
 from torchrl_vmfer.samplers.distributions import PowerDistribution, RankDistribution
 
 # Up to one level of sums, two levels, and three; a draw of 200 slots uses all of them.
 SIZES = [1, 3, 4096, 4097, 65_536, 70_000]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def reference(priorities, power):

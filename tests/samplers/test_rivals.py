@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, RandomSampler
 
 from helpers.recorded_buffer import assert_drawn_from
-from helpers.sampler_buffers import filled_buffer, rows, seeded
+from helpers.sampler_buffers import CubeSampler, filled_buffer, rows, seeded
 from torchrl_vmfer import (
     ActorCriticReplayBuffer,
     GradientNormSampler,
@@ -31,8 +31,9 @@ from torchrl_vmfer.samplers.adapters import signal_of
         (GradientNormSampler, lambda x: x),
         (lambda: GradientNormSampler(0.5), lambda x: x**0.5),
         (lambda: GradientNormSampler(0), lambda x: 1.0),
+        (CubeSampler, lambda x: x**3),
     ],
-    ids=["lap", "la3p", "inverse_square", "inverse_0", "norm", "norm_root", "norm_0"],
+    ids=["lap", "la3p", "inverse_square", "inverse_0", "norm", "norm_root", "norm_0", "custom"],
 )
 def test_draws_follow_the_definition_without_importance_weights(make, weight):
     values = np.random.default_rng(0).exponential(3.0, 500).astype(np.float32)

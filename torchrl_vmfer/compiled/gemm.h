@@ -175,7 +175,9 @@ static void column_sums(long rows, long units, const float *values, float *sums)
     for (long u = 0; u < units; u += LANES, values += LANES * rows)
         for (long v = 0; v < least(LANES, units - u); v += VECTOR) {
             vec sum[4] = {0};
-            for (long r = 0; r < rows; r++) sum[r & 3] += load(values + LANES * r + v);
+            for (long r = 0; r < rows; r += 4)
+                UNROLL for (int i = 0; i < 4; i++)
+                    if (r + i < rows) sum[i] += load(values + LANES * (r + i) + v);
             sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
             memcpy(sums + u + v, sum, sizeof(float) * least(VECTOR, units - u - v));
         }

@@ -50,6 +50,15 @@ static float *take(Arena *arena, long size) {
     return found;
 }
 
+/* Frees what was taken after a mark, for the next to take; unless a chunk was added since then. */
+typedef struct { Chunk *chunk; long used; } Mark;
+
+static Mark mark_of(const Arena *arena) { return (Mark){arena->chunks, arena->chunks->used}; }
+
+static void release(Arena *arena, Mark mark) {
+    if (arena->chunks == mark.chunk) mark.chunk->used = mark.used;
+}
+
 static void free_all(Arena *arena) {
     while (arena->chunks) {
         Chunk *next = arena->chunks->next;
@@ -154,8 +163,7 @@ static float *forward(Arena *arena, const Network *net, long which, int is_targe
             single_output(rows, layer->in, pass.units[l], weight, *bias, pass.units[l + 1]);
             continue;
         }
-        long used = arena->chunks->used;
-        Chunk *chunk = arena->chunks;
+        Mark mark = mark_of(arena);
         float *packed = take(arena, padded(layer->out) * layer->in);
         float *first = take(arena, padded(layer->out));
         memcpy(first, bias, sizeof(float) * layer->out);
@@ -167,7 +175,7 @@ static float *forward(Arena *arena, const Network *net, long which, int is_targe
             normalize(rows, layer->out, net->norm_eps, value_of(&layer->scale, which, is_target),
                       value_of(&layer->shift, which, is_target), pass.units[l + 1], pass.normal[l],
                       pass.inverse[l]);
-        if (arena->chunks == chunk) chunk->used = used; /* the packed weight is no longer needed */
+        release(arena, mark);
     }
     return pass.units[net->depth];
 }
@@ -240,23 +248,25 @@ static float *backward(Arena *arena, const Network *net, long member, long which
             gradient = new_gradient(arena, layer, is_normalized);
             if (gradients) gradients[l] = gradient;
         }
+        long wanted = l ? layer->in : count;
+        float *below = wanted ? take(arena, padded(wanted) * rows) : 0;
+        Mark mark = mark_of(arena);
+        float *room = take(arena, most(padded(rows), padded(wanted)) * layer->out);
         if (is_normalized)
             normalize_back(rows, layer->out, value_of(&layer->scale, which, 0), pass.normal[l],
                            pass.inverse[l], slopes, gradient.parts[2], gradient.parts[3]);
         if (adam) {
-            weight_gradient(rows, layer->in, layer->out, slopes, pass.units[l],
-                            take(arena, padded(rows) * layer->out), gradient.parts[0]);
+            weight_gradient(rows, layer->in, layer->out, slopes, pass.units[l], room,
+                            gradient.parts[0]);
             column_sums(rows, layer->out, slopes, gradient.parts[1]);
         }
-        long wanted = l ? layer->in : count;
         if (wanted) {
-            float *packed = take(arena, padded(wanted) * layer->out);
-            float *below = take(arena, padded(wanted) * rows);
             const float *weight = value_of(&layer->weight, which, 0) + (l ? 0 : columns);
-            pack_columns(layer->in, layer->out, weight, wanted, packed);
-            product(rows, layer->out, wanted, slopes, packed, 0, 0, l ? pass.units[l] : 0, below);
+            pack_columns(layer->in, layer->out, weight, wanted, room);
+            product(rows, layer->out, wanted, slopes, room, 0, 0, l ? pass.units[l] : 0, below);
             slopes = below;
         }
+        release(arena, mark);
         if (adam && !gradients)
             adam_layer(adam, 1, layer, member, which, is_normalized, gradient);
     }

@@ -117,6 +117,7 @@ typedef struct {
     float *squashed; /* [rows][action], tanh(u) */
     float *action;   /* [rows][action] */
     float *density;  /* [rows], log π */
+    Mark mark;       /* after all of these but the pass and the outputs */
 } Acts;
 
 /* The actions of the (target) policy. `noise` is used by a Gaussian policy only. */
@@ -125,14 +126,14 @@ static Acts acts_of(Agents *agents, const Batch *batch, long member, int is_targ
     Arena *arena = &agents->arena;
     long rows = batch->rows, width = agents->action, size = rows * width;
     long outputs = width * (agents->policy == GAUSSIAN ? 2 : 1);
+    Acts acts = {.squashed = take(arena, size), .action = take(arena, size)};
+    acts.density = take(arena, rows), acts.mark = mark_of(arena);
     float *inputs = new_inputs(arena, rows, agents->observation);
     fill(batch, member, column, agents->observation, 0, inputs);
-    Acts acts = {new_pass(arena, &agents->actor, rows, inputs)};
+    acts.pass = new_pass(arena, &agents->actor, rows, inputs);
     float *panels = forward(arena, &agents->actor, member, is_target, rows, acts.pass);
     acts.outputs = take(arena, rows * outputs);
     unpanel(rows, outputs, panels, acts.outputs);
-    acts.squashed = take(arena, size), acts.action = take(arena, size);
-    acts.density = take(arena, rows);
     if (agents->policy == GAUSSIAN) {
         draw_actions(rows, width, acts.outputs, (float)agents->log_low, (float)agents->log_high,
                      noise, acts.squashed, acts.density, acts.action);
@@ -265,6 +266,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
     float alpha = agents->policy == GAUSSIAN ? alpha_of(agents, member) : 0;
     if (agents->policy == DETERMINISTIC)
         perturb(agents, rows, noise, agents->policy_noise, agents->noise_clip, acts.action);
+    release(arena, acts.mark);
     float *inputs = critic_inputs(agents, batch, member, batch->next_observation);
     fill_dense(rows, acts.action, agents->action, place, inputs);
     Pass pass = new_pass(arena, net, rows, inputs);
@@ -304,8 +306,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
     double loss = 0;
     for (long n = 0; n < net->count; n++) {
         long which = net->count * member + n;
-        Chunk *chunk = arena->chunks;
-        long used = chunk->used;
+        Mark mark = mark_of(arena);
         float *values = forward(arena, net, which, 0, rows, pass);
         for (long r = 0; r < rows; r++) {
             float size, change;
@@ -327,7 +328,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
         }
         backward(arena, net, member, which, rows, pass, slopes, adam,
                  gradients ? gradients + net->depth * n : 0, 0, 0);
-        if (!gradients && arena->chunks == chunk) chunk->used = used;
+        if (!gradients) release(arena, mark);
     }
     if (gradients) clipped_step(net, member, adam, gradients);
     count_step(net, member);
@@ -388,8 +389,7 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
     for (long u = 0; u < padded(outputs) * rows; u++) slopes[u] = 1.0f / outputs;
     for (long n = 0; n < count; n++, values += rows, gradients += rows * width) {
         long which = net->count * member + n;
-        Chunk *chunk = arena->chunks;
-        long used = chunk->used;
+        Mark mark = mark_of(arena);
         const float *found = forward(arena, net, which, 0, rows, pass);
         for (long r = 0; r < rows; r++) {
             float sum = 0;
@@ -399,7 +399,7 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
         }
         unpanel(rows, width, backward(arena, net, member, which, rows, pass, slopes, 0, 0,
                                       action_place(agents), width), gradients);
-        if (arena->chunks == chunk) chunk->used = used;
+        release(arena, mark);
     }
 }
 

@@ -324,7 +324,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """One value for each item of a batch whose slot still has the given generation."""
         if isinstance(index, tuple):
             index = torch.stack(index, -1)
-        if self.storage.ndim == 1:
+        if self.storage.ndim == 1 and getattr(index, "ndim", 0) == 2:  # trajectories
             index, values, generation = one_per_item(index, values, generation, sampler)
         if generation is None:
             return index, values

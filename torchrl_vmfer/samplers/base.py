@@ -146,7 +146,7 @@ class BaseSampler(SeamSampler):
 
     signal: Any = None
     records_updates: ClassVar[bool] = True  # whether it records when each priority was updated
-    _settings: ClassVar[tuple[str, ...]] = ()  # arguments that a loaded state must agree with
+    settings: ClassVar[tuple[str, ...]] = ()  # arguments that a loaded state must agree with
     _shown: ClassVar[tuple[str, ...]] = ()  # arguments to show, if these are not all
     _first_maximum: ClassVar[float | None] = 0.0  # where the largest priority starts, if it counts
     _usual = (0.0, LARGEST_PRIORITY)  # an interval in which every priority is valid
@@ -166,7 +166,7 @@ class BaseSampler(SeamSampler):
         self._distribution.mark_all()
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self._shown or self._settings)
+        shown = (f"{name}={getattr(self, name)!r}" for name in self._shown or self.settings)
         return f"{type(self).__name__}({', '.join(shown)})"
 
     # --- Draws.
@@ -389,7 +389,7 @@ class BaseSampler(SeamSampler):
     # --- Saving and loading.
 
     def _header(self) -> dict[str, Any]:
-        settings = {name: getattr(self, name) for name in self._settings}
+        settings = {name: getattr(self, name) for name in self.settings}
         return {"sampler": type(self).__name__, **settings}
 
     def state_dict(self) -> dict[str, Any]:
@@ -428,7 +428,7 @@ class BaseSampler(SeamSampler):
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
             raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
-        for setting in self._settings:
+        for setting in self.settings:
             given, own = state_dict[setting], getattr(self, setting)
             if given != own:
                 raise ValueError(

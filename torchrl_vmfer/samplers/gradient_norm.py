@@ -44,7 +44,7 @@ class GradientNormSampler(BaseSampler):
     """
 
     signal = "gradient_norm"
-    _settings = ("power",)
+    settings = ("power",)
     _rule = "a gradient norm is a finite number of at least 0: check the gradients."
 
     def __init__(self, power: float = arguments.NORM_POWER.default) -> None:

@@ -63,7 +63,7 @@ class MixedSampler(BaseSampler):
         torch.Size([8])
     """
 
-    _settings = ("share",)
+    settings = ("share",)
     _shown = ("first", "second", "share")
 
     def __init__(self, first: Sampler, second: Sampler, share: float) -> None:

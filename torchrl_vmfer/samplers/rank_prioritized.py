@@ -50,7 +50,7 @@ class RankPrioritizedSampler(BaseSampler):
 
     signal = "td_error"
     records_updates = False
-    _settings = ("alpha",)
+    settings = ("alpha",)
     _shown = ("alpha", "beta")
     _first_maximum = 1.0
 

@@ -17,91 +17,29 @@ from torchrl_vmfer.samplers.distributions import uniform
 __all__ = ["OldSampler", "RecentSampler"]
 
 
-class WriteOrder:
-    """Finds the slot that was written last, second to last, and so on.
+class _WriteOrderSampler(BaseSampler):
+    """A sampler without priorities, whose draws depend only on the order of the writes.
 
     Round-robin writers fill the slots in ascending order and then start again at slot 0, so that
     the newest slot determines the order of all others. After other writes, the order is found by
     sorting, when it is needed.
     """
 
-    def __init__(self) -> None:
+    records_updates = False
+    update_priority = Sampler.update_priority  # has no effect, and says so
+
+    def reset(self) -> None:
+        """Forgets the order of the slots."""
         self._written = SlotArray(np.int64)  # the number of the write to each slot
         self._num_writes = 0
         self._newest = -1
         self._is_ring = True
         self._sorted: np.ndarray | None = None  # slots by age, unless they form a ring
 
-    def __len__(self) -> int:
-        return len(self._written)
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """For each slot, a number that increases with the time of its last write; not copied."""
-        return self._written.array
-
-    def write(self, slots: np.ndarray) -> None:
-        """Records writes, the oldest first. Slots below them that were not reported are older."""
-        if len(slots) == 0:
-            return
-        self.resize(max(len(self), int(slots[0])))
-        length = max(len(self), int(slots.max()) + 1)
-        before = np.concatenate([[self._newest], slots[:-1]])
-        follows = (slots == before + 1) | ((slots == 0) & (before == length - 1))
-        self._is_ring = bool(self._is_ring and follows.all())
-        self._sorted = None
-        self._written.resize(length, fill=self._num_writes)
-        first, self._num_writes = self._num_writes + 1, self._num_writes + 1 + len(slots)
-        # The last of several writes to a slot counts.
-        self._written.array[slots] = np.arange(first, self._num_writes)
-        self._newest = int(slots[-1])
-
-    def resize(self, length: int) -> None:
-        """Sets the number of slots. New slots count as written now, in ascending order."""
-        if length > len(self):
-            self.write(np.arange(len(self), length))
-        elif length < len(self):
-            self.load(self.numbers[:length])
-
-    def load(self, numbers: np.ndarray) -> None:
-        """Restores the order from a copy of :attr:`numbers`."""
-        self._written.load(numbers)
-        self._num_writes = int(numbers.max(initial=-1)) + 1
-        self._newest = int(numbers.argmax()) if len(numbers) else -1
-        self._find_order()
-
-    def slots_of_age(self, ages: np.ndarray) -> np.ndarray:
-        """The slots with given ages, where the newest slot has age 0."""
-        if not self._is_ring and self._sorted is None:
-            self._find_order()
-        if self._sorted is None:
-            return (self._newest - ages) % len(self)
-        return self._sorted[ages]
-
-    def _find_order(self) -> None:
-        oldest_first = np.roll(self.numbers, -1 - self._newest)
-        self._is_ring = bool((np.diff(oldest_first) > 0).all())
-        self._sorted = None if self._is_ring else np.argsort(-self.numbers, kind="stable")
-
-
-class _WriteOrderSampler(BaseSampler):
-    """A sampler without priorities, whose draws depend only on the order of the writes."""
-
-    records_updates = False
-    update_priority = Sampler.update_priority  # has no effect, and says so
-
     @property
     def num_slots(self) -> int:
         """The number of live slots that the sampler knows of."""
-        return len(self._order)
-
-    @torch.compiler.disable
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Records the order of written slots. TorchRL calls it at every write."""
-        self._order.write(stored_slots(flat_slots(index, storage)))
-
-    def _resize(self, length: int) -> None:
-        self._order.resize(length)
+        return len(self._written)
 
     def _ages(self, count: int) -> np.ndarray:
         """Draws ages of slots, where the newest has age 0."""
@@ -112,26 +50,66 @@ class _WriteOrderSampler(BaseSampler):
         raise NotImplementedError
 
     def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        return torch.from_numpy(self._order.slots_of_age(self._ages(count))), {}
+        return torch.from_numpy(self._slots_of(self._ages(count))), {}
 
     def _probabilities(self) -> np.ndarray:
         probabilities = np.empty(self.num_slots)
-        slots = self._order.slots_of_age(np.arange(self.num_slots))
-        probabilities[slots] = self._age_probabilities()
+        probabilities[self._slots_of(np.arange(self.num_slots))] = self._age_probabilities()
         return probabilities
 
-    def reset(self) -> None:
-        """Forgets the order of the slots."""
-        self._order = WriteOrder()
+    def _slots_of(self, ages: np.ndarray) -> np.ndarray:
+        if not self._is_ring and self._sorted is None:
+            self._find_order()
+        if self._sorted is None:
+            return (self._newest - ages) % self.num_slots
+        return self._sorted[ages]
+
+    def _find_order(self) -> None:
+        numbers = self._written.array
+        self._is_ring = bool((np.diff(np.roll(numbers, -1 - self._newest)) > 0).all())
+        self._sorted = None if self._is_ring else np.argsort(-numbers, kind="stable")
+
+    @torch.compiler.disable
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Records the order of written slots. TorchRL calls it at every write."""
+        slots = stored_slots(flat_slots(index, storage))
+        if len(slots):
+            self._resize(max(self.num_slots, int(slots[0])))  # slots that were not reported
+            self._record(slots)
+
+    def _resize(self, length: int) -> None:
+        """Sets the number of slots. New slots count as written now, in ascending order."""
+        if length > self.num_slots:
+            self._record(np.arange(self.num_slots, length))
+        elif length < self.num_slots:
+            self._load(self._written.array[:length])
+
+    def _record(self, slots: np.ndarray) -> None:
+        length = max(self.num_slots, int(slots.max()) + 1)
+        before = np.concatenate([[self._newest], slots[:-1]])
+        follows = (slots == before + 1) | ((slots == 0) & (before == length - 1))
+        self._is_ring = bool(self._is_ring and follows.all())
+        self._sorted = None
+        self._written.resize(length, fill=self._num_writes)
+        first, self._num_writes = self._num_writes + 1, self._num_writes + 1 + len(slots)
+        # The last of several writes to a slot counts.
+        self._written.array[slots] = np.arange(first, self._num_writes)
+        self._newest = int(slots[-1])
+
+    def _load(self, numbers: np.ndarray) -> None:
+        self._written.load(numbers)
+        self._num_writes = int(numbers.max(initial=-1)) + 1
+        self._newest = int(numbers.argmax()) if len(numbers) else -1
+        self._find_order()
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return self._header() | {"written": torch.from_numpy(self._order.numbers.copy())}
+        return self._header() | {"written": torch.from_numpy(self._written.array.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         self._check_header(state_dict)
-        self._order.load(state_dict["written"].cpu().numpy())
+        self._load(state_dict["written"].cpu().numpy())
 
 
 class RecentSampler(_WriteOrderSampler):
@@ -169,7 +147,7 @@ class RecentSampler(_WriteOrderSampler):
         tensor([0., 0., 0., 1.], dtype=torch.float64)
     """
 
-    _settings = ("decay", "min_size", "cycle")
+    settings = ("decay", "min_size", "cycle")
 
     def __init__(
         self,
@@ -234,7 +212,7 @@ class OldSampler(_WriteOrderSampler):
         tensor([0.5000, 0.2071, 0.1589, 0.1340], dtype=torch.float64)
     """
 
-    _settings = ("exponent",)
+    settings = ("exponent",)
 
     def __init__(self, exponent: float = arguments.AGE_EXPONENT.default) -> None:
         arguments.AGE_EXPONENT.check("exponent", exponent)

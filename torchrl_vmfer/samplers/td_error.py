@@ -18,7 +18,7 @@ class _TDErrorSampler(BaseSampler):
 
     signal = "td_error"
     _sign: ClassVar[int]
-    _settings = ("exponent", "floor")
+    settings = ("exponent", "floor")
     _rule = "a TD error is a finite number of at least 0: pass |TD error|."
 
     def __init__(

@@ -79,7 +79,7 @@ class VMFSampler(BaseSampler):
     """
 
     signal = "factor"
-    _settings = ("power", "pool_size")
+    settings = ("power", "pool_size")
     _shown = ("mode", "power", "initial_factor", "smoothing", "pool_size")
     _first_maximum = None
 
