@@ -339,7 +339,7 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
     same = copy("same", "gamma: 0.99", "gamma: 0.98")
     assert "both have seed=0" in failure(capsys, execute, f"run=[{source},{same[4:]}]")
     other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
-    assert "does not fit this version of td3 (there is no key" in failure(capsys, execute, other)
+    assert "does not fit this version of td3 (old_key is" in failure(capsys, execute, other)
     renamed = copy("renamed", "name: fresh", "name: mine")
     overrides = "arms=[fresh,directions=pre_tanh]"
     line = failure(capsys, execute, renamed, overrides, "at=80", f"out={tmp_path}/out")

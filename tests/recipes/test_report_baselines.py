@@ -78,7 +78,7 @@ def test_another_sampler_is_the_baseline_of_methods_with_the_same_replay(hopper_
     study = study_of("fresh")
     assert _pairs(study) == {
         "TD3 · vmf_uncertainty": "TD3 · fresh",
-        "TD3 · vmf_rank, critic_lr=unset": "TD3 · fresh",
+        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
         "TD3+per · vmf_uncertainty": "TD3+per · fresh",
     }
     assert any("critic_lr=0.5 has no comparison" in note for note in study.notes)
@@ -89,7 +89,7 @@ def test_another_sampler_is_the_baseline_of_methods_with_the_same_replay(hopper_
 def test_naming_the_replay_compares_across_replays(hopper_arms, study_of):
     assert _pairs(study_of("replay=uniform,sampler=fresh")) == {
         "TD3 · vmf_uncertainty": "TD3 · fresh",
-        "TD3 · vmf_rank, critic_lr=unset": "TD3 · fresh",
+        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
         "TD3+per · fresh": "TD3 · fresh",
         "TD3+per · vmf_uncertainty": "TD3 · fresh",
     }
