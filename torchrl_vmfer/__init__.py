@@ -7,63 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchrl_vmfer import directional
-    from torchrl_vmfer.compiled import CompiledUpdates
-    from torchrl_vmfer.losses import (
-        VMFCQLLoss,
-        VMFCrossQLoss,
-        VMFREDQLoss,
-        VMFSACLoss,
-        VMFTD3BCLoss,
-        VMFTD3Loss,
-        VMFTQCLoss,
-    )
-    from torchrl_vmfer.policies import Policy
-    from torchrl_vmfer.policy_files import load_policy, save_policy
-    from torchrl_vmfer.replay import (
-        ActorCriticReplayBuffer,
-        CandidatePool,
-        HindsightReplayBuffer,
-    )
-    from torchrl_vmfer.samplers import (
-        GradientNormSampler,
-        InverseTDSampler,
-        LAPSampler,
-        MixedSampler,
-        RankPrioritizedSampler,
-        RecentSampler,
-        VMFSampler,
-        effective_sample_size,
-    )
-    from torchrl_vmfer.uncertainty import VMFUncertainty
-
-__all__ = [
-    "ActorCriticReplayBuffer",
-    "CandidatePool",
-    "CompiledUpdates",
-    "GradientNormSampler",
-    "HindsightReplayBuffer",
-    "InverseTDSampler",
-    "LAPSampler",
-    "MixedSampler",
-    "Policy",
-    "RankPrioritizedSampler",
-    "RecentSampler",
-    "VMFCQLLoss",
-    "VMFCrossQLoss",
-    "VMFREDQLoss",
-    "VMFSACLoss",
-    "VMFSampler",
-    "VMFTD3BCLoss",
-    "VMFTD3Loss",
-    "VMFTQCLoss",
-    "VMFUncertainty",
-    "__version__",
-    "directional",
-    "effective_sample_size",
-    "load_policy",
-    "save_policy",
-]
+    from torchrl_vmfer import directional as directional
+    from torchrl_vmfer.compiled import CompiledUpdates as CompiledUpdates
+    from torchrl_vmfer.losses import *  # noqa: F403
+    from torchrl_vmfer.policies import Policy as Policy
+    from torchrl_vmfer.policy_files import load_policy as load_policy
+    from torchrl_vmfer.policy_files import save_policy as save_policy
+    from torchrl_vmfer.replay import *  # noqa: F403
+    from torchrl_vmfer.samplers import *  # noqa: F403
+    from torchrl_vmfer.uncertainty import VMFUncertainty as VMFUncertainty
 
 __version__ = "0.1.0"
 
@@ -78,11 +30,14 @@ _MODULES = {
     "replay": ("ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"),
     "samplers": (
         *("GradientNormSampler", "InverseTDSampler", "LAPSampler", "MixedSampler"),
-        *("RankPrioritizedSampler", "RecentSampler", "VMFSampler", "effective_sample_size"),
+        *("OldSampler", "RankPrioritizedSampler", "RecentSampler", "VMFSampler"),
+        "effective_sample_size",
     ),
     "uncertainty": ("VMFUncertainty",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = ["__version__", "directional", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> Any:

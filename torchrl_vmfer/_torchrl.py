@@ -29,6 +29,7 @@ from torchrl.data import (
 )
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 from torchrl.envs import EnvBase, GymWrapper
 from torchrl.objectives import (
@@ -102,9 +103,9 @@ class TappedLoss(LossMixin):
         setattr(self, name, self.critics)
 
 
-def temperature(loss: Any) -> Tensor:
-    """The temperature α of an entropy-regularized loss, within its bounds and without gradient."""
-    return loss.alpha if isinstance(loss, REDQLoss) else loss._alpha
+def temperature(loss: SACLoss) -> Tensor:
+    """The temperature α of a SAC loss, within its bounds and without gradient."""
+    return loss._alpha
 
 
 def reduced(loss: LossModule, values: Tensor, tensordict: TensorDictBase) -> Tensor:
@@ -246,20 +247,22 @@ _CPU = torch.device("cpu")
 class SeamReplayBuffer(TensorDictReplayBuffer):
     """TorchRL's buffer with public names for its private hooks.
 
-    Subclasses override ``make_parts``, ``check_parts`` and ``draw_batch``.
+    Subclasses define ``make_parts``, ``check_parts`` and ``draw_batch``.
     """
 
     _initialized: bool
 
     def make_parts(self) -> None:
         """Makes additional components, before TorchRL makes its own."""
+        raise NotImplementedError
 
     def check_parts(self) -> None:
         """Raises an error if the components are not compatible."""
+        raise NotImplementedError
 
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         """Draws a batch for ``sample()``. May be called in a prefetching thread."""
-        return super()._sample(batch_size)
+        raise NotImplementedError
 
     def ensure_built(self) -> None:
         """Makes the components now, if the buffer was constructed with ``delayed_init=True``."""
@@ -276,6 +279,7 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
             self._initialized = False
             raise
 
+    @pin_memory_output
     def _sample(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         return self.draw_batch(batch_size)
 
@@ -522,16 +526,9 @@ def write_rows(writer: TensorDictRoundRobinWriter, slots: Tensor, data: TensorDi
 # --------------------------------------------------------------------------------------------
 
 RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
-    (TD3Loss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
-    (TD3BCLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
-    (REDQLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_network00"),
-    (SACLoss, "TappedLoss"): ("_make_vmap", "_vmap_qnetworkN0"),
-    (CrossQLoss, "TappedLoss"): ("_make_vmap", "_vmap_qnetworkN0"),
-    (CQLLoss, "TappedLoss"): ("_make_vmap", "_vmap_qvalue_networkN0"),
+    **{(loss, "TappedLoss"): ("_make_vmap", name) for loss, (name, _) in _BATCHED_CRITICS.items()},
     (objective_utils, "paired_critics"): ("_vmap_func",),
     (SACLoss, "temperature"): ("_alpha",),
-    (CrossQLoss, "temperature"): ("_alpha",),
-    (CQLLoss, "temperature"): ("_alpha",),
     (LossModule, "reduced"): ("_reduce_loss",),
     (REDQLoss, "bounded_temperature"): ("_safe_log_alpha",),
     (nn.Module, "has_module_hooks"): _HOOKS,

@@ -46,39 +46,22 @@ def checked_critic(used: str) -> UsedCritic:
     return cast(UsedCritic, used)
 
 
-def resolved_critic(
-    used: UsedCritic,
-    loss: LossModule,
-    gradients: Tensor,
-    values: Tensor,
-    lowest: Tensor | None = None,
-) -> Used:
+def resolved_critic(used: UsedCritic, loss: LossModule, gradients: Tensor, values: Tensor) -> Used:
     """Replaces ``"min"`` by the critic with the lowest value, and the mean of some by its gradient.
 
-    Args:
-        used: the critic e.
-        loss: the loss. If it has a ``target_count``, only so many critics, counted from the first,
-            are compared. If the actor follows a mean, it is the mean of these critics.
-        gradients: the gradients of the critics, ``[N, *batch, action]``.
-        values: the values of the critics, ``[N, *batch]``.
-        lowest: the critic with the lowest value, ``[*batch]``, if it is known.
+    If the loss has a ``target_count``, only so many critics, counted from the first, are compared.
+    If the actor follows a mean, it is the mean of these critics.
     """
     count = getattr(loss, "target_count", len(values))
     if used == "min":
-        return values[:count].argmin(0) if lowest is None else lowest
+        return values[:count].argmin(0)
     if used == "mean" and count < len(gradients) and followed_critic(loss) == "mean":
         return mean_gradient(gradients[:count])
     return used
 
 
 def directed(loss: LossModule, gradients: Tensor, action: Tensor | TensorDictBase) -> Tensor:
-    """Converts action gradients to those that give the directions, as the loss specifies.
-
-    Args:
-        loss: the loss. One with ``directions="pre_tanh"`` has a ``squashing``.
-        gradients: the gradients with respect to the action, ``[N, *batch, action]``.
-        action: the policy's action, with the batch size ``[*batch]``.
-    """
+    """Converts gradients ``[N, *batch, action]`` to the variable that the loss specifies."""
     squashing = getattr(loss, "squashing", None)
     if squashing is None:
         return gradients
@@ -106,8 +89,8 @@ def linearized_values(
         critics: the batched critics, from ``[N, *batch]`` inputs to values ``[N, *batch, K]``: one
             for each critic, or K quantiles, whose mean is then Q_i.
         inputs: their inputs, expanded to a batch size ``[N, *batch]``.
-        action_key: the entry of the action, a tensor or a TensorDict of tensors.
-        value_key: the entry of the value.
+        action_key: a tensor or a TensorDict of tensors.
+        value_key: the value.
         mean: whether the loss averages over the batch. Gradients then pass through the critics
             with the same weight as in a plain backward pass, so that the actor gradient is
             bitwise equal to that of a plain backward pass.
@@ -171,10 +154,6 @@ def _at_least_single(tensor: Tensor) -> Tensor:
 
 def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
     """Evaluates all critics of a loss at the action of its policy, in one pass.
-
-    Args:
-        loss: a TorchRL loss with an ``actor_network`` and an ensemble ``qvalue_network``.
-        tensordict: a batch ``[*batch]`` with the observations that the networks read.
 
     Returns:
         the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with

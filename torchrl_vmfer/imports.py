@@ -12,16 +12,10 @@ _Base = TypeVar("_Base")
 
 
 def import_class(path: str, base: type[_Base], setting: str) -> type[_Base]:
-    """Imports a class such as ``my_package.MySampler``.
+    """Imports a class such as ``my_package.MySampler``, which ``setting`` contains.
 
-    Args:
-        path: the module and the name of the class, separated by a dot.
-        base: the required base class. Anything else is rejected, so that a configuration or a file
-            cannot make the program call an arbitrary function.
-        setting: the setting that contains the path, for error messages.
-
-    Raises:
-        ImportError: if there is no such class.
+    Anything not derived from the base class is an ``ImportError``, so that a configuration or a
+    file cannot make the program call an arbitrary function.
     """
     module, _, name = path.rpartition(".")
     if not module:
@@ -38,15 +32,7 @@ def import_class(path: str, base: type[_Base], setting: str) -> type[_Base]:
 
 
 def import_module(name: str, setting: str) -> ModuleType:
-    """Imports a module.
-
-    Args:
-        name: the name of the module.
-        setting: the setting that contains the name, for error messages.
-
-    Raises:
-        ImportError: if the import fails for any reason.
-    """
+    """Imports a module, which ``setting`` names. Any failure is an ``ImportError``."""
     try:
         return importlib.import_module(name)
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -79,23 +79,8 @@ class NetworkSpec:
         """Whether the network is the built-in MLP."""
         return self.network == "mlp"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the specification as a dictionary."""
-        return asdict(self)
-
     def make(self, inputs: int, outputs: int, device: str | None = None) -> nn.Module:
-        """Makes a network.
-
-        Args:
-            inputs: the number of inputs.
-            outputs: the number of outputs.
-            device: the device of an MLP.
-
-        Raises:
-            ImportError: if the class of a custom network cannot be imported.
-            ValueError: if a custom network does not have these inputs and outputs, or if two kinds
-                of normalization are requested.
-        """
+        """Makes a network; an MLP on the given device."""
         if not self.is_mlp:
             return self._make_own(inputs, outputs)
         if self.layer_norm and self.batch_renorm:
@@ -141,12 +126,8 @@ class NetworkSpec:
                     f"{setting} fails for an input of shape {list(points.shape)} "
                     f"({_reason(error)}): map [..., {inputs}] to [..., {outputs}]."
                 ) from error
-            if not isinstance(values, Tensor) or values.shape != (*shape, outputs):
-                got = (
-                    f"the shape {list(values.shape)}"
-                    if isinstance(values, Tensor)
-                    else f"a {type(values).__name__}"
-                )
+            got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            if got != [*shape, outputs]:
                 raise ValueError(
                     f"{setting} maps an input of shape {list(points.shape)} to {got}, not to "
                     f"{[*shape, outputs]}: return one output for each of the {outputs} "
@@ -204,12 +185,7 @@ def actor_network(
 
 
 def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
-    """Draws an action in (-1, 1) from a squashed Gaussian; its center if exploration is off.
-
-    Args:
-        loc: the mean of the pre-tanh action.
-        scale: its standard deviation.
-    """
+    """Draws an action in (-1, 1) from a squashed Gaussian; its center if exploration is off."""
     if exploration_type() is ExplorationType.RANDOM:
         loc = loc + torch.randn_like(loc) * scale
     limit = 1.0 - torch.finfo(loc.dtype).resolution  # as in TorchRL's TanhNormal
@@ -217,14 +193,7 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
 
 
 class Explorer(nn.Module):
-    """The exploration of an actor.
-
-    Args:
-        network: the network of the actor, or a function with the same outputs.
-        noise: the standard deviation of the Gaussian noise on the actions of a deterministic actor,
-            which are clipped to [-1, 1]. ``None`` for a Gaussian actor: its actions are drawn,
-            unless exploration is off.
-    """
+    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one."""
 
     def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
         super().__init__()

@@ -36,13 +36,8 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
     """Converts a nested structure to plain values, or raises an error that names the entry.
 
     NumPy scalars and strings become Python ones. Instances of subclasses of containers and strings
-    are converted to the base class.
-
-    Args:
-        value: tensors, numbers, strings and ``None`` in dictionaries, lists, tuples and sets.
-        where: the name of the structure in error messages.
-        copy: whether to copy tensors; views of a larger tensor always are, because PyTorch would
-            save all of it.
+    are converted to the base class. Views of a larger tensor are copied in any case, because
+    PyTorch would save all of it.
     """
     if isinstance(value, Tensor):
         copy = copy or value.untyped_storage().nbytes() > value.numel() * value.element_size()
@@ -52,8 +47,8 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
         return value.clone() if copy else value
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, np.generic) and value.dtype.kind in "biufcUS":
-        return _python_scalar(value, where)
+    if isinstance(value, np.generic) and type(value.item()) in _PLAIN:
+        return value.item()
     if isinstance(value, Mapping):
         kind = OrderedDict if isinstance(value, OrderedDict) else dict
         return kind(
@@ -65,30 +60,14 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
             return sequence(plain(item, f"{where}[{i}]", copy=copy) for i, item in enumerate(value))
     if isinstance(value, str):
         return str(value)
-    raise _not_plain(value, where)
-
-
-def _python_scalar(value: np.generic, where: str) -> Any:
-    scalar = value.item()
-    if isinstance(scalar, np.generic):  # a longdouble, which has no Python type
-        raise _not_plain(value, where)
-    return scalar
-
-
-def _not_plain(value: Any, where: str) -> TypeError:
-    return TypeError(
+    raise TypeError(
         f"{where} holds an object of type {type(value).__name__}, which cannot be saved without "
         "pickle: store tensors, numbers or strings only."
     )
 
 
 def tensordict_to_plain(data: TensorDictBase, where: str) -> dict[str, Any]:
-    """Copies a TensorDict into plain dictionaries.
-
-    Args:
-        data: the TensorDict, which may hold non-tensor entries of plain values.
-        where: the name of the TensorDict in error messages.
-    """
+    """Copies a TensorDict of tensors and plain values into plain dictionaries."""
     tensors, nested, values = {}, {}, {}
     for key, entry in data.items():
         name = f"{where}[{key!r}]"
@@ -110,12 +89,7 @@ def tensordict_to_plain(data: TensorDictBase, where: str) -> dict[str, Any]:
 def tensordict_from_plain(
     state: dict[str, Any], device: str | torch.device | None = None
 ) -> TensorDict:
-    """Restores the output of :func:`tensordict_to_plain`.
-
-    Args:
-        state: the output.
-        device: replaces the device of TensorDicts that were saved with one.
-    """
+    """Restores the output of :func:`tensordict_to_plain`, on another device if one is given."""
     size = torch.Size(state["batch_size"])
     entries = {
         **state["tensors"],
@@ -148,23 +122,16 @@ def load_file(file: Path) -> Any:
     try:
         return load_checked(file)
     except Exception as error:
-        # PyTorch's own message recommends executing the pickle.
-        is_pickle = isinstance(error, pickle.UnpicklingError)
-        reason = "it holds more than plain tensors" if is_pickle else error
         raise RuntimeError(
-            f"The state in {file} cannot be read ({reason}). Load an older checkpoint."
+            f"The state in {file} cannot be read ({error}): load an earlier one that was kept."
         ) from error
 
 
 def load_checked(file: Path, **kwargs: Any) -> Any:
-    """Loads plain data onto the CPU after verifying their checksums.
+    """Loads plain data onto the CPU with ``torch.load`` after verifying their checksums.
 
     PyTorch writes checksums but does not verify them. It reads an entry that is marked as a
     directory as if it were empty.
-
-    Args:
-        file: a file written by ``torch.save``.
-        **kwargs: passed to ``torch.load``.
     """
     with zipfile.ZipFile(file) as archive:
         damaged = archive.testzip()
@@ -173,4 +140,7 @@ def load_checked(file: Path, **kwargs: Any) -> Any:
         raise ValueError(f"the checksum of {damaged} is wrong")
     if folders:
         raise ValueError(f"{folders[0]} is marked as a directory")
-    return torch.load(file, weights_only=True, map_location="cpu", **kwargs)
+    try:
+        return torch.load(file, weights_only=True, map_location="cpu", **kwargs)
+    except pickle.UnpicklingError as error:  # PyTorch's message recommends executing the pickle
+        raise ValueError("it holds more than plain tensors and numbers") from error

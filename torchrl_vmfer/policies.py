@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,17 +25,11 @@ POLICY_FORMAT = {"format": "torchrl_vmfer.policy", "version": 1}
 
 
 class Normalization(NamedTuple):
-    """The normalization of network inputs, in the order of the inputs.
-
-    Attributes:
-        mean: the mean of each input.
-        deviation: the standard deviation of each input.
-        clip: normalized inputs are clipped to ± this value.
-    """
+    """The normalization of network inputs, in the order of the inputs."""
 
     mean: Tensor
     deviation: Tensor
-    clip: float
+    clip: float  # normalized inputs are clipped to ± this value
 
 
 class Policy(TensorDictModuleBase):
@@ -58,8 +53,6 @@ class Policy(TensorDictModuleBase):
         step: the number of steps that the policy was trained for.
 
     Attributes:
-        step: the number of steps that the policy was trained for; ``None`` if unknown.
-        environment: the name of the environment.
         input_shapes: the shape of each entry of an observation, in the order of ``in_keys``.
         source: the file that the policy was loaded from.
 
@@ -102,20 +95,17 @@ class Policy(TensorDictModuleBase):
         self.register_buffer("high", torch.as_tensor(high, dtype=precision).clone())
         self.mean: Tensor | None
         self.deviation: Tensor | None
-        given = normalization
-        self.register_buffer("mean", None if given is None else given.mean.float().clone())
-        self.register_buffer(
-            "deviation", None if given is None else given.deviation.float().clone()
-        )
-        self._clip = math.inf if given is None else float(given.clip)
+        mean, deviation, clip = normalization or (None, None, math.inf)
+        self.register_buffer("mean", None if mean is None else mean.float().clone())
+        self.register_buffer("deviation", None if deviation is None else deviation.float().clone())
+        self._clip = float(clip)
         # Loaded weights replace the initial ones of an MLP, which are neither allocated nor drawn.
         is_replaced = weights is not None and network.is_mlp
         self.actor = actor_network(
             kind, network, self.observation_size, len(self.low), "meta" if is_replaced else None
         )
         if weights is not None:
-            copies = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
-            self.actor.load_state_dict(copies, assign=is_replaced)
+            self.actor.load_state_dict(_copied(weights), assign=is_replaced)
         self.requires_grad_(False)
         self.eval()
 
@@ -228,27 +218,14 @@ class Policy(TensorDictModuleBase):
             "kind": self.kind,
             "environment": self.environment,
             "step": self.step,
-            "network": plain(self.network.as_dict(), "the network of the policy"),
+            "network": plain(asdict(self.network), "the network of the policy"),
             "inputs": [
                 {"key": [key] if isinstance(key, str) else list(key), "shape": list(shape)}
                 for key, shape in zip(self.in_keys, self.input_shapes, strict=True)
             ],
-            "action": {
-                "low": self.low.cpu().clone(),
-                "high": self.high.cpu().clone(),
-                "dtype": self._action_dtype,
-            },
-            "normalization": None
-            if given is None
-            else {
-                "mean": given.mean.cpu().clone(),
-                "deviation": given.deviation.cpu().clone(),
-                "clip": given.clip,
-            },
-            "weights": {
-                name: weight.detach().cpu().clone()
-                for name, weight in self.actor.state_dict().items()
-            },
+            "action": _copied({"low": self.low, "high": self.high, "dtype": self._action_dtype}),
+            "normalization": None if given is None else _copied(given._asdict()),
+            "weights": _copied(self.actor.state_dict()),
         }
 
     def __repr__(self) -> str:
@@ -267,6 +244,13 @@ class Policy(TensorDictModuleBase):
             f"action[{self.action_size}] {self._action_dtype} in "
             f"{self.action_low.tolist()} to {self.action_high.tolist()})"
         )
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for name, value in values.items()
+    }
 
 
 def _flattened(entry: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -78,10 +77,7 @@ def _load(file: Path) -> Policy:
     except ImportError as error:
         raise PolicyError(f"{file}: {error}") from error
     except Exception as error:
-        # PyTorch's own message recommends executing the pickle.
-        is_pickle = isinstance(error, pickle.UnpicklingError)
         reason = textwrap.shorten(str(error) or type(error).__name__, 300)
-        reason = "it holds more than plain tensors and numbers" if is_pickle else reason
         raise PolicyError(
             f"{file} cannot be read ({reason}): pass a run directory, or a policy.pt written by a "
             "training run."

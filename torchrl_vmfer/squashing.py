@@ -66,10 +66,7 @@ class Squashing(nn.Module):
 def make_squashing(loss: Any, action_spec: TensorSpec | None) -> Squashing:
     """Makes the squashing of a loss's policy.
 
-    Args:
-        loss: the loss. The bounds are its own (TD3), those of the policy's ``TanhNormal``, or those
-            of the action spec.
-        action_spec: the argument of the loss; by default, the spec of its policy.
+    The bounds are those of the loss (TD3), of the policy's ``TanhNormal``, or of the action spec.
     """
     if hasattr(loss, "min_action"):
         return Squashing(loss.min_action.reshape(-1), loss.max_action.reshape(-1))

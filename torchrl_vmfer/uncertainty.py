@@ -111,10 +111,7 @@ class VMFUncertainty(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Adds the statistics to the tensordict."""
         loss = self._loss_module
-        if hasattr(loss, "action_gradients"):
-            values, gradients = loss.action_gradients(tensordict)
-        else:
-            values, gradients = action_gradients(loss, tensordict)
+        values, gradients = action_gradients(loss, tensordict)
         used = resolved_critic(self.used, loss, gradients, values)
         return tensordict.update(self.from_gradients(gradients, used))
 

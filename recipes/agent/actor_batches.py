@@ -26,6 +26,7 @@ from vmfer_recipes.config.training import TrainingConfig
 __all__ = [
     "action_distances",
     "make_actor_sampling",
+    "saturation",
     "unchanged_random_numbers",
     "weighted_mean",
 ]
@@ -105,12 +106,22 @@ def _closest_batch(
     number, size = sizes
     read = list(dict.fromkeys([*keys, "action"]))
     candidates = buffer.sample_actor(number * size, keys=read)
-    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
-        policy = actor(observations(candidates.select(*observations.in_keys)))["action"]
+    policy = _policy_action(actor, observations(candidates.select(*observations.in_keys)))
     stored = candidates["action"].to(policy.device)
     chosen = int(action_distances(stored, policy, number).argmin())
     candidates = candidates.select(*keys, "index", "index_generation", strict=False)
     return candidates[chosen * size : (chosen + 1) * size]
+
+
+def _policy_action(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
+    """The action without noise, whose components are in [-1, 1]."""
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        return actor(batch.select(*actor.in_keys))["action"]
+
+
+def saturation(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
+    """The mean absolute component of the policy's action, for each state of a batch."""
+    return _policy_action(actor, batch).abs().mean(-1)
 
 
 def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:

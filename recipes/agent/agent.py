@@ -16,7 +16,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
-from vmfer_recipes.agent.actor_batches import make_actor_sampling
+from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
 from vmfer_recipes.agent.backend import Backend
 from vmfer_recipes.agent.diagnostics import Diagnostics, agreement
 from vmfer_recipes.agent.networks import (
@@ -52,6 +52,7 @@ class Agent:
     Attributes:
         env: the environment.
         policy: the policy to evaluate, which acts on raw observations.
+        actor: the same policy for preprocessed observations.
         observations: the preprocessing of the networks' inputs.
         loss: the loss module.
         uncertainty: measures how much the critics of the loss agree.
@@ -71,6 +72,7 @@ class Agent:
 
     env: Environment
     policy: TensorDictModuleBase
+    actor: TensorDictModuleBase
     observations: Observations
     loss: Any
     uncertainty: VMFUncertainty
@@ -132,10 +134,14 @@ class Agent:
             store_priorities(self.buffer.update_actor_priority, batch, td_error, self.signal)
 
     def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
-        """Passes factors or gradient norms to the actor's sampler, if it uses them."""
-        if self.signal in SIGNAL_ENTRIES:
+        """Passes what was measured on the actor's batch to its sampler, if it uses it."""
+        if self.signal == "saturation":
+            values = saturation(self.actor, batch).exp()
+        elif self.signal in SIGNAL_ENTRIES:
             values = info[SIGNAL_ENTRIES[self.signal]]
-            store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
+        else:
+            return
+        store_priorities(self.buffer.update_actor_priority, batch, values, self.signal)
 
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
@@ -237,6 +243,7 @@ class AgentMaker:
         return Agent(
             env=self.env,
             policy=observations.before(actor),
+            actor=actor,
             observations=observations,
             loss=loss,
             uncertainty=uncertainty,

@@ -88,8 +88,7 @@ class Diagnostics:
             batch: the actor's batch.
         """
         with self._without_effects():
-            found: dict[str, Any] = {"saturated_fraction": self._saturated(batch)}
-            found |= self._compared(batch)
+            found: dict[str, Any] = {**self._saturation(batch), **self._compared(batch)}
             if self._buffer is not None:
                 with self._buffer.locked():
                     found |= self._distribution(self._buffer, batch)
@@ -120,8 +119,8 @@ class Diagnostics:
             if generator is not None:
                 generator.set_state(state)
 
-    def _saturated(self, batch: TensorDictBase) -> Tensor:
-        """The fraction of the components of the policy's mean actions that are near a bound."""
+    def _saturation(self, batch: TensorDictBase) -> dict[str, Tensor]:
+        """How close the components of the policy's mean actions are to their bounds."""
         loss = self._loss
         with (
             torch.no_grad(),
@@ -129,7 +128,11 @@ class Diagnostics:
             loss.actor_network_params.to_module(loss.actor_network),
         ):
             action = loss.actor_network(batch.select("observation"))["action"]
-        return (action.abs() > _SATURATED).double().mean()
+        size = action.abs().double()
+        return {
+            "saturation": size.mean(),
+            "saturated_fraction": (size > _SATURATED).double().mean(),
+        }
 
     def _compared(self, batch: TensorDictBase) -> dict[str, Tensor]:
         """Compares the gradients of halves of the batch, and of the batch and a uniform one."""
@@ -156,9 +159,13 @@ class Diagnostics:
     def _distribution(
         self, buffer: ActorCriticReplayBuffer, batch: TensorDictBase
     ) -> dict[str, float]:
-        """The distribution from which the actor's batch is drawn, and the age of its priorities."""
+        """The age of the batch, its distribution, and the age of the priorities."""
         stored = len(buffer)
-        found: dict[str, float] = {"stored_transitions": stored}
+        ages = (buffer.write_count - 1 - batch["index"].double()) % stored
+        found: dict[str, float] = {
+            "stored_transitions": stored,
+            "relative_age": float(ages.mean()) / max(stored - 1, 1),
+        }
         if self._kind in _WITHOUT_DISTRIBUTION:
             return found
         if self._kind == "weighted":

@@ -21,6 +21,7 @@ from torchrl_vmfer import (
     InverseTDSampler,
     LAPSampler,
     MixedSampler,
+    OldSampler,
     RankPrioritizedSampler,
     RecentSampler,
     VMFSampler,
@@ -35,12 +36,14 @@ from vmfer_recipes.config.replay_groups import (
     HindsightReplayConfig,
     InverseTDSamplerConfig,
     LAPReplayConfig,
+    OldSamplerConfig,
     OwnReplayConfig,
     OwnSamplerConfig,
     PrioritizedReplayConfig,
     RecentSamplerConfig,
     ReplayConfig,
     SamplerConfig,
+    SaturatedSamplerConfig,
     VMFSamplerConfig,
 )
 from vmfer_recipes.config.training import TrainingConfig
@@ -57,6 +60,7 @@ _SIGNALS = {
     "factor": "a sampling factor",
     "td_error": "a TD error",
     "gradient_norm": "the norm of an action gradient",
+    "saturation": "an action of the policy",
 }
 
 
@@ -124,6 +128,12 @@ def _critic_sampler(cfg: ReplayConfig) -> Sampler:
     return RandomSampler()
 
 
+class _SaturatedSampler(VMFSampler):
+    """Draws by exp(saturation) instead of the factor. Both are from 1 to e, and 1 if unknown."""
+
+    signal = "saturation"
+
+
 def _actor_sampler(cfg: SamplerConfig) -> Sampler:
     if isinstance(cfg, OwnSamplerConfig):
         return _own_sampler(cfg, "sampler")
@@ -133,8 +143,12 @@ def _actor_sampler(cfg: SamplerConfig) -> Sampler:
         return InverseTDSampler(exponent=cfg.exponent, floor=cfg.floor)
     if isinstance(cfg, GradientNormSamplerConfig):
         return GradientNormSampler(power=cfg.power)
+    if isinstance(cfg, SaturatedSamplerConfig):
+        return _SaturatedSampler(power=cfg.power)
     if isinstance(cfg, RecentSamplerConfig):
         return RecentSampler(decay=cfg.decay, min_size=cfg.min_size, cycle=cfg.cycle)
+    if isinstance(cfg, OldSamplerConfig):
+        return OldSampler(exponent=cfg.exponent)
     return RandomSampler()
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "HindsightReplayConfig",
     "InverseTDSamplerConfig",
     "LAPReplayConfig",
+    "OldSamplerConfig",
     "OnPolicySamplerConfig",
     "OwnReplayConfig",
     "OwnSamplerConfig",
@@ -22,6 +23,7 @@ __all__ = [
     "RecentSamplerConfig",
     "ReplayConfig",
     "SamplerConfig",
+    "SaturatedSamplerConfig",
     "SharedSamplerConfig",
     "UniformReplayConfig",
     "VMFSamplerConfig",
@@ -137,6 +139,20 @@ class GradientNormSamplerConfig(SamplerConfig):
     power: float = key(1.0, "P ∝ norm^power; 0 is uniform", low=0, high=_LARGEST_EXPONENT)
 
 
+@schema("saturated", group="sampler")
+@dataclass
+class SaturatedSamplerConfig(SamplerConfig):
+    """The actor's batch is drawn by how close the policy's stored actions are to their bounds."""
+
+    kind: str = key("saturated", "prefers saturated actions of the policy", choices=("saturated",))
+    power: float = key(
+        4.0,
+        "P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
+        low=-_LARGEST_POWER,
+        high=_LARGEST_POWER,
+    )
+
+
 @schema("recent", group="sampler")
 @dataclass
 class RecentSamplerConfig(SamplerConfig):
@@ -151,6 +167,20 @@ class RecentSamplerConfig(SamplerConfig):
     )
     min_size: int = key(5000, "smallest number of transitions to draw from", low=1)
     cycle: int = key(1000, "batches of the actor per cycle", low=1)
+
+
+@schema("old", group="sampler")
+@dataclass
+class OldSamplerConfig(SamplerConfig):
+    """OldSampler prefers old transitions for the actor's batch."""
+
+    kind: str = key("old", "OldSampler prefers old transitions", choices=("old",))
+    exponent: float = key(
+        2.0,
+        "draws at the fraction u^exponent of the buffer, oldest first, u uniform; 1 is uniform",
+        low=0.01,
+        high=100,
+    )
 
 
 @schema("on_policy", group="sampler")

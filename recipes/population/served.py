@@ -11,7 +11,9 @@ from vmfer_recipes.config.errors import UserError
 
 __all__ = ["check_served", "grouped"]
 
-_SAMPLERS = ("shared", "fresh", "vmf", "inverse_td", "gradient_norm", "recent")
+_SAMPLERS = (
+    *("shared", "fresh", "vmf", "inverse_td", "gradient_norm", "recent", "old", "saturated"),
+)
 _REPLAYS = ("uniform", "per", "per_rank", "lap")
 # What the compiled updates measure for the samplers is the same for all members.
 _SIGNALS = {"vmf": "factor", "gradient_norm": "gradient_norm"}

@@ -268,7 +268,7 @@ class Population:
             if self._is_gaussian:
                 metrics.add(alpha=agent.loss.log_alpha.detach().exp())
             needs_row = "factor_mean" not in metrics
-            if not needs_row and agent.signal not in ("factor", "gradient_norm"):
+            if not needs_row and agent.signal in (None, "td_error"):
                 return
             info = {name: values[i] for name, values in found.items()}
             entries = {"observation": observations[i].copy(), "index": self._index[i]}

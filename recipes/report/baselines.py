@@ -23,7 +23,7 @@ DEFAULT_BASELINE = "uniform"
 # In these algorithms, critics beyond the second affect only uncertainties and TD errors.
 _TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
 # Samplers and replays that use neither, by kind or, if that is not known, by name.
-_WITHOUT_CRITICS = {*map(repr, ("shared", "fresh", "recent", "on_policy", "uniform", "her"))}
+_WITHOUT_CRITICS = {*map(repr, ("shared", "fresh", "recent", "old", "on_policy", "uniform", "her"))}
 _SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
 _MOST_LISTED = 8
 

@@ -13,7 +13,7 @@ SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
 REPLAYS = ("uniform", "per", "per_rank")
 LABORATORY = (
     *("vmf_power", "anti_vmf", "vmf_weighted", "inverse_td", "gradient_norm", "recent"),
-    "on_policy",
+    *("old", "saturated", "on_policy"),
 )
 
 

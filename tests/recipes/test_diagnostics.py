@@ -15,7 +15,10 @@ from vmfer_recipes.agent.diagnostics import Diagnostics, signal_to_noise
 from vmfer_recipes.config.training import to_config
 
 RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
-OF_ACTOR = {"saturated_fraction", "gradient_snr", "gradient_cosine", "stored_transitions"}
+OF_ACTOR = {
+    *("saturation", "saturated_fraction", "gradient_snr", "gradient_cosine"),
+    *("stored_transitions", "relative_age"),
+}
 OF_PRIORITIES = {"factor_age", "unscored_fraction"}
 CHEETAH = "env.name=ShortCheetah-v0"
 
@@ -83,7 +86,17 @@ def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorit
     action = outputs if algorithm == "td3" else outputs[0].tanh()
     expected = np.mean(np.abs(action.numpy()) > 0.99)
     assert 0 < expected < 1
-    assert float(agent.diagnostics.measure(batch)["saturated_fraction"]) == pytest.approx(expected)
+    found = agent.diagnostics.measure(batch)
+    assert float(found["saturated_fraction"]) == pytest.approx(expected)
+    assert float(found["saturation"]) == pytest.approx(np.abs(action.numpy()).mean())
+
+
+def test_ages_count_from_the_newest_transition_also_after_old_ones_were_overwritten(make_agent):
+    agent = make_agent("td3", "replay.buffer_size=80", CHEETAH)  # of 100 transitions
+    for slots, expected in {(19, 19): 0, (20, 20): 1, (79, 0): 19.5 / 79}.items():
+        index = torch.tensor(slots)
+        found = agent.diagnostics.measure(agent.buffer[index].set("index", index))
+        assert float(found["relative_age"]) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +107,11 @@ def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorit
         ("td3_bc", "sampler=uniform", 100),
         ("td3", "sampler=vmf_uncertainty", 100 * 1.5**2 / (2**2 + 1) * 2),
         ("td3", "sampler=gradient_norm", 100 * 1.5**2 / (2**2 + 1) * 2),
+        ("td3", "sampler=saturated sampler.power=3", 100 * 4.5**2 / (8**2 + 1) * 2),
         ("sac", "sampler=vmf_power sampler.power=3", 100 * 4.5**2 / (8**2 + 1) * 2),
         ("sac", "sampler=vmf_uncertainty sampler.share=0.5", 300**2 / (50 * (3.5**2 + 2.5**2))),
         ("td3", "sampler=recent sampler.min_size=20 sampler.decay=0.3", 30),
+        ("sac", "sampler=old sampler.exponent=1", 100),
     ],
 )
 def test_the_effective_sample_size_is_that_of_the_actors_distribution(
@@ -137,7 +152,7 @@ def test_of_a_buffer_in_another_process_only_the_actor_is_measured(make_agent):
         kind="vmf",
     )
     found = diagnostics.measure(agent.actor_batch(agent.critic_batch()))
-    assert found.keys() == {"saturated_fraction", "gradient_snr"}
+    assert found.keys() == {"saturation", "saturated_fraction", "gradient_snr"}
 
 
 @pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct", "on_policy"])

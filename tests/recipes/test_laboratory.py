@@ -8,6 +8,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
@@ -98,6 +99,22 @@ def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_forc
     assert len(received) == 5
     for index, norm in received:
         torch.testing.assert_close(norm, expected[index], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_saturated_actions_are_drawn_by_their_size(algorithm, fast, make_agent, stored):
+    received = stored(VMFSampler)
+    agent = make_agent(algorithm, *FROZEN, "sampler=saturated", "sampler.power=-3", f"fast={fast}")
+    update(algorithm, agent, fast)
+    rows = agent.buffer[:]
+    with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+        size = agent.policy(rows.select("observation"))["action"].abs().mean(-1).double()
+    weights = torch.ones_like(size)
+    for index, _ in received:
+        weights[index] = torch.exp(-3 * size[index])
+    found = agent.buffer.actor_sampler.probabilities()
+    torch.testing.assert_close(found, weights / weights.sum(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("sampler", choices_of("sampler"))
@@ -220,6 +237,7 @@ BAD = [
     ("td3", "sampler=vmf_power sampler.share=0", "sampler.share must be a number from"),
     ("td3", "sampler=vmf_power sampler.share=1.5", "sampler.share must be a number from"),
     ("sac", "sampler=on_policy sampler.num_batches=0", "sampler.num_batches must be a whole"),
+    ("td3", "sampler=old sampler.exponent=0", "sampler.exponent must be a number from 0.01"),
     ("sac", "sampler=recent sampler.decay=0", "sampler.decay must be a number from"),
     ("td3", "sampler=inverse_td sampler.floor=0", "sampler.floor must be a number from"),
     ("td3", "sampler=anti_vmf num_critics=1", "sampler=anti_vmf needs several critics"),

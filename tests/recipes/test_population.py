@@ -76,6 +76,7 @@ def test_a_member_does_not_notice_its_company(algorithm, run, configs, assert_sa
         ("td3", "sampler=gradient_norm replay=lap num_critics=3 layer_norm=true"),
         ("td3", "sampler=anti_vmf sampler.share=0.5 replay=per_rank directions=pre_tanh"),
         *(("sac", f"sampler={name}") for name in ("uniform", "vmf_uncertainty", "inverse_td")),
+        *((algorithm, "sampler=saturated") for algorithm in ("td3", "sac")),
         ("sac", "sampler=vmf_rank replay=per"),
     ],
 )

@@ -27,6 +27,7 @@ LABORATORY = [
     ("sampler=vmf_weighted",),
     ("sampler=inverse_td",),
     ("sampler=gradient_norm",),
+    ("sampler=old",),
     ("sampler=recent", "sampler.min_size=20", "sampler.cycle=7"),
     ("sampler=on_policy",),
     ("sampler=uniform", "replay=lap"),

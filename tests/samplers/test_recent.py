@@ -1,4 +1,4 @@
-"""RecentSampler against a plain list of the writes."""
+"""RecentSampler and OldSampler against a plain list of the writes."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torchrl.data import (
 
 from helpers.recorded_buffer import assert_drawn_from
 from helpers.sampler_buffers import filled_buffer, grid, grid_buffer, rows, seeded
-from torchrl_vmfer import ActorCriticReplayBuffer, RecentSampler
+from torchrl_vmfer import ActorCriticReplayBuffer, OldSampler, RecentSampler
 
 
 def newest_rows(buffer, count):
@@ -44,6 +44,32 @@ def test_a_small_buffer_is_drawn_uniformly():
     for _ in range(3):
         newest_rows(buffer, 10)
         assert len(buffer.sample()["index"].unique()) == 10
+
+
+@pytest.mark.parametrize("exponent", [0.3, 1, 2, 4.5])
+@pytest.mark.parametrize("written", [7, 130])
+def test_old_rows_are_drawn_by_their_position_in_the_order_of_writing(exponent, written):
+    buffer = filled_buffer(OldSampler(exponent), written, capacity=100, generator=seeded(0))
+    count = len(buffer)
+    # P(⌊n u^exponent⌋ = k) by integrating over u on a fine grid.
+    fine = (np.arange(2_000_000) + 0.5) / 2_000_000
+    expected = np.bincount((count * fine**exponent).astype(int), minlength=count) / len(fine)
+    position = (buffer.storage.get(slice(0, count))["row"] - (written - count)).numpy()
+    found = buffer.sampler.probabilities().numpy()
+    np.testing.assert_allclose(found, expected[position], atol=1e-6)
+    index, _ = buffer.sampler.sample(buffer.storage, 1_000_000)
+    assert_drawn_from(index.numpy(), found)
+
+
+def test_an_exponent_of_one_is_uniform_and_others_prefer_one_end():
+    buffer = filled_buffer(OldSampler(1.0), 130, capacity=100)
+    np.testing.assert_allclose(buffer.sampler.probabilities(), np.full(100, 0.01))
+    oldest = 30  # the slot that is overwritten next
+    for exponent, favored in ((0.01, oldest - 1), (100, oldest)):
+        sampler = OldSampler(exponent)
+        sampler.load_state_dict(buffer.sampler.state_dict() | {"exponent": exponent})
+        assert sampler.probabilities().argmax() == favored
+        assert (sampler.sample(buffer.storage, 10_000)[0] == favored).float().mean() > 0.6
 
 
 @settings(max_examples=30)

@@ -31,24 +31,9 @@ class VMFCQLLoss(GradientTap, CQLLoss):
             ``directions`` and ``gradient_norm``.
 
     Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
-        >>> from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
-        >>> network = torch.nn.Sequential(
-        ...     MLP(in_features=4, out_features=4, num_cells=[8]), NormalParamExtractor()
-        ... )
-        >>> actor = ProbabilisticActor(
-        ...     TensorDictModule(network, ["observation"], ["loc", "scale"]),
-        ...     in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True,
-        ... )
-        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
-        ...                        in_keys=["observation", "action"])
-        >>> loss = VMFCQLLoss(actor, critic, target_entropy=-2.0)
-        >>> batch = TensorDict({"observation": torch.randn(5, 4)}, [5])
-        >>> actor_loss, metadata = loss.actor_loss(batch)
-        >>> metadata["vmf_factor"].shape
-        torch.Size([5])
+        With the networks of the example of :class:`VMFSACLoss`:
+
+        >>> loss = VMFCQLLoss(actor, critic, target_entropy=-2.0)  # doctest: +SKIP
     """
 
     def critic_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:

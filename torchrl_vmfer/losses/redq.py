@@ -19,22 +19,12 @@ __all__ = ["VMFREDQLoss"]
 
 
 class SplitREDQLoss(REDQLoss):
-    """REDQ's actor, critic and temperature losses as separate methods.
+    """REDQ's actor, critic and temperature losses as separate methods, each with its own batch."""
 
-    TorchRL's loss has a single ``forward`` for all of them. Here, each can have its own batch.
-
-    Attributes:
-        critics: evaluates critics, where the i-th critic reads the i-th inputs.
-    """
-
-    critics: Critics
+    critics: Critics  # the i-th critic reads the i-th inputs
 
     def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the loss of the actor, which maximizes the mean of all critics.
-
-        Returns:
-            the loss, and the detached log-density of the action and values of the critics.
-        """
+        """Computes the loss of the actor, which maximizes the mean of all critics."""
         observed, log_prob = self._act(
             tensordict.select(*self.actor_network.in_keys, strict=False),
             self.actor_network_params,
@@ -47,11 +37,7 @@ class SplitREDQLoss(REDQLoss):
         }
 
     def qvalue_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
-        """Computes the loss of the critics. Their target is the minimum over a random subset.
-
-        Returns:
-            the loss, and the largest absolute TD error of the critics for each transition.
-        """
+        """Computes the loss of the critics. Their target is the minimum over a random subset."""
         subset = torch.randperm(self.num_qvalue_nets)[: self.sub_sample_len].sort().values
         tensordict = tensordict.clone(False)
         with torch.no_grad():
@@ -119,23 +105,12 @@ class VMFREDQLoss(AllCriticsTap, SplitREDQLoss):
             ``gradient_norm`` as in :class:`VMFSACLoss`.
 
     Examples:
-        >>> from tensordict import TensorDict
-        >>> from tensordict.nn import NormalParamExtractor, TensorDictModule
-        >>> from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
-        >>> network = torch.nn.Sequential(
-        ...     MLP(in_features=4, out_features=4, num_cells=[8]), NormalParamExtractor()
-        ... )
-        >>> actor = ProbabilisticActor(
-        ...     TensorDictModule(network, ["observation"], ["loc", "scale"]),
-        ...     in_keys=["loc", "scale"], distribution_class=TanhNormal, return_log_prob=True,
-        ... )
-        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
-        ...                        in_keys=["observation", "action"])
-        >>> loss = VMFREDQLoss(actor, critic, num_qvalue_nets=10, target_entropy=-2.0)
-        >>> batch = TensorDict({"observation": torch.randn(5, 4)}, [5])
-        >>> actor_loss, metadata = loss.actor_loss(batch)
-        >>> metadata["vmf_factor"].shape
-        torch.Size([5])
+        With the networks of the example of :class:`VMFSACLoss`:
+
+        >>> loss = VMFREDQLoss(actor, critic, num_qvalue_nets=10)  # doctest: +SKIP
+        >>> critic_loss, metadata = loss.qvalue_loss(critic_batch)  # doctest: +SKIP
+        >>> actor_loss, metadata = loss.actor_loss(actor_batch)  # doctest: +SKIP
+        >>> alpha_loss = loss.alpha_loss(metadata["log_prob"]).mean()  # doctest: +SKIP
     """
 
     critic_loss_name = "qvalue_loss"
@@ -147,5 +122,5 @@ class VMFREDQLoss(AllCriticsTap, SplitREDQLoss):
         count = self.num_qvalue_nets
         of_actor = self.actor_critics(tensordict[:count], params[:count])
         others = self.stock_critics(tensordict[count:], params[count:])
-        self.agreement(self.tapped_gradients, self.tapped_values, self.tapped_action)
+        self.agreement(self.tapped_gradients)
         return torch.cat([of_actor, others.select(self.tensor_keys.state_action_value)])

@@ -23,8 +23,7 @@ class VMFSACLoss(GradientTap, SACLoss):
     A drop-in replacement for TorchRL's loss. The metadata of ``actor_loss`` also contains
     ``"vmf_factor"``, the sampling factor p_j of each transition with e = argmin_i Q_i
     (Algorithm 3), and ``"vmf_resultant_length"``, both of shape ``[*batch]``. ``forward`` returns
-    both, lists them in ``out_keys``, and writes ``"vmf_factor"`` into the batch, next to the TD
-    error, so that ``buffer.update_tensordict_priority(batch)`` finds it there.
+    both and writes ``"vmf_factor"`` into the batch, as :class:`VMFTD3Loss` does.
 
     A call with keyword arguments returns TorchRL's tuple of five losses and statistics (six with a
     value network), so that existing code can unpack it;
@@ -48,16 +47,9 @@ class VMFSACLoss(GradientTap, SACLoss):
         num_target_critics: how many critics, counted from the first, form the TD target and
             the minimum that the actor maximizes, or ``None`` for all. The other critics learn
             from the same target and are used only to estimate the uncertainty.
-        measure: if ``False``, behaves like TorchRL's loss, for an otherwise identical baseline.
-        used: overrides the critic e of the factors: ``"first"``, ``"min"`` for the one with the
-            lowest value, or ``"mean"`` for the mean of all. It does not change the loss.
-        directions: ``"action"``, or ``"pre_tanh"``: x_i is then the direction of the gradient with
-            respect to the pre-tanh action u of a = m + h tanh(u), that is, of h (1 - tanh²(u)) g_i.
-            Saturated components then do not contribute. The bounds are those of the policy's
-            ``TanhNormal``, or else of ``action_spec``. It does not change the loss.
-        gradient_norm: if ``True``, the metadata also contain ``"vmf_gradient_norm"``, the norm
-            ``[*batch]`` of the gradient g_e that moves the actor, with respect to the action, or
-            to the pre-tanh action with ``directions="pre_tanh"``. It does not require ``measure``.
+        measure: as in :class:`VMFTD3Loss`, as are ``used`` and ``gradient_norm``.
+        directions: as in :class:`VMFTD3Loss`. The bounds are those of the policy's ``TanhNormal``,
+            or else of ``action_spec``.
         entropy_gradient: if ``True``, g_i is α ∂log π/∂a - ∂Q_i/∂a in directions and norms, at the
             cost of one more forward pass of the actor.
         **kwargs: as in TorchRL's loss.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -31,21 +30,8 @@ class GradientTap(TappedLoss):
 
     TorchRL's losses call their critics through one batched callable, which :meth:`critics`
     replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
-    A loss may override :meth:`perturbed` and :meth:`loss_gradients`.
-
-    Args:
-        *args: as in TorchRL's loss.
-        num_target_critics: how many critics, counted from the first, form the TD target;
-            ``None`` for all of them.
-        measure: whether ``actor_loss`` measures how much the critics agree.
-        used: the critic e of the factors: ``"first"``, ``"min"`` for the one with the lowest
-            value, or ``"mean"`` for the mean of all. By default, the one whose gradient moves the
-            actor of the loss. It does not change the loss.
-        directions: ``"action"``, or ``"pre_tanh"`` for the directions of the gradients with respect
-            to the pre-tanh action.
-        gradient_norm: whether ``actor_loss`` also returns the norm of the gradient that moves the
-            actor.
-        **kwargs: as in TorchRL's loss.
+    A loss may override :meth:`perturbed` and :meth:`loss_gradients`. The arguments are described in
+    :class:`~torchrl_vmfer.VMFTD3Loss` and :class:`~torchrl_vmfer.VMFSACLoss`.
 
     Attributes:
         critic_loss_name: the name of TorchRL's method for the critic loss.
@@ -172,36 +158,18 @@ class GradientTap(TappedLoss):
 
     def tapped_metadata(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """Returns the metadata that the tap adds to those of TorchRL's actor loss."""
-        return self.agreement(
-            self.loss_gradients(tensordict), self.tapped_values, self.tapped_action
-        )
+        return self.agreement(self.loss_gradients(tensordict))
 
-    def agreement(
-        self,
-        gradients: Tensor,
-        values: Tensor,
-        action: Tensor | TensorDictBase,
-        factor_and_length: Callable[..., tuple[Tensor, Tensor]] = factor_and_length,
-        lowest: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Returns metadata on how much the critics agree, and on what moves the actor.
-
-        Args:
-            gradients: the gradients of the critics with respect to the action.
-            values: the values of the critics.
-            action: the policy's action.
-            factor_and_length: computes the factors and resultant lengths.
-            lowest: the critic with the lowest value, if it is known. It is computed otherwise.
-        """
-        metadata = {}
-        if self.taps:
-            gradients = directed(self, gradients, action)
+    def agreement(self, gradients: Tensor) -> dict[str, Tensor]:
+        """Returns metadata on how much the critics agree, and on what moves the actor."""
+        metadata, values = {}, self.tapped_values
+        gradients = directed(self, gradients, self.tapped_action)
         if self.measure:
-            used = resolved_critic(self.used, self, gradients, values, lowest)
+            used = resolved_critic(self.used, self, gradients, values)
             factor, length = factor_and_length(gradients, used)
             metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
         if self.gradient_norm:
-            used = resolved_critic(followed_critic(self), self, gradients, values, lowest)
+            used = resolved_critic(followed_critic(self), self, gradients, values)
             gradient = used_gradient(gradients, used)
             metadata["vmf_gradient_norm"] = torch.linalg.vector_norm(gradient, dim=-1)
         if self._report is not None:

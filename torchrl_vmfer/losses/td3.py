@@ -153,19 +153,9 @@ class VMFTD3BCLoss(GradientTap, TD3BCLoss):
             ``directions`` and ``gradient_norm``.
 
     Examples:
-        >>> from tensordict import TensorDict
-        >>> from tensordict.nn import TensorDictModule
-        >>> from torchrl.modules import MLP, ValueOperator
-        >>> actor = TensorDictModule(
-        ...     MLP(in_features=4, out_features=2, num_cells=[8]), ["observation"], ["action"]
-        ... )
-        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=1),
-        ...                        in_keys=["observation", "action"])
-        >>> loss = VMFTD3BCLoss(actor, critic, bounds=(-1.0, 1.0), alpha=2.5)
-        >>> batch = TensorDict({"observation": torch.randn(5, 4), "action": torch.randn(5, 2)}, [5])
-        >>> actor_loss, metadata = loss.actor_loss(batch)
-        >>> metadata["vmf_factor"].shape
-        torch.Size([5])
+        With the networks of the example of :class:`VMFTD3Loss`:
+
+        >>> loss = VMFTD3BCLoss(actor, critic, bounds=(-1.0, 1.0), alpha=2.5)  # doctest: +SKIP
     """
 
     critic_loss_name = "qvalue_loss"

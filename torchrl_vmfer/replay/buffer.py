@@ -184,12 +184,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def sample_uniformly(
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
-        """Samples a batch uniformly with replacement, independently of the samplers.
-
-        Args:
-            batch_size: defaults to the buffer's.
-            keys: as in :meth:`sample_actor`.
-        """
+        """Samples as :meth:`sample_actor`, but uniformly with replacement."""
         self.ensure_built()
         return self._sample_with(self._draw_uniformly, batch_size, keys)
 
@@ -208,7 +203,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         if isinstance(keys, (str, tuple)):
             raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
         # A transform may read any entry.
-        data, info = self.draw_with(draw, batch_size, None if self.has_transform else keys)
+        data, info = self._draw_with(draw, batch_size, None if self.has_transform else keys)
         if keys is not None and (self.has_transform or stored_rows(self.storage) is None):
             data = data.select(*keys)
         return self._with_metadata(data, info)
@@ -225,19 +220,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             entries[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
         return data
 
-    def draw_with(
+    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
+        """Draws a batch for ``sample()``."""
+        return self._draw_with(self.sampler.sample, batch_size, None)
+
+    def _draw_with(
         self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draws, reads and transforms a batch.
-
-        Args:
-            draw: the ``sample`` of a sampler.
-            batch_size: how many transitions to draw.
-            keys: the entries to read; ``None`` reads all.
-
-        Returns:
-            the batch and its metadata, including ``"index"``.
-        """
+        """Draws, reads and transforms a batch. Returns it with its metadata."""
         with self.locked():
             index, info = draw(self.storage, batch_size)
             info["index"] = index
@@ -246,23 +236,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             data = self.read_rows(index, keys)
         return (self.transform(data) if self.has_transform else data), info
 
-    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draws a batch for ``sample()``."""
-        if self.is_direct:
-            return self.draw_with(self.sampler.sample, batch_size, None)
-        if not self.shared:  # TorchRL's method holds the lock as briefly as possible
-            return super().draw_batch(batch_size)
-        with self.locked():
-            return super().draw_batch(batch_size)
-
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        """Reads transitions.
-
-        Args:
-            index: the index that a sampler has drawn.
-            keys: the entries to read; ``None`` reads all. Storages that do not keep all rows in
-                one TensorDict always read all entries.
-        """
+        """Reads all entries of some transitions, or some if the storage is one TensorDict."""
         rows = stored_rows(self.storage)
         if keys is None or rows is None:
             return self.collate(self.storage.get(index))
@@ -309,10 +284,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     ) -> None:
         """Updates the priorities of some transitions in the critics' sampler.
 
-        Args:
-            index: the ``"index"`` entry of the critics' batch.
-            priority: their priorities.
-            generation: as in :meth:`update_actor_priority`.
+        The arguments are those of :meth:`update_actor_priority`, but ``index`` is not a batch.
         """
         self.ensure_built()
         with self.locked():

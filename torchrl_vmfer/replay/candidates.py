@@ -80,15 +80,7 @@ class CandidatePool:
     def sample(
         self, batch_size: int | None = None, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
-        """Samples a batch for the actor.
-
-        Args:
-            batch_size: defaults to the buffer's.
-            keys: a list of the entries to read, for every candidate. Defaults to all.
-
-        Returns:
-            the batch, with its slots under ``"index"``.
-        """
+        """Samples a batch for the actor, as ``sample_actor`` of the buffer does."""
         batch_size = self.buffer.batch_size if batch_size is None else batch_size
         if batch_size is None:
             raise RuntimeError("No batch size: pass it to sample() or to the buffer's constructor.")
@@ -103,11 +95,7 @@ class CandidatePool:
         return candidates[torch.from_numpy(chosen)]
 
     def probabilities(self, factors: Tensor) -> Tensor:
-        """The probability with which each candidate of a pool is drawn, in double precision.
-
-        Args:
-            factors: the factors of the candidates, ``[n]``.
-        """
+        """The probability of each candidate with factors ``[n]``, in double precision."""
         return torch.from_numpy(self._resampling.probabilities(_checked(factors)))
 
     def _scores(self, candidates: TensorDictBase) -> Tensor:

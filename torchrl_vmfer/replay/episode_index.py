@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -90,25 +90,15 @@ class EpisodeIndex:
     def draw(self, slots: np.ndarray, uniform: np.ndarray, strategy: Strategy) -> np.ndarray:
         """Draws, for each slot, a slot of the same episode.
 
-        Args:
-            slots: live slots.
-            uniform: as many random numbers in [0, 1).
-            strategy: ``"future"`` for the same or a later step, ``"episode"`` for any live
-                step, ``"final"`` for the newest one.
-
-        Returns:
-            the drawn slots.
+        ``uniform`` has a random number in [0, 1) for each. The strategy ``"future"`` draws the same
+        or a later step, ``"episode"`` any live step, ``"final"`` the newest one.
         """
         episodes = self._episode_of[slots]
         end = self._episodes["end"][episodes]
         if strategy == "final":
             return self._pool[end - 1]
-        if strategy == "future":
-            lowest = self._place_of[slots]
-        elif strategy == "episode":
-            lowest = self._episodes["first"][episodes]
-        else:
-            raise ValueError(f"strategy must be one of {get_args(Strategy)}, got {strategy!r}.")
+        is_future = strategy == "future"
+        lowest = self._place_of[slots] if is_future else self._episodes["first"][episodes]
         return self._pool[lowest + (uniform * (end - lowest)).astype(np.int64)]
 
     def episode(self, slot: int) -> np.ndarray:
@@ -119,13 +109,8 @@ class EpisodeIndex:
     def previous(self, slots: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
         """The slot of the step before each step that is about to be added.
 
-        Args:
-            slots: the slots of the new steps.
-            trajectory: the trajectory number of each.
-
-        Returns:
-            the slots of the last steps with the same numbers; -1 where there is none, or where it
-            ended an episode before this call.
+        It is the last step of the same trajectory; -1 where there is none, or where it ended an
+        episode before this call.
         """
         order, changes = _by_trajectory(trajectory)
         before = np.roll(slots[order], 1)
@@ -144,13 +129,10 @@ class EpisodeIndex:
         done: np.ndarray,
         begins: np.ndarray | None = None,
     ) -> None:
-        """Adds steps in the order in which they were written.
+        """Adds steps in the order in which they were written; each slot at most once.
 
-        Args:
-            slots: the slots of the steps; each slot at most once.
-            trajectory: the trajectory number of each step.
-            done: whether each step is the last of its episode.
-            begins: whether each step begins an episode, even if the one before it was not done.
+        Steps are the last of their episode where they are ``done``. They begin one where
+        ``begins``, even if the step before them was not done.
         """
         if len(slots) == 0:
             return
@@ -266,11 +248,7 @@ def _by_trajectory(trajectory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _pieces(
     trajectory: np.ndarray, done: np.ndarray, begins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts steps by trajectory and splits them into pieces, each of one episode.
-
-    Returns:
-        the order of the steps, and the pieces.
-    """
+    """Sorts steps by trajectory and splits them, in this order, into pieces of one episode each."""
     order, changes = _by_trajectory(trajectory)
     trajectory, done, begins = trajectory[order], done[order], begins[order]
     starts = changes | begins

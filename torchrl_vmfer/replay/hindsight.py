@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
@@ -107,28 +106,28 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self.reward_fn = reward_fn
         self.her_ratio = her_ratio
         self.strategy: Strategy = strategy
-        self.goal_key, self.achieved_goal_key, self.reward_key, self.done_key, trajectory = (
-            unravel_key(key)
-            for key in (goal_key, achieved_goal_key, reward_key, done_key, trajectory_key)
+        self.goal_key, self.achieved_goal_key = (
+            unravel_key(goal_key),
+            unravel_key(achieved_goal_key),
         )
-        self.trajectory_key = trajectory
+        self.reward_key, self.done_key = unravel_key(reward_key), unravel_key(done_key)
+        self.trajectory_key = unravel_key(trajectory_key)
         self._next_goal_key = unravel_key(("next", self.goal_key))
-        names = self.achieved_goal_key
-        names = names if isinstance(names, tuple) else (names,)
-        achieved = names[1:] if names[0] == "next" and len(names) > 1 else names
+        achieved = self.achieved_goal_key
+        if isinstance(achieved, tuple) and achieved[0] == "next":
+            achieved = unravel_key(achieved[1:])
         # An episode is continued by the step that starts in its last state.
-        self._state_keys = (unravel_key(achieved), "observation")
+        self._state_keys = (achieved, "observation")
         self._episode_index = EpisodeIndex()
         self._known_revision = 0  # revision of the storage, including reported writes
         super().__init__(**kwargs)
 
     @staticmethod
     def gymnasium_reward(environment: Any) -> RewardFunction:
-        """The reward function of a Gymnasium goal environment.
+        """The reward function of a Gymnasium environment with goals.
 
-        Args:
-            environment: one with a vectorized ``compute_reward(achieved, desired, info)``, such
-                as those of Gymnasium-Robotics.
+        The environment has a vectorized ``compute_reward(achieved, desired, info)``, as those of
+        Gymnasium-Robotics do.
         """
         environment = getattr(environment, "unwrapped", environment)
         if not hasattr(environment, "compute_reward"):
@@ -162,12 +161,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             self._follow_writes()
             return self._episode_index
 
-    @pin_memory_output
-    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draws a relabeled batch for ``sample()``."""
-        # TorchRL's method would apply the transforms before the data can be relabeled.
-        return self.draw_with(self.sampler.sample, batch_size, None)
-
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         """Reads transitions and relabels them."""
         data = super().read_rows(index, keys)
@@ -200,11 +193,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         for key in goal_keys:
             _replace_rows(data, key, rows, goals)
         if reward is not None:
-            achieved = data.get(self.achieved_goal_key, None)
-            if achieved is None:
-                achieved = self._column(self.achieved_goal_key, slots)
-            else:
-                achieved = achieved[rows]
+            achieved = self._column(self.achieved_goal_key, slots)
             _replace_rows(data, self.reward_key, rows, self._rewards(achieved, goals))
         return data
 
@@ -250,11 +239,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             self._rebuild()
 
     def _only_appended(self, written: int) -> bool:
-        """Whether only the writer has changed the storage since the last call.
-
-        Args:
-            written: the number of rows the writer has written since then.
-        """
+        """Whether the storage has changed by these writes only since the last call."""
         current = revision(self.storage)
         others = current - self._known_revision
         self._known_revision = current
@@ -333,14 +318,12 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     def empty(self, empty_write_count: bool = True) -> None:
         """Empties the buffer, drops prefetched batches and resets samplers and episodes."""
         super().empty(empty_write_count=empty_write_count)
-        self._forget_episodes()
+        with self.thread_lock:
+            self._episode_index.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces everything with a copy of a state. An incompatible state changes nothing."""
         super().load_state_dict(state_dict)
-        self._forget_episodes()
-
-    def _forget_episodes(self) -> None:
         with self.thread_lock:
             self._episode_index.clear()
 

@@ -62,11 +62,7 @@ class RowStorage(LazyTensorStorage):
 
 
 class _Columns:
-    """The columns of a storage: its entries, in which each row has its slot.
-
-    Args:
-        rows: the TensorDict of the storage.
-    """
+    """The columns of a storage: its entries, in which each row has its slot."""
 
     def __init__(self, rows: TensorDictBase) -> None:
         self.rows = rows

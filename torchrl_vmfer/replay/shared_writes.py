@@ -66,14 +66,10 @@ class WriteLock:
     """A reentrant lock between processes.
 
     If a process dies while holding the lock, waiting processes raise an error instead of hanging.
-
-    Attributes:
-        timeout: seconds until an error is raised. A lock is usually held for microseconds,
-            or for as long as it takes to copy the storage.
-        while_waiting: a function that is called every second and may raise a more specific error.
+    They call ``while_waiting`` every second, which may raise a more specific error.
     """
 
-    timeout = 60
+    timeout = 60  # seconds; usually it is held for microseconds, or for a copy of the storage
 
     def __init__(self) -> None:
         self._lock = multiprocessing.RLock()

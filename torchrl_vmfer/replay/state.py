@@ -19,31 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["load_state", "state_of"]
 
-_ENTRIES = (
-    *("storage", "writer", "critic_sampler", "actor_sampler", "transform", "generator"),
-    "prefetched",
-)
+_PARTS = ("writer", "critic_sampler", "actor_sampler", "transform", "generator")
 
 
 def state_of(
     buffer: ActorCriticReplayBuffer, prefetched: list[tuple[TensorDictBase, dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Copies the state of a buffer whose locks are held.
-
-    Args:
-        buffer: the buffer.
-        prefetched: its prefetched batches.
-    """
+    """Copies the state of a buffer, with its prefetched batches, while its locks are held."""
+    batches = [
+        {"batch": tensordict_to_plain(batch, "The prefetched entry "), "info": plain(info, "info")}
+        for batch, info in prefetched
+    ]
     return {
         "storage": _storage_state(buffer.storage),
         **_parts_state(buffer),
-        "prefetched": [
-            {
-                "batch": tensordict_to_plain(batch, "The prefetched entry "),
-                "info": plain(info, "info"),
-            }
-            for batch, info in prefetched
-        ],
+        "prefetched": batches,
     }
 
 
@@ -66,15 +56,14 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
 
     Anything that may fail is checked or undone before the data are replaced.
     """
-    missing = [name for name in _ENTRIES if name not in state]
-    if missing:
-        raise ValueError(
-            f"The state has no {missing[0]!r}: it was not saved by ActorCriticReplayBuffer."
-        )
-    saved = state["storage"]["rows"]
+    for name in (*_PARTS, "storage", "prefetched"):
+        if name not in state:
+            raise ValueError(
+                f"The state has no {name!r}: it was not saved by ActorCriticReplayBuffer."
+            )
     device = buffer.storage.device  # the saved one may not exist here
     device = None if device == "auto" else device
-    rows = None if saved is None else _rows_from_plain(saved, device)
+    rows = _rows_from_plain(state["storage"]["rows"], device)
     prefetched = [
         (_batch_from_plain(one["batch"], device), plain(one["info"], "info"))
         for one in state["prefetched"]
@@ -110,16 +99,16 @@ def _load_parts(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
 
 
 def _storage_state(storage: Storage) -> dict[str, Any]:
-    """Copies the live rows of a storage."""
+    """Copies the live rows of a storage: one TensorDict, or a list of them for a ListStorage."""
     length = len(storage)
-    state: dict[str, Any] = {"length": length, "capacity": storage.max_size, "rows": None}
+    rows: Any = None
     if length:
-        state["rows"] = _rows_to_plain(storage.get(slice(0, _live_rows(storage))))
-    return state
-
-
-def _live_rows(storage: Storage) -> int:
-    return len(storage) if storage.ndim == 1 else storage.shape[0]
+        found = storage.get(slice(0, length if storage.ndim == 1 else storage.shape[0]))
+        if isinstance(found, TensorDictBase):
+            rows = tensordict_to_plain(found, "The stored entry ")
+        else:
+            rows = [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(found)]
+    return {"length": length, "capacity": storage.max_size, "rows": rows}
 
 
 def _batch_from_plain(state: dict[str, Any], device: torch.device | None) -> TensorDict:
@@ -132,20 +121,11 @@ def _batch_from_plain(state: dict[str, Any], device: torch.device | None) -> Ten
     return tensordict_from_plain(state, device).clone()
 
 
-def _rows_to_plain(rows: Any) -> Any:
-    """Copies rows: one TensorDict, or the list of TensorDicts of a ``ListStorage``."""
-    if isinstance(rows, TensorDictBase):
-        return tensordict_to_plain(rows, "The stored entry ")
-    return [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(rows)]
-
-
-def _rows_from_plain(state: Any, device: torch.device | None) -> TensorDict | list[TensorDict]:
-    """Restores the output of :func:`_rows_to_plain`."""
-    if isinstance(state, list):
-        return [
-            tensordict_from_plain(row, device).clone() for row in state
-        ]  # a list keeps the objects themselves
-    return tensordict_from_plain(state, device)
+def _rows_from_plain(state: Any, device: torch.device | None) -> Any:
+    """Restores the rows of :func:`_storage_state`."""
+    if isinstance(state, list):  # its storage keeps the objects themselves
+        return [tensordict_from_plain(row, device).clone() for row in state]
+    return None if state is None else tensordict_from_plain(state, device)
 
 
 def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:

@@ -4,7 +4,7 @@ from torchrl_vmfer.samplers.base import effective_sample_size
 from torchrl_vmfer.samplers.gradient_norm import GradientNormSampler
 from torchrl_vmfer.samplers.mixed import MixedSampler
 from torchrl_vmfer.samplers.rank_prioritized import RankPrioritizedSampler
-from torchrl_vmfer.samplers.recent import RecentSampler
+from torchrl_vmfer.samplers.recent import OldSampler, RecentSampler
 from torchrl_vmfer.samplers.td_error import InverseTDSampler, LAPSampler
 from torchrl_vmfer.samplers.vmf import VMFSampler
 
@@ -13,6 +13,7 @@ __all__ = [
     "InverseTDSampler",
     "LAPSampler",
     "MixedSampler",
+    "OldSampler",
     "RankPrioritizedSampler",
     "RecentSampler",
     "VMFSampler",

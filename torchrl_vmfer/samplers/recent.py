@@ -1,4 +1,4 @@
-"""The sampler that emphasizes recent experience."""
+"""Samplers by the order of writing: one prefers recent experience, the other old experience."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray, flat_slots, stored_slots
 from torchrl_vmfer.samplers.distributions import uniform
 
-__all__ = ["RecentSampler"]
+__all__ = ["OldSampler", "RecentSampler"]
 
 
 class WriteOrder:
@@ -90,7 +90,51 @@ class WriteOrder:
         self._sorted = None if self._is_ring else np.argsort(-self.numbers, kind="stable")
 
 
-class RecentSampler(BaseSampler):
+class _WriteOrderSampler(BaseSampler):
+    """A sampler without priorities, whose draws depend only on the order of the writes."""
+
+    records_updates = False
+    update_priority = Sampler.update_priority  # has no effect, and says so
+    _file: ClassVar[str] = "write_order.pt"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._order = WriteOrder()
+
+    @property
+    def num_slots(self) -> int:
+        """The number of live slots that the sampler knows of."""
+        return len(self._order)
+
+    @torch.compiler.disable
+    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
+        """Records the order of written slots. TorchRL calls it at every write."""
+        self._order.write(stored_slots(flat_slots(index, storage)))
+
+    def _resize(self, length: int) -> None:
+        self._order.resize(length)
+
+    def reset(self) -> None:
+        """Forgets the order of the slots."""
+        self._order = WriteOrder()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as plain tensors, numbers and strings."""
+        return self._header() | {"written": torch.from_numpy(self._order.numbers.copy())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a copy of a state. An incompatible state changes nothing."""
+        self._check_header(state_dict)
+        self._check_state(state_dict)
+        self._order.load(state_dict["written"].cpu().numpy())
+
+    def _check_state(self, state_dict: dict[str, Any]) -> None:
+        written = state_dict["written"]
+        if not (isinstance(written, Tensor) and written.dtype is torch.int64 and written.ndim == 1):
+            raise ValueError("written of the state is not a vector of integers.")
+
+
+class RecentSampler(_WriteOrderSampler):
     """A sampler that emphasizes recent experience (ERE).
 
     Batches are drawn in cycles. With N stored transitions, batch k = 1, ..., ``cycle`` of a cycle
@@ -125,10 +169,6 @@ class RecentSampler(BaseSampler):
         tensor([0., 0., 0., 1.], dtype=torch.float64)
     """
 
-    records_updates = False
-    update_priority = Sampler.update_priority  # has no effect, and says so
-    _file: ClassVar[str] = "write_order.pt"
-
     def __init__(self, decay: float = 0.996, min_size: int = 5000, cycle: int = 1000) -> None:
         if not 0 < decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {decay!r}.")
@@ -137,7 +177,6 @@ class RecentSampler(BaseSampler):
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
         super().__init__()
         self._decay, self._min_size, self._cycle = float(decay), min_size, cycle
-        self._order = WriteOrder()
         self._position = 0  # the number of batches drawn in this cycle
 
     @property
@@ -155,11 +194,6 @@ class RecentSampler(BaseSampler):
         """The number of batches after which a cycle starts again."""
         return self._cycle
 
-    @property
-    def num_slots(self) -> int:
-        """The number of live slots that the sampler knows of."""
-        return len(self._order)
-
     def _num_recent(self) -> int:
         """The number of transitions that the next batch is drawn from."""
         size = self.num_slots * self._decay ** (self._position + 1)
@@ -176,17 +210,9 @@ class RecentSampler(BaseSampler):
         probabilities[self._order.slots_of_age(np.arange(recent))] = 1 / max(recent, 1)
         return probabilities
 
-    @torch.compiler.disable
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Records the order of written slots. TorchRL calls it at every write."""
-        self._order.write(stored_slots(flat_slots(index, storage)))
-
-    def _resize(self, length: int) -> None:
-        self._order.resize(length)
-
     def reset(self) -> None:
         """Forgets the order of the slots and starts a cycle."""
-        self._order = WriteOrder()
+        super().reset()
         self._position = 0
 
     def _settings(self) -> dict[str, Any]:
@@ -194,26 +220,73 @@ class RecentSampler(BaseSampler):
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return self._header() | {
-            "position": self._position,
-            "written": torch.from_numpy(self._order.numbers.copy()),
-        }
+        return super().state_dict() | {"position": self._position}
 
     def _check_state(self, state_dict: dict[str, Any]) -> None:
-        position, written = state_dict["position"], state_dict["written"]
+        super()._check_state(state_dict)
+        position = state_dict["position"]
         if not (isinstance(position, int) and 0 <= position < self._cycle):
             raise ValueError(
                 f"position of the state is {position!r}, not a batch of a cycle of {self._cycle}."
             )
-        if not (isinstance(written, Tensor) and written.dtype is torch.int64 and written.ndim == 1):
-            raise ValueError("written of the state is not a vector of integers.")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
-        self._check_header(state_dict)
-        self._check_state(state_dict)
-        self._order.load(state_dict["written"].cpu().numpy())
+        super().load_state_dict(state_dict)
         self._position = state_dict["position"]
 
     def __repr__(self) -> str:
         return f"RecentSampler(decay={self.decay}, min_size={self.min_size}, cycle={self.cycle})"
+
+
+class OldSampler(_WriteOrderSampler):
+    """A sampler that prefers old experience, whatever the critics say: a control.
+
+    With n stored transitions in the order of their writes, the one at position ⌊n u^exponent⌋ is
+    drawn, where u is uniform in [0, 1) and the oldest transition has position 0. The probability of
+    position k is therefore ((k + 1) / n)^(1 / exponent) - (k / n)^(1 / exponent). The order is that
+    of :class:`RecentSampler`.
+
+    Args:
+        exponent: how strongly old transitions are preferred, from 0.01 to 100; 1 is uniform, and
+            less than 1 prefers new transitions.
+
+    Examples:
+        >>> from tensordict import TensorDict
+        >>> from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+        >>> sampler = OldSampler(exponent=2.0)
+        >>> buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), sampler=sampler)
+        >>> index = buffer.extend(TensorDict({"observation": torch.randn(4, 2)}, [4]))
+        >>> sampler.probabilities()
+        tensor([0.5000, 0.2071, 0.1589, 0.1340], dtype=torch.float64)
+    """
+
+    def __init__(self, exponent: float = 2.0) -> None:
+        if not 0.01 <= exponent <= 100:
+            raise ValueError(f"exponent must lie in [0.01, 100], got {exponent!r}.")
+        super().__init__()
+        self._exponent = float(exponent)
+
+    @property
+    def exponent(self) -> float:
+        """How strongly old transitions are preferred."""
+        return self._exponent
+
+    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        newest = self.num_slots - 1
+        place = uniform(count, self.generator) ** self._exponent * self.num_slots
+        positions = np.minimum(place.astype(np.int64), newest)  # a power may round to 1
+        return torch.from_numpy(self._order.slots_of_age(newest - positions)), {}
+
+    def _probabilities(self) -> np.ndarray:
+        count = self.num_slots
+        bounds = (np.arange(count + 1) / max(count, 1)) ** (1 / self._exponent)
+        probabilities = np.empty(count)
+        probabilities[self._order.slots_of_age(np.arange(count))] = np.diff(bounds)[::-1]
+        return probabilities
+
+    def _settings(self) -> dict[str, Any]:
+        return {"exponent": self._exponent}
+
+    def __repr__(self) -> str:
+        return f"OldSampler(exponent={self.exponent})"
