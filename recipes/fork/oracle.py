@@ -89,15 +89,14 @@ def _visited(agent: Agent, slots: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Replays the stored actions. Yields the state of the environment at some slots, in order."""
     simulator, rows = agent.env.simulator, agent.buffer[: slots[-1] + 1]
     observations, actions = rows["observation"].numpy(), rows["action"].numpy()
-    observation = _first_observation(agent)
-    wanted = set(slots)
+    observation = agent.collector.state_dict()["carrier"]["observation"].reshape(-1).numpy()
     for slot, (expected, action) in enumerate(zip(observations, actions, strict=True)):
         if not np.array_equal(observation, expected):
             raise UserError(
                 f"The environment does not repeat its episodes (row {slot} of the replay buffer "
                 "differs): true gradients need an environment that depends only on its seed."
             )
-        if slot in wanted:
+        if slot in slots:
             state = environment_state(agent.env)
             if "unsaved" in state:
                 raise UserError(f"The environment holds {state['unsaved']}: it cannot be saved.")
@@ -107,17 +106,8 @@ def _visited(agent: Agent, slots: Sequence[int]) -> Iterator[dict[str, Any]]:
             observation = simulator.reset()[0]
 
 
-def _first_observation(agent: Agent) -> np.ndarray:
-    return agent.collector.state_dict()["carrier"]["observation"].reshape(-1).numpy()
-
-
 class _Rollouts:
-    """Returns of the current policy after changed actions.
-
-    Args:
-        agent: the agent.
-        horizon: the number of environment steps.
-    """
+    """Returns of the current policy after changed actions."""
 
     def __init__(self, agent: Agent, horizon: int, gamma: float) -> None:
         self._agent, self._horizon, self._gamma = agent, horizon, gamma
@@ -214,15 +204,7 @@ def _custom(path: str, loss: Any, batch: TensorDictBase) -> Tensor:
 
 
 class Critics:
-    """The critics of a loss at the actions of its policy without noise.
-
-    Attributes:
-        action: the actions ``[B, A]``.
-        values: the values ``[N, B]``.
-        gradients: the gradients of the losses -Q_i with respect to the action, ``[N, B, A]``.
-        used: the critic that the actor follows.
-        followed: the gradient that the actor follows, ``[B, A]``.
-    """
+    """Values ``[N, B]`` and gradients of -Q_i ``[N, B, A]`` at the policy's actions ``[B, A]``."""
 
     def __init__(self, agent: Agent, batch: TensorDictBase) -> None:
         self.agent, self.loss, self.batch = agent, agent.loss, batch
@@ -252,16 +234,6 @@ class Critics:
         """The sampling factor of some gradients ``[N, B, A]``."""
         return directional.sampling_factor(gradients, self.used)
 
-    @property
-    def pre_tanh(self) -> Tensor:
-        """The gradients with respect to the pre-tanh action."""
-        return self.gradients * (1 - self.action.square())
-
-    @property
-    def with_targets(self) -> Tensor:
-        """The gradients of the critics and of their target networks."""
-        return torch.cat([self.gradients, self.at(self.action, is_target=True)[1]])
-
     def consistency(self) -> Tensor:
         """The mean cosine between the gradient and those at slightly changed actions."""
         generator, total = torch.Generator().manual_seed(0), torch.zeros(len(self.batch))
@@ -285,8 +257,10 @@ class Critics:
 
 SCORES: dict[str, Callable[[Critics], Any]] = {
     "factor": lambda c: c.factor(c.gradients),
-    "pre_tanh_factor": lambda c: c.factor(c.pre_tanh),
-    "target_agreement": lambda c: c.factor(c.with_targets),
+    "pre_tanh_factor": lambda c: c.factor(c.gradients * (1 - c.action.square())),
+    "target_agreement": lambda c: c.factor(
+        torch.cat([c.gradients, c.at(c.action, is_target=True)[1]])
+    ),
     "gradient_norm": lambda c: c.followed.norm(dim=-1),
     "signal_to_noise": Critics.signal_to_noise,
     "consistency": Critics.consistency,
