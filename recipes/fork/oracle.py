@@ -1,0 +1,361 @@
+"""True action gradients of stored states, the signals that may predict them, and their value.
+
+A run is deterministic, so its environment passes through the same states again when it is given
+the stored actions. From each of these states, rollouts with changed actions measure the gradient
+of the true value of the current policy by central differences.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import mannwhitneyu, rankdata, spearmanr, ttest_1samp
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from tqdm import tqdm
+
+from torchrl_vmfer import directional
+from torchrl_vmfer._torchrl import paired_critics
+from torchrl_vmfer.gradients import linearized_values, resolved_critic
+from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.backend import make_backend
+from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.plugins import import_module
+from vmfer_recipes.environments.dm_control import ControlSuite
+from vmfer_recipes.environments.make import make_environment
+from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.fork.sources import Source
+from vmfer_recipes.fork.start import load_source, load_source_parts, recipe_of
+from vmfer_recipes.run.evaluation import evaluate
+from vmfer_recipes.run.session import EVALUATION_SEED
+
+__all__ = ["measure"]
+
+_PARTS = ("observations", "loss", "actor_optimizer", "replay")
+_DISTURBANCES, _DISTURBANCE = 8, 0.1  # of the action, for the consistency of a gradient
+
+
+def measure(options: Any, sources: Sequence[Source]) -> str:
+    """Measures checkpoints, writes the tables, and returns their summary."""
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    states, updates = [], []
+    for source in sources:
+        agent = _restored(source)
+        table, batch = _measured_states(agent, source, options)
+        states.append(table)
+        if options.updates:
+            updates.append(_updated(agent, source, table, batch, options))
+    found = pd.concat(states, ignore_index=True)
+    found.to_csv(out / "states.csv", index=False)
+    predictions = _predictions(found, options.signals)
+    predictions.to_csv(out / "signals.csv", index=False)
+    text = [_summary(found), _table(predictions, "signal", ("auroc", "correlation"))]
+    if updates:
+        gains = pd.concat(updates, ignore_index=True)
+        gains.to_csv(out / "updates.csv", index=False)
+        text += [_table(gains, "arm", ("difference",))]
+    (out / "oracle.md").write_text("\n\n".join(text) + "\n")
+    return "\n\n".join(text)
+
+
+def _restored(source: Source) -> Agent:
+    """The agent of a checkpoint. Its environment is at the start of its run."""
+    cfg = source.cfg
+    torch.set_num_threads(cfg.threads)
+    torch.manual_seed(cfg.seed)
+    agent = recipe_of(cfg).make_agent(cfg, make_backend(cfg.fast))
+    components = {name: agent.components()[name] for name in _PARTS}
+    load_source_parts(components, load_source(source)["parts"], source)
+    if agent.buffer.write_count > len(agent.buffer) or cfg.num_envs > 1:
+        raise UserError(
+            f"{source.run_dir} does not hold its whole history in one sequence: use a run with "
+            "num_envs=1 and replay.buffer_size of at least its steps."
+        )
+    return agent
+
+
+# --- True gradients ---------------------------------------------------------------------------
+
+
+def _visited(agent: Agent, slots: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Replays the stored actions. Yields the state of the environment at some slots, in order."""
+    simulator, rows = agent.env.simulator, agent.buffer[: slots[-1] + 1]
+    observations, actions = rows["observation"].numpy(), rows["action"].numpy()
+    observation = agent.collector.state_dict()["carrier"]["observation"].reshape(-1).numpy()
+    for slot, (expected, action) in enumerate(zip(observations, actions, strict=True)):
+        if not np.array_equal(observation, expected):
+            raise UserError(
+                f"The environment does not repeat its episodes (row {slot} of the replay buffer "
+                "differs): true gradients need an environment that depends only on its seed."
+            )
+        if slot in slots:
+            state = environment_state(agent.env)
+            if "unsaved" in state:
+                raise UserError(f"The environment holds {state['unsaved']}: it cannot be saved.")
+            yield copy.deepcopy(state)
+        observation, _, terminated, truncated, _ = simulator.step(action)
+        if terminated or truncated:
+            observation = simulator.reset()[0]
+
+
+class _Rollouts:
+    """Returns of the current policy after changed actions."""
+
+    def __init__(self, agent: Agent, horizon: int, gamma: float) -> None:
+        self._agent, self._horizon, self._gamma = agent, horizon, gamma
+        self._simulator = agent.env.simulator
+        # Gymnasium's time limits are ignored, as by the critics.
+        self._has_end = isinstance(self._simulator.unwrapped, ControlSuite)
+
+    def gradient(self, state: dict[str, Any], action: np.ndarray, size: float) -> np.ndarray:
+        """The gradient of the true value by central differences within the bounds."""
+        gradient = np.zeros(len(action))
+        for i in range(len(action)):
+            low, high = action.copy(), action.copy()
+            low[i], high[i] = max(action[i] - size, -1), min(action[i] + size, 1)
+            difference = self._value(state, high) - self._value(state, low)
+            gradient[i] = difference / (high[i] - low[i])
+        return gradient
+
+    def _value(self, state: dict[str, Any], action: np.ndarray) -> float:
+        load_environment_state(self._agent.env, state)
+        value, weight = 0.0, 1.0
+        for _ in range(self._horizon):
+            observation, reward, terminated, truncated, _ = self._simulator.step(action)
+            value, weight = value + weight * float(reward), weight * self._gamma
+            if terminated or (truncated and self._has_end):
+                break
+            action = self.act(observation)
+        return value
+
+    def act(self, observation: np.ndarray) -> np.ndarray:
+        """The action of the policy without noise."""
+        if self._agent.compiled is not None:
+            return self._agent.compiled.act(np.asarray(observation, np.float32))
+        inputs = {"observation": torch.as_tensor(observation, dtype=torch.float32)}
+        with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
+            return self._agent.policy(TensorDict(inputs))["action"].numpy()
+
+
+def _measured_states(
+    agent: Agent, source: Source, options: Any
+) -> tuple[pd.DataFrame, TensorDictBase]:
+    """A row for each state: the true cosine of the critics' direction, and all signals."""
+    random = np.random.default_rng([options.seed, source.seed, source.step])
+    count = len(agent.buffer)
+    slots = np.sort(random.choice(count, min(options.states, count), replace=False))
+    index = torch.from_numpy(slots)
+    batch = agent.observations(agent.buffer[index].set("index", index))
+    critics = Critics(agent, batch)
+    actions = critics.action.numpy()
+    rollouts = _Rollouts(agent, options.horizon, source.cfg.gamma)
+    states = list(_visited(agent, slots.tolist()))
+    title = f"seed {source.seed}, step {source.step:,}"
+    true = np.array(
+        [
+            [rollouts.gradient(state, action, options.step_size / part) for part in (1, 2)]
+            for state, action in zip(tqdm(states, title, disable=None), actions, strict=True)
+        ]
+    )
+    estimate = -critics.followed.numpy()
+    table = pd.DataFrame(
+        {
+            "seed": source.seed,
+            "at": source.step,
+            "slot": slots,
+            "cosine": _cosine(estimate, true[:, 1]),
+            "check": _cosine(true[:, 0], true[:, 1]),
+        }
+    )
+    for name in options.signals:
+        values = SCORES[name](critics) if name in SCORES else _custom(name, agent.loss, batch)
+        table[name] = np.asarray(values, np.float64)
+    return table, batch
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return (a * b).sum(-1) / np.maximum(norms, 1e-30)
+
+
+def _custom(path: str, loss: Any, batch: TensorDictBase) -> Tensor:
+    module, _, name = path.rpartition(".")
+    score = getattr(import_module(module, f"signals={path}"), name, None)
+    if not callable(score):
+        raise UserError(f"signals={path}: {module} has no function {name}.")
+    values = score(loss, batch)
+    if values.shape != (len(batch),):
+        raise UserError(
+            f"signals={path} returned the shape {list(values.shape)} for {len(batch)} transitions: "
+            "return one number for each."
+        )
+    return values.detach()
+
+
+# --- Signals ----------------------------------------------------------------------------------
+
+
+class Critics:
+    """Values ``[N, B]`` and gradients of -Q_i ``[N, B, A]`` at the policy's actions ``[B, A]``."""
+
+    def __init__(self, agent: Agent, batch: TensorDictBase) -> None:
+        self.agent, self.loss, self.batch = agent, agent.loss, batch
+        actor, params = self.loss.actor_network, self.loss.actor_network_params
+        deterministic = set_exploration_type(ExplorationType.DETERMINISTIC)
+        with torch.no_grad(), deterministic, params.to_module(actor):
+            self.action = actor(batch.select("observation"))["action"]
+        self.values, self.gradients = self.at(self.action)
+        self.used = resolved_critic(self.loss.used, self.loss, self.gradients, self.values)
+        self.followed = directional.used_gradient(self.gradients, self.used)
+
+    def at(self, action: Tensor, is_target: bool = False) -> tuple[Tensor, Tensor]:
+        """Values and gradients at some actions ``[B, A]``."""
+        loss = self.loss
+        params = loss.target_qvalue_network_params if is_target else loss.qvalue_network_params
+        params = params.detach()
+        inputs = self.batch.select("observation").set("action", action)
+        values, gradients = linearized_values(
+            lambda inputs: paired_critics(loss)(inputs, params),
+            inputs.expand(params.batch_size[0], *inputs.batch_size),
+            action_key="action",
+            value_key=loss.tensor_keys.state_action_value,
+        )
+        return values.mean(-1), gradients
+
+    def factor(self, gradients: Tensor) -> Tensor:
+        """The sampling factor of some gradients ``[N, B, A]``."""
+        return directional.sampling_factor(gradients, self.used)
+
+    def consistency(self) -> Tensor:
+        """The mean cosine between the gradient and those at slightly changed actions."""
+        generator, total = torch.Generator().manual_seed(0), torch.zeros(len(self.batch))
+        for _ in range(_DISTURBANCES):
+            noise = torch.randn(self.action.shape, generator=generator) * _DISTURBANCE
+            gradients = self.at((self.action + noise).clamp(-1, 1))[1]
+            changed = directional.used_gradient(gradients, self.used)
+            total += torch.cosine_similarity(changed, self.followed, -1)
+        return total / _DISTURBANCES
+
+    def td_error(self) -> Tensor:
+        """The largest absolute TD error."""
+        error = self.loss.critic_loss(self.batch.clone())[1]["td_error"]
+        return error.detach().reshape(-1, len(self.batch)).amax(0)
+
+    def signal_to_noise(self) -> Tensor:
+        """The squared length of the mean gradient over the mean of the squared lengths."""
+        mean_square = self.gradients.square().sum(-1).mean(0)
+        return self.gradients.mean(0).square().sum(-1) / mean_square.clamp_min(1e-30)
+
+
+SCORES: dict[str, Callable[[Critics], Any]] = {
+    "factor": lambda c: c.factor(c.gradients),
+    "pre_tanh_factor": lambda c: c.factor(c.gradients * (1 - c.action.square())),
+    "target_agreement": lambda c: c.factor(
+        torch.cat([c.gradients, c.at(c.action, is_target=True)[1]])
+    ),
+    "gradient_norm": lambda c: c.followed.norm(dim=-1),
+    "signal_to_noise": Critics.signal_to_noise,
+    "consistency": Critics.consistency,
+    "td_error": lambda c: -c.td_error(),
+    "value_gap": lambda c: -(c.values[0] - c.values[1]).abs(),
+    "age": lambda c: -c.batch["index"].double(),
+    "saturation": lambda c: c.action.abs().mean(-1),
+    "on_policy_distance": lambda c: -(c.batch["action"] - c.action).norm(dim=-1),
+}
+
+
+# --- Frozen critics ---------------------------------------------------------------------------
+
+
+def _updated(
+    agent: Agent, source: Source, table: pd.DataFrame, batch: TensorDictBase, options: Any
+) -> pd.DataFrame:
+    """Returns after updates of the actor only, on the measured states.
+
+    The oracle draws them by the true cosine. Every signal has the same probabilities, assigned in
+    its order: the arms differ only in which states they prefer.
+    """
+    cfg, optimizer = source.cfg, agent.actor_optimizer
+    params = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    start = copy.deepcopy([tensor.data for tensor in params]), copy.deepcopy(optimizer.state_dict())
+    env = make_environment(cfg.env, cfg.seed)
+    levels = np.sort(np.exp((1 + table["cosine"]) / 2) ** options.power)
+    rows = []
+    for draw in range(options.draws):
+        for arm in ("uniform", "oracle", *options.signals):
+            weights = np.ones(len(table))
+            if arm != "uniform":
+                order = rankdata(table["cosine" if arm == "oracle" else arm], "ordinal")
+                weights = levels[order - 1]
+            limits = torch.from_numpy(np.cumsum(weights) / weights.sum())
+            for tensor, value in zip(params, start[0], strict=True):
+                tensor.data.copy_(value)
+            optimizer.load_state_dict(copy.deepcopy(start[1]))
+            torch.manual_seed(draw)
+            for _ in range(options.updates):
+                numbers = torch.rand(cfg.batch_size, dtype=torch.float64)
+                chosen = torch.searchsorted(limits, numbers).clamp_max(len(table) - 1)
+                loss = agent.loss.actor_loss(batch[chosen])[0]
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            seed = EVALUATION_SEED + cfg.seed
+            result = evaluate(
+                agent.policy, env, options.num_eval_episodes, seed, max_steps=cfg.max_eval_steps
+            )
+            rows.append((source.seed, source.step, draw, arm, result.return_mean))
+    found = pd.DataFrame(rows, columns=["seed", "at", "draw", "arm", "return"])
+    uniform = found[found["arm"] == "uniform"].set_index("draw")["return"]
+    found["difference"] = found["return"] - found["draw"].map(uniform)
+    return found
+
+
+# --- Tables -----------------------------------------------------------------------------------
+
+
+def _predictions(states: pd.DataFrame, signals: Sequence[str]) -> pd.DataFrame:
+    """How well each signal predicts, in each checkpoint, that the critics' direction is right."""
+    rows = []
+    for (seed, at), group in states.groupby(["seed", "at"]):
+        is_right = group["cosine"] > 0
+        for name in signals:
+            right, wrong = group.loc[is_right, name], group.loc[~is_right, name]
+            auroc = np.nan
+            if len(right) and len(wrong):
+                auroc = mannwhitneyu(right, wrong).statistic / (len(right) * len(wrong))
+            rows.append((seed, at, name, auroc, spearmanr(group[name], group["cosine"]).statistic))
+    return pd.DataFrame(rows, columns=["seed", "at", "signal", "auroc", "correlation"])
+
+
+def _summary(states: pd.DataFrame) -> str:
+    agreeing = (states["check"] > 0.9).mean()
+    return (
+        f"{len(states):,} states of {states.groupby(['seed', 'at']).ngroups} checkpoints. The "
+        f"critics' direction is right (cosine > 0) in {(states['cosine'] > 0).mean():.0%}; the "
+        f"mean cosine is {states['cosine'].mean():.2f}. Differences with two step sizes agree "
+        f"(cosine > 0.9) in {agreeing:.0%} of the states."
+    )
+
+
+def _table(rows: pd.DataFrame, by: str, columns: Sequence[str]) -> str:
+    """The means over seeds, with 95 % intervals of Student's t."""
+    lines = [f"| {by} | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    for name, group in rows.groupby(by, sort=False):
+        cells = [_interval(group.groupby("seed")[column].mean().dropna()) for column in columns]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _interval(values: pd.Series) -> str:
+    if len(values) < 2:
+        return f"{values.mean():.3f}"
+    low, high = ttest_1samp(values, 0).confidence_interval()
+    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
