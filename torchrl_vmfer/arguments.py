@@ -57,9 +57,12 @@ class Argument:
         """Raises ``ValueError`` for a value of the wrong type or outside the range."""
         if self.choices:
             if value not in self.choices:
-                expected = " or ".join(map(repr, self.choices))
+                *others, last = map(repr, self.choices)
+                expected = f"{', '.join(others)} or {last}"
                 raise ValueError(f"{name} must be {expected}, got {value!r}.")
             return
+        if getattr(value, "shape", None) == ():  # of a tensor or an array
+            value = value.item()
         number = numbers.Integral if self.is_integer else numbers.Real
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high

@@ -195,7 +195,8 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
 class Explorer(nn.Module):
     """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
 
-    There is neither if ``exploration_type()`` is not ``RANDOM``.
+    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
+    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
     """
 
     def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
@@ -208,7 +209,7 @@ class Explorer(nn.Module):
         if self.noise is None:
             return drawn_action(*self.network(observation))
         action = self.network(observation)
-        if exploration_type() is not ExplorationType.RANDOM:
+        if exploration_type() not in (None, ExplorationType.RANDOM):
             return action
         return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 

@@ -25,7 +25,6 @@ from torchrl_vmfer import directional
 from torchrl_vmfer._torchrl import paired_critics
 from torchrl_vmfer.gradients import linearized_values, resolved_critic
 from vmfer_recipes.agent.agent import Agent
-from vmfer_recipes.agent.backend import make_backend
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.plugins import import_module
 from vmfer_recipes.environments.dm_control import ControlSuite
@@ -71,7 +70,7 @@ def _restored(source: Source) -> Agent:
     cfg = source.cfg
     torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
-    agent = recipe_of(cfg).make_agent(cfg, make_backend(cfg.fast))
+    agent = recipe_of(cfg).make_agent(cfg)
     components = {name: agent.components()[name] for name in _PARTS}
     load_source_parts(components, load_source(source)["parts"], source)
     if agent.buffer.write_count > len(agent.buffer) or cfg.num_envs > 1:

@@ -94,4 +94,4 @@ def test_an_actor_that_minimizes_its_value_fails_the_same_criterion(
         return -loss, info
 
     monkeypatch.setattr(loss_class, "actor_loss", wrong)
-    assert final_return(algorithm, "sampler=uniform") < 2 * SOLVED
+    assert final_return(algorithm, "sampler=uniform", "fast=false") < 2 * SOLVED

@@ -16,7 +16,7 @@ from helpers.hindsight import World, make
         ({"her_ratio": 1.2}, ValueError, r"\[0, 1\], got 1.2"),
         ({"her_ratio": -0.1}, ValueError, r"\[0, 1\], got -0.1"),
         ({"her_ratio": float("nan")}, ValueError, "got nan"),
-        ({"strategy": "random"}, ValueError, "'future', 'final', 'episode'.*'random'"),
+        ({"strategy": "random"}, ValueError, "'future', 'final' or 'episode'.*'random'"),
         ({"reward_fn": None}, TypeError, "gymnasium_reward"),
         ({"sample_unit": Sequence(length=2)}, ValueError, "leave out sample_unit"),
         ({"writer": TensorDictMaxValueWriter()}, ValueError, "TensorDictMaxValueWriter: leave"),

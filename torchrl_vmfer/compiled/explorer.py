@@ -64,7 +64,10 @@ class CompiledExplorer(Explorer):
         if not is_single or observation.dtype is not torch.float32 or not self._is_current():
             return super().forward(observation)
         noise = None
-        if exploration_type() is ExplorationType.RANDOM:
+        exploration = exploration_type()
+        if exploration is ExplorationType.RANDOM or (
+            exploration is None and self.noise is not None
+        ):
             noise = torch.randn(self._size, dtype=torch.float32, device="cpu").numpy()
         array = observation.contiguous().numpy()
         return torch.from_numpy(self._updates.act(array, noise, self.noise or 0.0)[0])
