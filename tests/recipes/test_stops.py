@@ -313,7 +313,7 @@ def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys)
 @pytest.mark.parametrize("seconds", [0.3, 2])
 def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, seconds):
     with subprocess.Popen(
-        command("td3", tmp_path / "run", "total_frames=1000"),
+        command("td3", tmp_path / "run", "total_frames=1000000"),
         stderr=subprocess.PIPE,
         text=True,
         # A shell starts processes in the background with SIGINT ignored.

@@ -157,7 +157,9 @@ def test_data_that_were_there_before_are_not_forgotten_by_later_calls(first):
         assert len(buffer.sample()["index"].unique()) == 5
     else:
         buffer.update_priority(torch.tensor([1]), torch.tensor([1e-9]))
-        assert sorted(buffer.sample()["index"].unique().tolist()) == [0, 2, 3, 4]
+        counts = buffer.sample()["index"].bincount(minlength=5)
+        assert counts[1] <= 3  # its priority is tiny, not zero
+        assert counts.count_nonzero() >= 4
 
 
 @pytest.mark.parametrize("second", [VMFSampler, RankPrioritizedSampler])
