@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.launch import recipe
-from vmfer_recipes.config.saved import written_config
 from vmfer_recipes.toy.settings import ShootingConfig
 
 
@@ -42,7 +43,7 @@ def _make_directory(cfg: ShootingConfig) -> Path:
     run_dir = Path(cfg.run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(written_config(cfg.as_dict()))
+        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(cfg.as_dict()))
     except OSError as error:
         raise UserError(f"run_dir={run_dir} cannot be written to ({first_line(error)}).") from error
     return run_dir
