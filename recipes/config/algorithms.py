@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import key, recipe_schemas, schema
+from vmfer_recipes.config.keys import key, schema, schemas_of
 from vmfer_recipes.config.names import dataset_name
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
@@ -23,7 +23,6 @@ _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the a
 
 
 @schema("td3")
-@dataclass
 class TD3Config(TrainingConfig):
     """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
 
@@ -61,7 +60,6 @@ class TemperatureConfig(TrainingConfig):
 
 
 @schema("sac")
-@dataclass
 class SACConfig(TemperatureConfig):
     """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyperparameters)."""
 
@@ -82,7 +80,6 @@ class SACConfig(TemperatureConfig):
 
 
 @schema("redq")
-@dataclass
 class REDQConfig(TemperatureConfig):
     """REDQ with vMFER (Chen et al., 2021, with the settings of their code)."""
 
@@ -117,7 +114,6 @@ class REDQConfig(TemperatureConfig):
 
 
 @schema("tqc")
-@dataclass
 class TQCConfig(TemperatureConfig):
     """TQC with vMFER (Kuznetsov et al., 2020, with the hyperparameters of their appendix)."""
 
@@ -159,7 +155,6 @@ class TQCConfig(TemperatureConfig):
 
 
 @schema("crossq")
-@dataclass
 class CrossQConfig(TemperatureConfig):
     """CrossQ with vMFER (Bhatt et al., 2024, with the hyperparameters of their appendix)."""
 
@@ -195,7 +190,6 @@ class CrossQConfig(TemperatureConfig):
 
 
 @schema("td3_bc")
-@dataclass
 class TD3BCConfig(TrainingConfig):
     """TD3+BC (Fujimoto and Gu, 2021) with vMFER: offline learning from a dataset.
 
@@ -294,5 +288,5 @@ def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
 
 def algorithms() -> dict[str, type[TrainingConfig]]:
     """The configurations of the algorithms of this package, by name."""
-    schemas = recipe_schemas().items()
+    schemas = schemas_of().items()
     return {name: config for name, config in schemas if issubclass(config, TrainingConfig)}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vmfer_recipes.config.keys import Config, key, schema
 
 __all__ = ["ShootingConfig"]
 
 
 @schema("shooting")
-@dataclass
 class ShootingConfig(Config):
     """The paper's toy experiments: its simple example and the Shooting environment."""
 
