@@ -10,8 +10,7 @@ from tensordict.nn import set_composite_lp_aggregate
 from torch import Tensor
 from torchrl.objectives import SACLoss
 
-from torchrl_vmfer.gradients import action_leaves
-from torchrl_vmfer.losses.tap import GradientTap
+from torchrl_vmfer.gradients import GradientTap, action_leaves
 
 __all__ = ["VMFSACLoss"]
 
