@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import key, schema, schemas_of
+from vmfer_recipes.config.keys import argument, key, schema, schemas_of
 from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
@@ -33,11 +34,7 @@ class TD3Config(TrainingConfig):
     policy_delay: int = key(
         2, "environment steps per actor update, and critic updates per target update", low=1
     )
-    actor_objective: str = key(
-        "first",
-        "what the actor maximizes: the first critic, or the mean of the critics in the TD target",
-        choices=("first", "mean"),
-    )
+    actor_objective: str = argument(arguments.OBJECTIVE)
     exploration_noise: float = key(
         0.1, "standard deviation of the noise on collected actions", low=0
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
+from omegaconf import OmegaConf
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
@@ -15,7 +16,7 @@ from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = ["load_config", "read_config", "read_env"]
+__all__ = ["load_config", "read_config", "read_env", "written_config"]
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times faster
@@ -39,6 +40,11 @@ def read_config(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it holds no keys")
     return {str(key): value for key, value in content.items()}
+
+
+def written_config(values: dict[str, Any]) -> str:
+    """The contents of a ``config.yaml`` with these values."""
+    return OmegaConf.to_yaml(values)
 
 
 def read_env(saved: dict[str, Any]) -> EnvConfig:

@@ -18,9 +18,9 @@ from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.run.progress import start_message
+from vmfer_recipes.shooting import ShootingConfig
 from vmfer_recipes.sweep.jobs import position_override, sweep_position
 from vmfer_recipes.sweep.records import read_records
-from vmfer_recipes.toy.settings import ShootingConfig
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 
