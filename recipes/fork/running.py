@@ -34,8 +34,8 @@ from vmfer_recipes.fork.start import (
 from vmfer_recipes.run.checkpoints import Checkpoints
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.files import LockedError, replacing
+from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED, Session
-from vmfer_recipes.run.tables import RunLog
 
 __all__ = ["run_forks"]
 
