@@ -236,7 +236,8 @@ class Session(TrainingSession):
             self._evaluate(step)
         if step in cfg.keep_checkpoints_at:
             self._save(step, self._kept)
-        self._interruption.check()
+        if self._interruption.signal is not None:
+            raise SignalError
         is_last = step == cfg.total_frames
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
             self._save(step)
