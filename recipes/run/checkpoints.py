@@ -23,7 +23,6 @@ __all__ = [
     "Checkpoints",
     "MismatchError",
     "UnreadableError",
-    "UnsavableError",
     "load_parts",
     "plain_data",
 ]
@@ -31,10 +30,6 @@ __all__ = [
 
 class UnreadableError(UserError):
     """Raised if there are checkpoints, but none can be read."""
-
-
-class UnsavableError(UserError):
-    """Raised if a state holds an object that a checkpoint cannot store."""
 
 
 class MismatchError(Exception):
@@ -55,7 +50,7 @@ def plain_data(value: Any, place: str) -> Any:
     try:
         return plain(value, place, copy=False)
     except TypeError as error:
-        raise UnsavableError(f"A checkpoint cannot be saved: {error}") from error
+        raise UserError(f"A checkpoint cannot be saved: {error}") from error
 
 
 class Checkpoints:

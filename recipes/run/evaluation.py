@@ -48,15 +48,10 @@ def play_episode(
     on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Episode:
-    """Plays one episode without exploration; a longer one than ``max_steps`` is an error.
+    """Plays one episode without exploration; the policy ``None`` acts at random.
 
-    Args:
-        policy: the policy; ``None`` acts at random.
-        simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
-            steps, and none is stored.
-        seed: the seed of the initial state.
-        on_step: called after the reset and after every step.
-        max_steps: the number of steps that an episode may have.
+    The Gymnasium environment is stepped directly: an episode has a thousand steps, and none is
+    stored. ``on_step`` is called after the reset and after every step.
     """
     observation, info = simulator.reset(seed=seed)
     on_step()
@@ -96,16 +91,9 @@ def evaluate(
 ) -> Evaluation:
     """Plays whole episodes without exploration, and with the policy in evaluation mode.
 
-    Args:
-        policy: the policy; ``None`` acts at random.
-        env: an environment used only for evaluation.
-        episodes: the number of episodes to play.
-        seed: the seed of the first episode, incremented for each further episode. Every evaluation
-            uses the same seeds, so that differences between evaluations come from the policy.
-        on_episode: called before each episode with its number, from 1, and ``episodes``, and with
-            0 after the last one.
-        on_step: as in :func:`play_episode`.
-        max_steps: as there.
+    The seed is that of the first episode, incremented for each further one. Every evaluation uses
+    the same seeds, so that differences between evaluations come from the policy. ``on_episode`` is
+    called before each episode with its number, from 1, and ``episodes``, and with 0 at the end.
     """
     env.simulator.action_space.seed(seed)
     played = []
