@@ -467,12 +467,6 @@ def prioritized_state(sampler: PrioritizedSampler, length: int) -> dict[str, Any
 
 def load_prioritized_state(sampler: PrioritizedSampler, state: dict[str, Any]) -> None:
     """Loads the output of :func:`prioritized_state`."""
-    if state.get("sampler") != type(sampler).__name__:
-        raise ValueError(
-            f"The state was not saved by {type(sampler).__name__} but by "
-            f"{state.get('sampler') or 'another class'}: load it into a sampler of the class that "
-            "saved it."
-        )
     leaves, alpha, beta = state["leaves"], state["alpha"], state["beta"]
     if not isinstance(leaves, Tensor) or leaves.ndim != 1 or len(leaves) > sampler.max_size:
         raise ValueError(

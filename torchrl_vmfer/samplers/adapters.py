@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import load_prioritized_state, prioritized_state
-from torchrl_vmfer.plain_state import plain
+from torchrl_vmfer.plain_state import check_saved, plain
 from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES, BaseSampler
 
 __all__ = [
@@ -64,16 +64,18 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
             f"The probabilities of {type(sampler).__name__} are unknown: it has no method "
             "probabilities()."
         )
-    if isinstance(storage, int) or not isinstance(sampler, BaseSampler):
-        return sampler.probabilities()
-    return sampler.probabilities(storage)
+    if isinstance(sampler, BaseSampler) and not isinstance(storage, int):
+        sampler.follow(storage)
+    return sampler.probabilities()
 
 
 def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
     """Reports the slots from ``first`` on, which were written before a sampler was attached.
 
-    Only TorchRL's ``PrioritizedSampler`` needs this.
+    Only the samplers of this package and TorchRL's ``PrioritizedSampler`` need this.
     """
+    if isinstance(sampler, BaseSampler):
+        sampler.follow(storage)
     if isinstance(sampler, PrioritizedSampler) and len(storage) > first:
         slots = torch.arange(first, len(storage))
         default = torch.full((len(slots),), float(sampler.default_priority))
@@ -84,6 +86,7 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "max": Tensor.amax,
     "min": Tensor.amin,
     "mean": Tensor.mean,
+    "median": lambda rows, dim: rows.median(dim).values,
 }
 
 
@@ -99,14 +102,11 @@ def one_per_item(
         return index, values, generation
     values = torch.as_tensor(values)
     if values.numel() > 1 and len(values) == len(index):
-        rows = values.reshape(len(index), -1)
-        how = getattr(sampler, "reduction", "max")
-        values = rows.median(-1).values if how == "median" else _REDUCTIONS[how](rows, -1)
-    return (
-        index[:, 0],
-        values,
-        None if generation is None else generation.reshape(len(index), -1)[:, 0],
-    )
+        reduce = _REDUCTIONS[getattr(sampler, "reduction", "max")]
+        values = reduce(values.reshape(len(index), -1), -1)
+    if generation is not None:
+        generation = generation.reshape(len(index), -1)[:, 0]
+    return index[:, 0], values, generation
 
 
 def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
@@ -122,6 +122,7 @@ def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
 def load_sampler_state(sampler: Sampler, state: dict[str, Any]) -> None:
     """Loads the output of :func:`sampler_state`."""
     if isinstance(sampler, PrioritizedSampler):
+        check_saved(state, prioritized_state(sampler, 0))
         load_prioritized_state(sampler, state)
         return
     # TorchRL's samplers would ignore or miss entries without an error.

@@ -19,7 +19,7 @@ from torchrl_vmfer._torchrl import (
     unchecked_tensordict,
     write_rows,
 )
-from torchrl_vmfer.compiled import functions
+from torchrl_vmfer.compiled.extension import functions
 
 __all__ = ["RowStorage", "RowWriter", "extend"]
 
