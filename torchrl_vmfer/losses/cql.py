@@ -6,7 +6,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 from torchrl.objectives import CQLLoss
 
-from torchrl_vmfer.losses.tap import GradientTap
+from torchrl_vmfer.gradients import GradientTap
 
 __all__ = ["VMFCQLLoss"]
 

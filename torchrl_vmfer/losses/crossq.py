@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.objectives import CrossQLoss
 
-from torchrl_vmfer.losses.tap import GradientTap
+from torchrl_vmfer.gradients import GradientTap
 
 __all__ = ["VMFCrossQLoss"]
 

@@ -10,9 +10,7 @@ from tensordict.nn import set_composite_lp_aggregate
 from torch import Tensor
 from torchrl.objectives import SACLoss
 
-from torchrl_vmfer._torchrl import temperature
-from torchrl_vmfer.gradients import action_leaves
-from torchrl_vmfer.losses.tap import GradientTap
+from torchrl_vmfer.gradients import GradientTap, action_leaves
 
 __all__ = ["VMFSACLoss"]
 
@@ -102,4 +100,5 @@ class VMFSACLoss(GradientTap, SACLoss):
         log_prob, pull_back = torch.func.vjp(log_prob_at, *leaves.values())  # type: ignore[misc]
         scores = pull_back(torch.ones_like(log_prob))
         score = torch.cat([score.flatten(gradients.ndim - 2) for score in scores], -1)
-        return temperature(self) * score + gradients
+        # TorchRL's actor loss has clamped the temperature to its bounds.
+        return self.log_alpha.detach().exp() * score + gradients

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchrl.objectives import TQCLoss
 
-from torchrl_vmfer.losses.tap import AllCriticsTap
+from torchrl_vmfer.gradients import AllCriticsTap
 
 __all__ = ["VMFTQCLoss"]
 

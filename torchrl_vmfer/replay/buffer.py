@@ -31,6 +31,7 @@ from torchrl_vmfer.samplers import VMFSampler
 from torchrl_vmfer.samplers.adapters import (
     SIGNAL_ENTRIES,
     one_per_item,
+    reduced,
     report_existing,
     signal_of,
     takes_td_errors,
@@ -107,8 +108,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self._last_draw: tuple[Tensor, Tensor] | None = None  # the actor's index and its generation
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
-    def make_parts(self) -> None:
-        """Makes the actor's sampler."""
+    def build(self) -> None:
+        """Makes the components, and tells the actor's sampler which data the storage holds."""
         sampler = self._actor_sampler
         if not isinstance(sampler, Sampler) and callable(sampler):
             sampler = sampler()
@@ -117,9 +118,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 f"actor_sampler must be a Sampler or a function that makes one, got {sampler!r}."
             )
         self._actor_sampler = sampler
-
-    def check_parts(self) -> None:
-        """Initializes the actor's sampler with the data that the storage already holds."""
+        super().build()
         # TorchRL does this for the critics' sampler.
         report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
@@ -137,8 +136,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self.ensure_built()
         return self._actor_sampler
 
+    @property
+    def has_transform(self) -> bool:
+        """Whether batches are transformed."""
+        return self.transform is not None and len(self.transform) > 0
+
     def __repr__(self) -> str:
-        if not self.is_built:
+        if not self.initialized:
             return f"{type(self).__name__}(not built yet)"
         parts = ("storage", "critic_sampler", "actor_sampler", "writer", "batch_size")
         lines = (f"    {name}={getattr(self, name)!r},\n" for name in parts)
@@ -294,7 +298,9 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         # priority to a batch that lacks the entry.
         if takes_td_errors(self.critic_sampler) and self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)
-            self.update_priority(batch["index"], self.priorities_in(batch), generation)
+            errors = batch.get(self.priority_key).reshape(*batch.shape, -1)
+            priorities = reduced(errors, self.critic_sampler)
+            self.update_priority(batch["index"], priorities, generation)
         entry = SIGNAL_ENTRIES.get(signal_of(self.actor_sampler) or "")
         values = None if entry is None else batch.get(entry, None)
         if values is not None:
@@ -350,7 +356,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         super().share(shared)
         if shared:
             self.process_lock = WriteLock()
-            if self.is_built:
+            if self.initialized:
                 track_generations(self.writer)
                 self._shared_writes.skip(self.writer)
         return self
