@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import argument, key, recipe_schemas, schema
+from vmfer_recipes.config.keys import argument, key, schema, schemas_of
 from vmfer_recipes.config.names import dataset_name
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
@@ -24,7 +24,6 @@ _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the a
 
 
 @schema("td3")
-@dataclass
 class TD3Config(TrainingConfig):
     """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
 
@@ -58,7 +57,6 @@ class TemperatureConfig(TrainingConfig):
 
 
 @schema("sac")
-@dataclass
 class SACConfig(TemperatureConfig):
     """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyperparameters)."""
 
@@ -79,7 +77,6 @@ class SACConfig(TemperatureConfig):
 
 
 @schema("redq")
-@dataclass
 class REDQConfig(TemperatureConfig):
     """REDQ with vMFER (Chen et al., 2021, with the settings of their code)."""
 
@@ -114,7 +111,6 @@ class REDQConfig(TemperatureConfig):
 
 
 @schema("tqc")
-@dataclass
 class TQCConfig(TemperatureConfig):
     """TQC with vMFER (Kuznetsov et al., 2020, with the hyperparameters of their appendix)."""
 
@@ -156,7 +152,6 @@ class TQCConfig(TemperatureConfig):
 
 
 @schema("crossq")
-@dataclass
 class CrossQConfig(TemperatureConfig):
     """CrossQ with vMFER (Bhatt et al., 2024, with the hyperparameters of their appendix)."""
 
@@ -192,7 +187,6 @@ class CrossQConfig(TemperatureConfig):
 
 
 @schema("td3_bc")
-@dataclass
 class TD3BCConfig(TrainingConfig):
     """TD3+BC (Fujimoto and Gu, 2021) with vMFER: offline learning from a dataset.
 
@@ -291,5 +285,5 @@ def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
 
 def algorithms() -> dict[str, type[TrainingConfig]]:
     """The configurations of the algorithms of this package, by name."""
-    schemas = recipe_schemas().items()
+    schemas = schemas_of().items()
     return {name: config for name, config in schemas if issubclass(config, TrainingConfig)}

@@ -20,12 +20,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from vmfer_recipes import stopping_while_starting
-from vmfer_recipes.config._hydra import (
-    current_job,
-    register_launcher,
-    register_sweeper,
-    without_hydra,
-)
+from vmfer_recipes.config._hydra import current_job, register_plugin
 from vmfer_recipes.config.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.help import help_text
@@ -89,7 +84,7 @@ class Recipe:
         functools.update_wrapper(self, run)
         self.config = config
         self._file = name
-        self._name = register_recipe(name, config, algorithm, CONFIGS)
+        self._name = register_recipe(name, config, algorithm)
         is_own = self._name != name
         self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
         self._run = run
@@ -122,8 +117,8 @@ class Recipe:
         with self._explaining():
             with initialize_config_dir(str(CONFIGS), version_base="1.3"):
                 composed = compose(self._name, overrides, return_hydra_config=True)
-            with current_job(composed, number=0):
-                return to_config(without_hydra(composed))
+            with current_job(composed, number=0) as cfg:
+                return to_config(cfg)
 
     def _execute(self, config: Any) -> None:
         # Modules of the user may import anything: they wait for the run.
@@ -151,7 +146,7 @@ class Recipe:
 
     def _launch(self, line: CommandLine) -> None:
         """Lets Hydra answer a question, or start the runs of a sweep."""
-        sys.argv[1:] = line.arguments
+        sys.argv[1:] = [*line.overrides, *line.options]  # the order that Hydra's parser accepts
         os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra formats errors itself and exits
         if line.is_sweep:  # a single run starts faster without them
             _register_sweepers()
@@ -195,8 +190,8 @@ def _register_sweepers() -> None:
     from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
     from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
 
-    register_sweeper("basic", GridConf, GridSweeper)
-    register_launcher("population", PopulationConf, PopulationLauncher)
+    register_plugin("sweeper", "basic", GridConf, GridSweeper)
+    register_plugin("launcher", "population", PopulationConf, PopulationLauncher)
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = [
     *("CONFIGS", "MINARI_PREFIX", "choices_of", "dataset_name", "differing", "flat", "folder_name"),
-    *("group_name", "run_name", "run_title"),
+    *("group_name", "run_name", "run_title", "written"),
 ]
 
 MINARI_PREFIX = "minari:"
@@ -53,6 +53,20 @@ def dataset_name(dataset: str) -> str:
     if not dataset or dataset.startswith(MINARI_PREFIX):
         return dataset
     return str(Path(os.path.expanduser(dataset)))  # leaves the home of an unknown user as it is
+
+
+def written(value: Any) -> str:
+    """A value as on the command line.
+
+    Example:
+        >>> written(None), written([True, 0.5, "a"])
+        ('null', '[true,0.5,a]')
+    """
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 CONFIGS = Path(str(files("vmfer_recipes.configs")))

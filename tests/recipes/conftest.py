@@ -98,9 +98,6 @@ INTERRUPTED = (
 )
 
 
-SIMULATION = {"time", "qpos", "qvel", "act", "ctrl", "qacc_warmstart", "xpos", "cfrc_ext", "cvel"}
-
-
 class CrashError(Exception):
     pass
 
@@ -159,10 +156,6 @@ def _assert_equal(left, right, path: str = "") -> None:
         assert left == right, path
 
 
-def _is_tagged(value) -> bool:
-    return isinstance(value, list) and len(value) > 1
-
-
 def _checkpoint(run_dir: Path, position: int = -1):
     files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
     return torch.load(files[position], weights_only=True)
@@ -179,15 +172,6 @@ def _assert_same_run(left: Path, right: Path) -> None:
         # The length of train.csv depends on the number of digits of the speed.
         checkpoint["parts"].pop("training")
         checkpoint["run"].pop("dataset", None)  # a path
-        collector = checkpoint["parts"].get("collector", {"environment": {}})  # none offline
-        environments = collector.get("environments") or [collector["environment"]]
-        environments = [*environments, checkpoint["parts"]["evaluation"]]
-        for layer in itertools.chain(*(each["layers"] for each in environments if each)):
-            for kind, simulation, *_ in filter(_is_tagged, layer["attributes"].values()):
-                if kind == "simulation":
-                    # MuJoCo's scratch memory, such as that of contacts, is not part of the state.
-                    for key in simulation.keys() - SIMULATION:
-                        del simulation[key]
         ends.append(checkpoint)
     _assert_equal(*ends)
     _assert_equal(*(dict(torch.load(d / "policy.pt", weights_only=True)) for d in (left, right)))
