@@ -5,7 +5,6 @@ python recipes/shooting.py seeds=20 updates=500 run_dir=runs/shooting
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from vmfer_recipes.config.errors import UserError, first_line
@@ -15,7 +14,6 @@ from vmfer_recipes.config.saved import written_config
 
 
 @schema("shooting")
-@dataclass
 class ShootingConfig(Config):
     """The paper's toy experiments: its simple example and the Shooting environment."""
 

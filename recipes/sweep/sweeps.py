@@ -18,7 +18,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from vmfer_recipes.config._hydra import SweepComposer, current_job, without_hydra
+from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import groups
 from vmfer_recipes.config.training import TrainingConfig
@@ -140,8 +140,7 @@ def _validated(
             f"+experiment={job.values['+experiment']} is a sweep over {', '.join(ignored)}: start "
             "one experiment at a time."
         )
-    with current_job(composed, number), job.not_started():
-        task = without_hydra(composed)
+    with current_job(composed, number) as task, job.not_started():
         written: Any = OmegaConf.to_container(task, resolve=False)
         job.template, job.config = str(written["run_dir"]), to_config(task)
         for key in swept:
