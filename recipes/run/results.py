@@ -74,8 +74,7 @@ def print_results(
     if at_random is not None:
         solved = solved_at(cfg, trained.success_rate is not None)
         print(_summary(trained, at_random, cfg.num_eval_episodes, solved))
-    reference = reference_returns(cfg)
-    if reference is not None:
+    if reference := reference_returns(getattr(cfg, "dataset", None), cfg.env):
         print(reference.describe(trained))
     for label, file in {
         "learning curve": picture,
