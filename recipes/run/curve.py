@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.names import run_title
 from vmfer_recipes.config.saved import read_config
-from vmfer_recipes.run.results import solved_at
+from vmfer_recipes.run.evaluation import solved_at
 from vmfer_recipes.run.tables import read_columns
 
 if TYPE_CHECKING:

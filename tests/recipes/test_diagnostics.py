@@ -12,8 +12,8 @@ from torch import nn
 
 from vmfer_recipes import crossq, sac, td3, td3_bc
 from vmfer_recipes.agent import agent as agent_module
-from vmfer_recipes.agent.actor_batches import unchanged_random_numbers
 from vmfer_recipes.agent.diagnostics import measure, signal_to_noise
+from vmfer_recipes.agent.replay import unchanged_random_numbers
 from vmfer_recipes.config.training import to_config
 
 RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
