@@ -25,7 +25,7 @@ from torchrl_vmfer import (
     VMFSampler,
     VMFUncertainty,
 )
-from torchrl_vmfer.replay.rows import RowStorage, RowWriter
+from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.collectors import ENVIRONMENT

@@ -10,7 +10,7 @@ from torchrl.collectors import Collector
 from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.replay.rows import extend
+from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.direct import DirectCollector
