@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,18 +18,18 @@ from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
-    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "final", "read_runs"),
-    "read_training_config",
+    *("FINAL_SHARE", "METRICS", "LeftOut", "NoTrainingRunError", "Run", "area", "final"),
+    *("read_runs", "read_training_config"),
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
 FINAL_SHARE = 0.1
+METRICS = ("return", "success_rate")
 _PLAIN = EnvConfig("")
 _REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A run that is not part of a report, and why."""
 
     path: str
@@ -58,9 +58,7 @@ def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
 def area(steps: np.ndarray, values: np.ndarray) -> float:
     """The area under the curve per step by the trapezoidal rule: the mean over the run."""
     span = steps[-1] - steps[0]
-    if span == 0:
-        return float(values[0])
-    return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)
+    return float(np.trapezoid(values, steps) / span if span else values[0])
 
 
 def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:
