@@ -19,7 +19,7 @@ from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
     *("FINAL_SHARE", "METRICS", "LeftOut", "NoTrainingRunError", "Run", "area", "final"),
-    *("read_runs", "read_training_config"),
+    *("objective", "read_runs", "read_training_config"),
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
@@ -59,6 +59,15 @@ def area(steps: np.ndarray, values: np.ndarray) -> float:
     """The area under the curve per step by the trapezoidal rule: the mean over the run."""
     span = steps[-1] - steps[0]
     return float(np.trapezoid(values, steps) / span if span else values[0])
+
+
+def objective(run_dir: Path, metric: str, kind: str, direction: str) -> float:
+    """A number that says how good a run was: the ``final``, ``best`` or mean (``area``) value."""
+    table = read_columns(run_dir / "eval.csv")
+    steps, values = table["step"], table[metric]
+    if kind == "best":
+        return float(values.max() if direction == "maximize" else values.min())
+    return area(steps, values) if kind == "area" else final(steps, values, int(steps[-1]))
 
 
 def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:
