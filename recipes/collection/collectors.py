@@ -213,7 +213,8 @@ class TransitionCollector:
     def collect(self) -> None:
         """Takes one environment step and stores the transition."""
         transition = self.next()
-        self._observations.learn(transition)
+        if self._observations.has_effect:
+            self._observations.learn(transition)
         self._extend(self._buffer, transition)
         outcome = transition.get("next")
         self.episodes.add(outcome.get("reward").item(), outcome.get("done").item())
