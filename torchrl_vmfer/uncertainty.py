@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -101,14 +101,7 @@ class VMFUncertainty(TensorDictModuleBase):
         arguments.USED.check("used", self.used)
         # Bypasses nn.Module: otherwise the parameters of the loss would also be listed here.
         self.__dict__["_loss_module"] = loss_module
-        self.in_keys = list(
-            dict.fromkeys(
-                key
-                for network in (loss_module.actor_network, loss_module.qvalue_network)
-                for key in network.in_keys
-                if key != loss_module.tensor_keys.action
-            )
-        )
+        self.in_keys = _observed_keys(loss_module)
 
     @dispatch(auto_batch_size=False)
     @torch.no_grad()
@@ -157,9 +150,8 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
     actor, critic = loss.actor_network, loss.qvalue_network
     action_key = loss.tensor_keys.action
     params = loss.qvalue_network_params.detach()
-    observed = dict.fromkeys([*actor.in_keys, *critic.in_keys])
     # Not strict: a composite policy lists the parameters of its distribution as inputs.
-    inputs = tensordict.select(*(key for key in observed if key != action_key), strict=False)
+    inputs = tensordict.select(*_observed_keys(loss), strict=False)
     with loss.actor_network_params.to_module(actor):
         if isinstance(loss, (TD3Loss, TD3BCLoss)) or not hasattr(actor, "get_dist"):
             with set_exploration_type(loss.deterministic_sampling_mode):
@@ -178,3 +170,9 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
             value_key=loss.tensor_keys.state_action_value,
         )
     return values.mean(-1), directed(loss, gradients, inputs.get(action_key))
+
+
+def _observed_keys(loss: LossModule) -> list[NestedKey]:
+    """The inputs of the actor and the critics of a loss, except the action."""
+    keys = dict.fromkeys([*loss.actor_network.in_keys, *loss.qvalue_network.in_keys])
+    return [key for key in keys if key != loss.tensor_keys.action]

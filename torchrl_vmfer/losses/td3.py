@@ -146,16 +146,6 @@ class VMFTD3BCLoss(GradientTap, TD3BCLoss):
 
     With two critics, or with ``num_target_critics=None``, loss values and gradients equal TorchRL's
     up to rounding. ``alpha=0`` is pure behavior cloning.
-
-    Args:
-        *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``used``,
-            ``directions`` and ``gradient_norm``.
-
-    Examples:
-        With the networks of the example of :class:`VMFTD3Loss`:
-
-        >>> loss = VMFTD3BCLoss(actor, critic, bounds=(-1.0, 1.0), alpha=2.5)  # doctest: +SKIP
     """
 
     critic_loss_name = "qvalue_loss"
