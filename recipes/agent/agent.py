@@ -37,7 +37,7 @@ from vmfer_recipes.agent.replay import (
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
@@ -274,7 +274,7 @@ def adam(
 
 
 def deterministic_agent(
-    cfg: TD3Config | TD3BCConfig,
+    cfg: DeterministicConfig,
     make_loss: Callable[..., Any],
     *,
     exploration_noise: float | None,

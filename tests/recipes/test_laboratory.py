@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
@@ -13,9 +10,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.replay import action_distances, weighted_mean
-from vmfer_recipes.config.algorithms import algorithms
-from vmfer_recipes.config.command_line import read_command_line
-from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.names import choices_of
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.progress import Averages
@@ -219,71 +213,3 @@ class TestLAP:
         weight = np.maximum(td_error.numpy().astype(float), 1) ** 0.5
         found = agent.buffer.critic_sampler.probabilities()
         np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-6)
-
-
-BAD = [
-    ("td3", "sampler=vmf_power sampler.power=1e6", "sampler.power must be a number from"),
-    ("td3", "sampler=vmf_power sampler.power=nan", "sampler.power must be a number from"),
-    ("sac", "sampler=anti_vmf sampler.power=-inf", "sampler.power must be a number from"),
-    (
-        "td3",
-        "sampler=vmf_rank sampler.power=2",
-        "sampler.power=2 requires sampler.mode=uncertainty",
-    ),
-    ("td3", "sampler=gradient_norm sampler.power=8", "sampler.power must be a number from 0 to 7"),
-    ("td3", "-m sampler=vmf_power sampler.power=4,1e6", "sampler.power must be a number from"),
-    ("td3", "sampler=vmf_power sampler.share=0", "sampler.share must be a number from"),
-    ("td3", "sampler=vmf_power sampler.share=1.5", "sampler.share must be a number from"),
-    ("sac", "sampler=on_policy sampler.num_batches=0", "sampler.num_batches must be a whole"),
-    ("td3", "sampler=old sampler.exponent=0", "sampler.exponent must be a number from 0.01"),
-    ("sac", "sampler=recent sampler.decay=0", "sampler.decay must be a number from"),
-    ("td3", "sampler=inverse_td sampler.floor=0", "sampler.floor must be a number from"),
-    ("td3", "sampler=anti_vmf num_critics=1", "sampler=anti_vmf needs several critics"),
-    ("sac", "sampler=vmf_weighted num_critics=1", "sampler=vmf_weighted needs several critics"),
-    ("sac", "sampler=vmf_weighted entropy_gradient=true", "entropy_gradient=true does not affect"),
-    ("redq", "sampler=vmf_weighted", "TorchRL's loss for redq ignores weights"),
-    ("crossq", "sampler=vmf_weighted", "TorchRL's loss for crossq ignores weights"),
-    ("td3_bc", "dataset=runs/a sampler=vmf_weighted", "weights only the term of the critics"),
-    ("tqc", "replay=lap", "the critics of tqc predict quantiles"),
-    ("td3", "actor_objective=min", "actor_objective must be first or mean, got 'min'"),
-    ("sac", "actor_objective=mean", "actor_objective"),
-    ("sac", "directions=tanh", "directions must be action or pre_tanh, got 'tanh'"),
-]
-
-
-@pytest.mark.parametrize(("algorithm", "arguments", "message"), BAD)
-def test_a_mistake_is_answered_in_one_line_and_writes_nothing(
-    algorithm, arguments, message, execute, monkeypatch, tmp_path, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        execute(import_module(f"vmfer_recipes.{algorithm}").main, *arguments.split())
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_sweep_may_use_the_range_of_any_choice_that_has_the_key():
-    arguments = ["-m", "sampler=vmf_power", "sampler.power=-4,16"]
-    overrides = read_command_line(arguments, algorithms()["td3"]).overrides
-    assert overrides == ["sampler=vmf_power", "sampler.power=-4,16"]
-
-
-@pytest.mark.parametrize(
-    ("sampler", "key", "largest"),
-    [("vmf_power", "power", 100), ("gradient_norm", "power", 7), ("inverse_td", "exponent", 7)],
-)
-def test_keys_have_the_ranges_of_the_samplers(sampler, key, largest, configuration, tmp_path):
-    kinds = {
-        "vmf_power": VMFSampler,
-        "gradient_norm": GradientNormSampler,
-        "inverse_td": InverseTDSampler,
-    }
-    for value, is_valid in ((largest, True), (largest + 0.5, False)):
-        composed = configuration("td3", tmp_path, f"sampler={sampler}", f"sampler.{key}={value}")
-        with nullcontext() if is_valid else pytest.raises(UserError, match=f"sampler.{key}"):
-            to_config(composed)
-        with nullcontext() if is_valid else pytest.raises(ValueError, match=key):
-            kinds[sampler](**{key: value})
