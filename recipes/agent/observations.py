@@ -201,7 +201,7 @@ def make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
     size = spec["observation"].shape[-1]
     if isinstance(cfg.replay, HindsightReplayConfig):
         return GoalObservations((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
-    # Keys of offline recipes. `normalize` alone may be a key of the user's own recipe.
+    # Keys of offline recipes. `normalize` alone may be a key of a custom recipe.
     if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):
         return DatasetObservations(size, cfg.device)
     if cfg.env.normalize_observations:
