@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.agent.observations import NormalizedObservations
+from vmfer_recipes.agent.observations import NormalizedObservations, RunningStatistics
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
@@ -190,7 +190,7 @@ def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
 
 
 def test_observations_normalizes_both_observations_and_clips_them():
-    observations = NormalizedObservations(2, clip=1.5, device="cpu")
+    observations = NormalizedObservations(RunningStatistics(2), clip=1.5, device="cpu")
     data = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
     observations.learn(TensorDict({"observation": data}, [3]))
     batch = TensorDict({"observation": data, "next": {"observation": data + 100}}, [3])
