@@ -17,7 +17,6 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
-from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
     critic_network_spec,
@@ -32,7 +31,9 @@ from vmfer_recipes.agent.replay import (
     SIGNALS,
     actor_signal,
     check_memory,
+    make_actor_sampling,
     make_replay_buffer,
+    saturation,
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
