@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers import brute_force
 from torchrl_vmfer import VMFSACLoss, VMFTD3Loss
 from vmfer_recipes.agent import agent as agent_module
 from vmfer_recipes.config.training import to_config
@@ -177,9 +178,7 @@ def test_five_critics_learn_and_differ(watch, algorithm):
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty"])
-def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(
-    watch, brute_force, sampler
-):
+def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(watch, sampler):
     @torch.no_grad()
     def evaluated_at_the_policy(seen):
         batch, value, _, actor, critics = seen.actor[-1]
@@ -204,7 +203,7 @@ def test_the_entropy_gradient_makes_critics_appear_to_agree(watch):
 
 @pytest.mark.parametrize("replay", ["per", "per_rank"])
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_prioritized_replay(watch, brute_force, monkeypatch, algorithm, replay):
+def test_prioritized_replay(watch, monkeypatch, algorithm, replay):
     targets = []
     compute_target = VMFSACLoss._compute_target_v2
 
@@ -253,7 +252,7 @@ def test_prioritized_replay(watch, brute_force, monkeypatch, algorithm, replay):
         assert set(batch.keys()) - {"loc", "scale"} == {"observation", "index"}
 
 
-def test_td3_actor_loss_is_a_plain_mean_under_prioritized_replay(watch, brute_force):
+def test_td3_actor_loss_is_a_plain_mean_under_prioritized_replay(watch):
     seen = watch("td3", "replay=per", "sampler=uniform")
     batch, value, _, actor, critics = seen.actor[-1]
     with torch.no_grad():
