@@ -36,7 +36,8 @@ def option_parser(on_error: Callable[[str], NoReturn]) -> tuple[ArgumentParser, 
     """Hydra's parser of command lines, with a function for errors, and the names of its options."""
     parser = get_args_parser()
     parser.error = on_error  # type: ignore[assignment,method-assign]
-    return parser, {name for action in parser._actions for name in action.option_strings}
+    flags = {name for action in parser._actions for name in action.option_strings}
+    return parser, flags - {"--experimental-rerun"}
 
 
 def register_plugin(group: str, name: str, conf: Any, plugin: type[Plugin]) -> None:

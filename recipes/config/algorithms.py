@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import argument, key, schema, schemas_of
-from vmfer_recipes.config.names import dataset_name
+from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
     LAPReplayConfig,
@@ -20,6 +22,7 @@ __all__ = [
     *("TemperatureConfig", "algorithms"),
 ]
 
+_WITHOUT_STEPS = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "collector": "single"}
 _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
@@ -224,8 +227,8 @@ class TD3BCConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         # Two spellings of a path are the same configuration, and the same task in reports.
-        if self.dataset is not None:
-            self.dataset = dataset_name(self.dataset)
+        if self.dataset and not self.dataset.startswith(MINARI_PREFIX):
+            self.dataset = str(Path(os.path.expanduser(self.dataset)))
 
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
@@ -239,17 +242,13 @@ class TD3BCConfig(TrainingConfig):
                 f"replay=her requires whole episodes, which a dataset does not store: use "
                 f"another replay= for {self.algorithm}."
             )
-        for name, only in {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1}.items():
-            if getattr(self, name) != only:
+        values = vars(self) | {"collector": self.collector.name}
+        for name, only in _WITHOUT_STEPS.items():
+            if values[name] != only:
                 raise UserError(
-                    f"{name}={getattr(self, name)} has no effect on {self.algorithm}, which takes "
-                    "no environment steps: leave it out."
+                    f"{name}={values[name]} has no effect on {self.algorithm}, which takes no "
+                    "environment steps: leave it out."
                 )
-        if not self.collector.is_single:
-            raise UserError(
-                f"collector={self.collector.name} has no effect on {self.algorithm}, which takes "
-                "no environment steps: leave it out."
-            )
         if self.env.normalize_observations:
             raise UserError(
                 f"env.normalize_observations=true has no effect on {self.algorithm}: use "

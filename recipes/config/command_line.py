@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, QuotedString, Transformer
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ValidationError
@@ -40,19 +39,13 @@ class CommandLine:
 
     Attributes:
         overrides: the checked ``key=value`` and ``group=choice`` arguments; 1e6 is written 1000000.
-        options: the other arguments, for Hydra.
-        config_dir: a directory with further configuration files, or ``None``.
-        is_help: whether ``--help`` was given.
-        is_sweep: whether ``-m`` was given, for several runs.
-        needs_hydra: whether Hydra's own program is needed, for an option or a key of Hydra.
+        options: the other arguments.
+        given: the values of these options, by the names of Hydra's parser: ``multirun``, ``cfg``.
     """
 
     overrides: list[str]
     options: list[str]
-    config_dir: str | None = None
-    is_help: bool = False
-    is_sweep: bool = False
-    needs_hydra: bool = False
+    given: dict[str, Any]
 
 
 def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine:
@@ -61,22 +54,22 @@ def read_command_line(arguments: list[str], config: type[Config]) -> CommandLine
     Types and ranges of the values are checked later, in the composed configuration.
     """
     if {"--help", "-h"} & {*arguments}:
-        return CommandLine([], [], is_help=True)
+        return CommandLine([], [], {"help": True})
     parser, flags = option_parser(_reject)
     keys = [*describe(config), *(Key(group, (str,), None, "") for group in groups(config))]
     _check_form(arguments, keys, flags)
-    options = parser.parse_intermixed_args(arguments)
-    overrides, config_dir = options.overrides, options.config_dir
-    if config_dir is not None and not Path(config_dir).is_dir():
-        raise UserError(f"There is no folder --config-dir {config_dir}.")
-    given = {name for name, value in vars(options).items() if value}
-    hydras = [each for each in overrides if each.lstrip("+").startswith(_HYDRAS)]
+    given = {
+        name: value
+        for name, value in vars(parser.parse_intermixed_args(arguments)).items()
+        if value
+    }
+    overrides = given.pop("overrides", [])
+    if not Path(given.get("config_dir", ".")).is_dir():
+        raise UserError(f"There is no folder --config-dir {given['config_dir']}.")
     return CommandLine(
-        overrides=[_checked(each, config, options.multirun) for each in overrides],
-        options=[each for each in arguments if each not in overrides],
-        config_dir=config_dir,
-        is_sweep=options.multirun,
-        needs_hydra=bool(hydras or given - {"overrides", "config_dir"}),
+        [_checked(each, config, "multirun" in given) for each in overrides],
+        [each for each in arguments if each not in overrides],
+        given,
     )
 
 
@@ -114,10 +107,13 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if name == "experiment":
         if not override.is_add():
             raise UserError(f"An experiment is added with a plus sign: write +{bare}.")
-        _check_choice(name, override)
         return argument
     if name in groups(config):
-        _check_choice(name, override)
+        value = bare.partition("=")[2]
+        if re.search(r"[\[{]|^null$", value):
+            raise _no_choice(name, value, choices_of(name))
+        for choice in re.findall(r"[\w.]+", value):
+            register_choice(name, choice)
         return bare
     for key in describe(config):
         if dict[str, Any] in key.types and f"{name}.".startswith(f"{key.name}."):
@@ -125,24 +121,6 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         if key.name == name:
             return _with_integers(key, bare)
     raise _unknown_key(name, config)
-
-
-def _check_choice(group: str, override: Override) -> None:
-    for value in _values(override):
-        choice = value.text if isinstance(value, QuotedString) else value
-        if isinstance(choice, str) and choice:
-            register_choice(group, choice)
-        elif group != "experiment" or not isinstance(choice, list):  # of several experiments
-            given = str(override.input_line).partition("=")[2]
-            raise _no_choice(group, given, choices_of(group))
-
-
-def _values(override: Override) -> list[Any]:
-    if override.is_sweep_override():
-        if not override.is_discrete_sweep() or isinstance(override.value(), Glob):
-            return []  # Hydra knows the choices that a pattern matches
-        return list(override.sweep_iterator(transformer=Transformer.identity))
-    return [override.value()]
 
 
 def _with_integers(key: Key, argument: str) -> str:

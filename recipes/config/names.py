@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("CONFIGS", "MINARI_PREFIX", "choices_of", "dataset_name", "differing", "flat", "folder_name"),
+    *("CONFIGS", "MINARI_PREFIX", "choices_of", "differing", "flat", "folder_name"),
     *("group_name", "run_name", "run_title", "written"),
 ]
 
@@ -41,18 +40,6 @@ def folder_name(name: Any) -> str:
         ('my_package-Point-v0', 'cheetah-run')
     """
     return re.sub(r"[^\w.+-]+", "-", str(name))
-
-
-def dataset_name(dataset: str) -> str:
-    """Normalizes a value of ``dataset=``: a path without ``~`` or a trailing slash.
-
-    Example:
-        >>> dataset_name("./runs/td3/"), dataset_name("minari:mujoco/hopper/medium-v0")
-        ('runs/td3', 'minari:mujoco/hopper/medium-v0')
-    """
-    if not dataset or dataset.startswith(MINARI_PREFIX):
-        return dataset
-    return str(Path(os.path.expanduser(dataset)))  # leaves the home of an unknown user as it is
 
 
 def written(value: Any) -> str:

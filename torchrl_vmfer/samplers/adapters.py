@@ -12,7 +12,7 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import empty_sampler
-from torchrl_vmfer.plain_state import plain
+from torchrl_vmfer.plain_state import check_saved, plain
 from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES, BaseSampler
 
 __all__ = [
@@ -65,16 +65,18 @@ def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
             f"The probabilities of {type(sampler).__name__} are unknown: it has no method "
             "probabilities()."
         )
-    if isinstance(storage, int) or not isinstance(sampler, BaseSampler):
-        return sampler.probabilities()
-    return sampler.probabilities(storage)
+    if isinstance(sampler, BaseSampler) and not isinstance(storage, int):
+        sampler.follow(storage)
+    return sampler.probabilities()
 
 
 def report_existing(sampler: Sampler, storage: Storage, first: int = 0) -> None:
     """Reports the slots from ``first`` on, which were written before a sampler was attached.
 
-    Only TorchRL's ``PrioritizedSampler`` needs this.
+    Only the samplers of this package and TorchRL's ``PrioritizedSampler`` need this.
     """
+    if isinstance(sampler, BaseSampler):
+        sampler.follow(storage)
     if isinstance(sampler, PrioritizedSampler) and len(storage) > first:
         slots = torch.arange(first, len(storage))
         default = torch.full((len(slots),), float(sampler.default_priority))
@@ -85,13 +87,13 @@ _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "max": Tensor.amax,
     "min": Tensor.amin,
     "mean": Tensor.mean,
+    "median": lambda rows, dim: rows.median(dim).values,
 }
 
 
 def reduced(values: Tensor, sampler: Sampler) -> Tensor:
     """Reduces the last dimension by the ``reduction`` of a sampler; the maximum by default."""
-    how = getattr(sampler, "reduction", "max")
-    return values.median(-1).values if how == "median" else _REDUCTIONS[how](values, -1)
+    return _REDUCTIONS[getattr(sampler, "reduction", "max")](values, -1)
 
 
 def one_per_item(
@@ -106,11 +108,9 @@ def one_per_item(
     values = torch.as_tensor(values)
     if values.numel() > 1 and len(values) == len(index):
         values = reduced(values.reshape(len(index), -1), sampler)
-    return (
-        index[:, 0],
-        values,
-        None if generation is None else generation.reshape(len(index), -1)[:, 0],
-    )
+    if generation is not None:
+        generation = generation.reshape(len(index), -1)[:, 0]
+    return index[:, 0], values, generation
 
 
 def sampler_state(sampler: Sampler, length: int, where: str) -> dict[str, Any]:
@@ -160,16 +160,12 @@ def _prioritized_state(sampler: PrioritizedSampler, length: int) -> dict[str, An
 
 
 def _load_prioritized_state(sampler: PrioritizedSampler, state: dict[str, Any]) -> None:
-    name, saved, leaves = type(sampler).__name__, state.get("sampler"), state.get("leaves")
-    if saved != name or leaves is None:
-        raise ValueError(
-            f"The state was not saved by {name} but by {saved or 'another class'}: load it into a "
-            "sampler of the class that saved it."
-        )
+    check_saved(state, _prioritized_state(sampler, 0))
+    leaves = state["leaves"]
     if len(leaves) > sampler.max_size:
         raise ValueError(
-            f"The state holds {len(leaves)} priorities, but the {name} has {sampler.max_size} "
-            "slots: construct it with the capacity of the saved one."
+            f"The state holds {len(leaves)} priorities, but the {type(sampler).__name__} has "
+            f"{sampler.max_size} slots: construct it with the capacity of the saved one."
         )
     empty_sampler(sampler)
     loaded = sampler.state_dict()

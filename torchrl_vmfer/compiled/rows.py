@@ -18,7 +18,7 @@ from torchrl_vmfer._torchrl import (
     stored_rows,
     unchecked_tensordict,
 )
-from torchrl_vmfer.compiled import functions
+from torchrl_vmfer.compiled.extension import functions
 
 __all__ = ["RowStorage", "RowWriter", "extend"]
 
