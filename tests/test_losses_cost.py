@@ -50,29 +50,3 @@ def test_a_loss_compiles_into_one_graph(name, method, backend, options, request)
         expected.backward()
     torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-4, atol=1e-6)
     torch.compiler.reset()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_an_update_with_forward_compiles(algorithm):
-    torch.compiler.reset()
-    eager, compiled = algorithm.build(), algorithm.build()
-
-    def update(loss, optimizer, batch):
-        optimizer.zero_grad()
-        losses = loss(batch)
-        (losses["loss_actor"] + losses["loss_qvalue"]).backward()
-        optimizer.step()
-        return losses.detach()
-
-    compiled_update = torch.compile(update, backend="aot_eager")
-    optimizers = [torch.optim.SGD(loss.parameters(), lr=0.1) for loss in (eager, compiled)]
-    for seed in range(2):
-        batches = [make_batch(16, seed=seed) for _ in range(2)]
-        expected = seeded(update, eager, optimizers[0], batches[0])
-        found = seeded(compiled_update, compiled, optimizers[1], batches[1])
-        assert set(found.keys()) == set(expected.keys())
-        for name, entry in expected.items():
-            torch.testing.assert_close(found[name], entry, rtol=1e-4, atol=1e-5, msg=name)
-        torch.testing.assert_close(batches[1]["vmf_factor"], expected["vmf_factor"])
-    torch.compiler.reset()

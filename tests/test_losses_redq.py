@@ -23,14 +23,6 @@ def drawn(loss, observed):
     return action, policy.log_prob(action)
 
 
-def plain_actor_loss(loss, batch):
-    """Computes the mean of α log π - Q_i over critics and transitions."""
-    torch.manual_seed(SEED)
-    action, log_prob = drawn(loss, batch)
-    values = brute_force.critic_values(loss, batch, action, loss.qvalue_network_params.detach())
-    return (loss.log_alpha.exp().detach() * log_prob - values).mean()
-
-
 def plain_errors(loss, batch, subset_size):
     """Computes Q_i - y ``[N, B]``, with y from the minimum over a random subset of critics."""
     torch.manual_seed(SEED)
@@ -46,53 +38,48 @@ def plain_errors(loss, batch, subset_size):
     return brute_force.critic_values(loss, batch, batch["action"]) - target
 
 
-class TestActorLoss:
-    def test_and_its_gradient_equal_the_mean_over_all_critics(self, redq):
-        loss, batch = redq.build(), make_batch(12)
-        expected = plain_actor_loss(loss, batch)
-        expected.backward()
-        reference = gradients(loss)
-        value, metadata = seeded(loss.actor_loss, batch.select("observation"))
-        value.backward()
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(gradients(loss), reference, rtol=1e-5, atol=1e-7)
-        torch.manual_seed(SEED)
-        action, log_prob = drawn(loss, batch)
-        torch.testing.assert_close(metadata["log_prob"], log_prob.detach())
-        values = brute_force.critic_values(loss, batch, action).detach()
-        torch.testing.assert_close(metadata["state_action_value_actor"], values)
+def test_the_actor_loss_and_its_gradient_equal_the_mean_over_all_critics(redq):
+    loss, batch = redq.build(), make_batch(12)
+    torch.manual_seed(SEED)
+    action, log_prob = drawn(loss, batch)
+    values = brute_force.critic_values(loss, batch, action, loss.qvalue_network_params.detach())
+    expected = (loss.log_alpha.exp().detach() * log_prob - values).mean()
+    expected.backward()
+    reference = gradients(loss)
+    value, metadata = seeded(loss.actor_loss, batch.select("observation"))
+    value.backward()
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradients(loss), reference, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(metadata["log_prob"], log_prob.detach())
+    torch.testing.assert_close(metadata["state_action_value_actor"], values.detach())
 
 
-class TestCriticLoss:
-    @pytest.mark.parametrize("subset_size", [1, 2, 4])
-    def test_and_its_gradient_have_the_minimum_over_a_random_subset_as_target(
-        self, redq, subset_size
-    ):
-        loss = redq.build(sub_sample_len=subset_size, loss_function="l2")
-        perturb(loss.target_qvalue_network_params, slice(None))
-        batch = make_batch(12)
-        errors = plain_errors(loss, batch, subset_size)
-        expected = errors.square().mean()
-        expected.backward()
-        reference = gradients(loss)
-        value, metadata = seeded(loss.qvalue_loss, batch.clone())
-        value.backward()
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(gradients(loss), reference, rtol=1e-4, atol=1e-6)
-        largest = errors.detach().abs().amax(0)
-        torch.testing.assert_close(metadata["td_error"], largest, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("subset_size", [1, 2, 4])
+def test_the_target_of_the_critics_is_the_minimum_over_a_random_subset(redq, subset_size):
+    loss = redq.build(sub_sample_len=subset_size, loss_function="l2")
+    perturb(loss.target_qvalue_network_params, slice(None))
+    batch = make_batch(12)
+    errors = plain_errors(loss, batch, subset_size)
+    expected = errors.square().mean()
+    expected.backward()
+    reference = gradients(loss)
+    value, metadata = seeded(loss.qvalue_loss, batch.clone())
+    value.backward()
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradients(loss), reference, rtol=1e-4, atol=1e-6)
+    largest = errors.detach().abs().amax(0)
+    torch.testing.assert_close(metadata["td_error"], largest, rtol=1e-4, atol=1e-6)
 
 
-class TestTemperatureLoss:
-    @pytest.mark.parametrize(("log_alpha", "alpha"), [(-0.5, 0.6065307), (5.0, 10.0)])
-    def test_moves_the_bounded_temperature_to_the_target_entropy(self, redq, log_alpha, alpha):
-        loss = redq.build(target_entropy=-3.0, max_alpha=10.0)
-        loss.log_alpha.data.fill_(log_alpha)
-        log_prob = torch.tensor([1.0, -2.0, 4.5])
-        values = loss.alpha_loss(log_prob)
-        torch.testing.assert_close(values, -alpha * (log_prob - 3.0))
-        values.mean().backward()
-        torch.testing.assert_close(loss.log_alpha.grad, -alpha * (log_prob - 3.0).mean())
+@pytest.mark.parametrize(("log_alpha", "alpha"), [(-0.5, 0.6065307), (5.0, 10.0)])
+def test_the_loss_of_the_temperature_moves_it_to_the_target_entropy(redq, log_alpha, alpha):
+    loss = redq.build(target_entropy=-3.0, max_alpha=10.0)
+    loss.log_alpha.data.fill_(log_alpha)
+    log_prob = torch.tensor([1.0, -2.0, 4.5])
+    values = loss.alpha_loss(log_prob)
+    torch.testing.assert_close(values, -alpha * (log_prob - 3.0))
+    values.mean().backward()
+    torch.testing.assert_close(loss.log_alpha.grad, -alpha * (log_prob - 3.0).mean())
 
 
 @pytest.mark.filterwarnings("ignore:.*with reduction='none'")

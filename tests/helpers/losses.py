@@ -32,28 +32,11 @@ from torchrl_vmfer import (
 
 SEED = 5
 OBSERVATION, ACTION, GAMMA = 5, 3, 0.9
+VALUE = "state_action_value"
 
 
-def _mlp(inputs, outputs, cells, activation):
+def _mlp(inputs, outputs, cells=(32, 32), activation=nn.Tanh):
     return MLP(inputs, outputs, num_cells=list(cells), activation_class=activation)
-
-
-def _deterministic_actor(cells, activation, observation, action):
-    network = nn.Sequential(_mlp(OBSERVATION, ACTION, cells, activation), nn.Tanh())
-    return TensorDictModule(network, [observation], [action])
-
-
-def _stochastic_actor(cells, activation, observation, action):
-    network = nn.Sequential(
-        _mlp(OBSERVATION, 2 * ACTION, cells, activation), NormalParamExtractor()
-    )
-    return ProbabilisticActor(
-        TensorDictModule(network, [observation], ["loc", "scale"]),
-        in_keys=["loc", "scale"],
-        out_keys=[action],
-        distribution_class=TanhNormal,
-        return_log_prob=True,
-    )
 
 
 class NormalizedNetwork(nn.Module):
@@ -87,20 +70,21 @@ class Algorithm:
     own_defaults: dict[str, Any] = field(default_factory=dict)
     outputs: int = 1
 
-    def actor(self, cells=(32, 32), observation="observation", action="action", activation=nn.Tanh):
-        make = _deterministic_actor if self.used == "first" else _stochastic_actor
-        return make(cells, activation, observation, action)
+    def actor(self, observation="observation", action="action", **network):
+        if self.used == "first":
+            network = nn.Sequential(_mlp(OBSERVATION, ACTION, **network), nn.Tanh())
+            return TensorDictModule(network, [observation], [action])
+        network = nn.Sequential(_mlp(OBSERVATION, 2 * ACTION, **network), NormalParamExtractor())
+        return ProbabilisticActor(
+            TensorDictModule(network, [observation], ["loc", "scale"]),
+            in_keys=["loc", "scale"],
+            out_keys=[action],
+            distribution_class=TanhNormal,
+            return_log_prob=True,
+        )
 
-    def critic(
-        self,
-        cells=(32, 32),
-        observation="observation",
-        action="action",
-        value="state_action_value",
-        network=None,
-        activation=nn.Tanh,
-    ):
-        network = network or _mlp(OBSERVATION + ACTION, self.outputs, cells, activation)
+    def critic(self, observation="observation", action="action", value=VALUE, network=None, **kw):
+        network = network or _mlp(OBSERVATION + ACTION, self.outputs, **kw)
         return ValueOperator(network, in_keys=[observation, action], out_keys=[value])
 
     def build(
@@ -108,18 +92,16 @@ class Algorithm:
         loss_class=None,
         *,
         seed=0,
-        cells=(32, 32),
         observation="observation",
         action="action",
-        value="state_action_value",
+        value=VALUE,
         critic=None,
-        activation=nn.Tanh,
         **kwargs,
     ):
         torch.manual_seed(seed)
-        actor = self.actor(cells, observation, action, activation)
-        if critic is None:
-            critic = self.critic(cells, observation, action, value, activation=activation)
+        network = {key: kwargs.pop(key) for key in ("cells", "activation") if key in kwargs}
+        actor = self.actor(observation, action, **network)
+        critic = critic or self.critic(observation, action, value, **network)
         loss_class = loss_class or self.vmf_class
         own_defaults = self.own_defaults if loss_class is self.vmf_class else {}
         loss = loss_class(actor, critic, **(self.defaults | own_defaults | kwargs))
