@@ -7,6 +7,8 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from helpers import brute_force
+from helpers.losses import gradients
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.replay import action_distances, weighted_mean
@@ -66,12 +68,12 @@ def update(algorithm, agent):
         recipe.update_actor(session, agent, recipe.update_critics(session, agent))
 
 
-def td_errors(brute_force, loss, rows):
+def td_errors(loss, rows):
     values = brute_force.critic_values(loss, rows, rows["action"]).detach()
     return (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
 
 
-def gradient_norms(brute_force, loss, rows):
+def gradient_norms(loss, rows):
     action = brute_force.policy_action(loss, rows).detach()
     return brute_force.action_gradients(loss, rows, action)[0].norm(dim=-1)
 
@@ -86,12 +88,12 @@ def gradient_norms(brute_force, loss, rows):
     ],
 )
 def test_signals_belong_to_their_transitions(
-    algorithm, name, sampler, signal, fast, make_agent, brute_force, stored
+    algorithm, name, sampler, signal, fast, make_agent, stored
 ):
     received = stored(sampler)
     agent = make_agent(algorithm, *FROZEN, f"sampler={name}", f"fast={fast}")
     update(algorithm, agent)
-    expected = signal(brute_force, agent.loss, agent.buffer[:])
+    expected = signal(agent.loss, agent.buffer[:])
     assert len(received) == 5
     for index, values in received:
         torch.testing.assert_close(values, expected[index], rtol=1e-4, atol=1e-5)
@@ -126,31 +128,29 @@ class TestWeighted:
     @pytest.mark.parametrize("fast", ["true", "false"])
     @pytest.mark.parametrize("algorithm", ["td3", "sac"])
     def test_gradient_is_the_expected_one_of_resampling_the_batch(
-        self, algorithm, fast, make_agent, brute_force, gradients_of
+        self, algorithm, fast, make_agent
     ):
         overrides = ("sampler=vmf_weighted", f"fast={fast}", "env.name=ShortCheetah-v0")
         agent = make_agent(algorithm, *overrides)
-        loss, params = agent.loss, agent.loss.actor_network_params
+        loss = agent.loss
         torch.manual_seed(5)
         batch = agent.actor_batch(agent.critic_batch())
         loss.actor_loss(batch)[0].backward()
-        found = [gradient.clone() for gradient in gradients_of(params)]
+        found = gradients(loss)
 
         # Drawing transition j with P ∝ p has the expected gradient Σ P_j ∇l_j.
         action = brute_force.policy_action(loss, batch, seed=5).detach()
-        gradients = brute_force.action_gradients(loss, batch, action)
+        directions = brute_force.action_gradients(loss, batch, action)
         used = 0
         if algorithm == "sac":
             used = brute_force.critic_values(loss, batch, action).detach().argmin(0).numpy()
-        factor = brute_force.sampling_factor(gradients, used)
+        factor = brute_force.sampling_factor(directions, used)
         assert factor.std() > 0.01
-        loss.zero_grad()
         loss.reduction, loss.fast = "none", False
         torch.manual_seed(5)
         losses = loss.actor_loss(batch.select("observation"))[0]
         (losses.flatten() * (factor / factor.sum()).float()).sum().backward()
-        for one, other in zip(found, gradients_of(params), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(found, gradients(loss), rtol=1e-3, atol=1e-6)
 
     def test_the_mean_of_the_temperature_uses_the_same_weights(self, make_agent):
         agent = make_agent("sac", "sampler=vmf_weighted")
@@ -197,7 +197,7 @@ class TestOnPolicy:
 
 class TestLAP:
     @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-    def test_critics_have_the_huber_loss_without_weights(self, algorithm, make_agent, brute_force):
+    def test_critics_have_the_huber_loss_without_weights(self, algorithm, make_agent):
         agent = make_agent(algorithm, "replay=lap", "gamma=0")
         batch = agent.critic_batch()
         assert "priority_weight" not in batch
