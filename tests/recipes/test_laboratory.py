@@ -9,7 +9,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.actor_batches import action_distances, weighted_mean
+from vmfer_recipes.agent.replay import action_distances, weighted_mean
 from vmfer_recipes.config.names import choices_of
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.progress import Averages
@@ -66,31 +66,35 @@ def update(algorithm, agent):
         recipe.update_actor(session, agent, recipe.update_critics(session, agent))
 
 
+def td_errors(brute_force, loss, rows):
+    values = brute_force.critic_values(loss, rows, rows["action"]).detach()
+    return (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
+
+
+def gradient_norms(brute_force, loss, rows):
+    action = brute_force.policy_action(loss, rows).detach()
+    return brute_force.action_gradients(loss, rows, action)[0].norm(dim=-1)
+
+
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_td_errors_belong_to_their_transitions(algorithm, fast, make_agent, brute_force, stored):
-    received = stored(InverseTDSampler)
-    agent = make_agent(algorithm, *FROZEN, "sampler=inverse_td", f"fast={fast}")
+@pytest.mark.parametrize(
+    ("algorithm", "name", "sampler", "signal"),
+    [
+        ("td3", "inverse_td", InverseTDSampler, td_errors),
+        ("sac", "inverse_td", InverseTDSampler, td_errors),
+        ("td3", "gradient_norm", GradientNormSampler, gradient_norms),
+    ],
+)
+def test_signals_belong_to_their_transitions(
+    algorithm, name, sampler, signal, fast, make_agent, brute_force, stored
+):
+    received = stored(sampler)
+    agent = make_agent(algorithm, *FROZEN, f"sampler={name}", f"fast={fast}")
     update(algorithm, agent)
-    rows = agent.buffer[:]
-    values = brute_force.critic_values(agent.loss, rows, rows["action"]).detach()
-    expected = (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
+    expected = signal(brute_force, agent.loss, agent.buffer[:])
     assert len(received) == 5
-    for index, td_error in received:
-        torch.testing.assert_close(td_error, expected[index], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_force, stored):
-    received = stored(GradientNormSampler)
-    agent = make_agent("td3", *FROZEN, "sampler=gradient_norm", f"fast={fast}")
-    update("td3", agent)
-    rows = agent.buffer[:]
-    action = brute_force.policy_action(agent.loss, rows).detach()
-    expected = brute_force.action_gradients(agent.loss, rows, action)[0].norm(dim=-1)
-    assert len(received) == 5
-    for index, norm in received:
-        torch.testing.assert_close(norm, expected[index], rtol=1e-4, atol=1e-6)
+    for index, values in received:
+        torch.testing.assert_close(values, expected[index], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fast", [True, False])
