@@ -58,12 +58,6 @@ def test_group_files_contain_only_values_that_differ_from_the_defaults(file):
             assert OmegaConf.is_missing(usual, key) or usual[key] != value, key
 
 
-def test_the_seven_environments_exist():
-    names = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "InvertedPendulum", "Swimmer", "Walker2d"]
-    found = {file.stem for file in (CONFIGS / "env").glob("*.yaml")}
-    assert {f"{name}-v4" for name in names} <= found
-
-
 # The table of hyperparameters in the paper's appendix.
 COMMON = {
     "tau": 0.005,

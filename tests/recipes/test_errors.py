@@ -102,7 +102,7 @@ ANSWERS = {
     "sampler=vmf_rank num_critics=1": ["sampler=vmf_rank", "num_critics=1"],
     "sampler=vmf_rank sampler.power=2": ["sampler.power=2", "sampler.mode=uncertainty"],
 }
-ANSWERS_OF_OTHERS = {
+OTHER_RECIPES = {
     ("sac", "actor_objective=mean"): ["actor_objective is not used by this recipe"],
     ("sac", "directions=tanh"): ["directions must be action or pre_tanh, got 'tanh'"],
     ("sac", "sampler=vmf_power sampler.power=nan"): ["sampler.power must be a number from"],
@@ -123,16 +123,13 @@ ANSWERS_OF_OTHERS = {
 }
 
 
-@pytest.mark.parametrize("arguments", ANSWERS)
-def test_a_mistake_is_answered_in_one_line(error_line, arguments):
-    line = error_line(*arguments.split())
-    assert [part for part in ANSWERS[arguments] if part not in line] == []
-
-
-@pytest.mark.parametrize(("algorithm", "arguments"), ANSWERS_OF_OTHERS)
-def test_a_mistake_of_another_recipe_is_answered_in_one_line(error_line, algorithm, arguments):
+@pytest.mark.parametrize(
+    ("algorithm", "arguments"), [*(("td3", arguments) for arguments in ANSWERS), *OTHER_RECIPES]
+)
+def test_a_mistake_is_answered_in_one_line(error_line, algorithm, arguments):
     line = error_line(*arguments.split(), algorithm=algorithm)
-    assert [part for part in ANSWERS_OF_OTHERS[algorithm, arguments] if part not in line] == []
+    named = ANSWERS[arguments] if algorithm == "td3" else OTHER_RECIPES[algorithm, arguments]
+    assert [part for part in named if part not in line] == []
 
 
 @pytest.mark.parametrize("override", ["qqqq=1", "env=qqqq", "sampler=qqqq", "seeed=1", "repla=x"])
@@ -196,7 +193,6 @@ def test_a_run_dir_that_cannot_be_made_is_rejected(error_line, tmp_path):
     line = error_line(run_dir=tmp_path / "file" / "run")
     assert str(tmp_path / "file" / "run") in line
     assert "choose another run_dir" in line
-    assert "free disk space" not in line
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("seed=3", "--help", "nonsense=1")])
-def test_help_fits_the_screen_with_any_other_arguments(name, arguments, help_of):
-    lines = help_of(name, *arguments).splitlines()
-    assert lines[0].startswith(f"Usage: python recipes/{name}.py")
-    assert max(map(len, lines)) <= 100
+def test_help_fits_the_screen_with_any_other_arguments(name, help_of):
+    shown = help_of(name, "--help")
+    assert shown == help_of(name, "seed=3", "-h", "nonsense=1")
+    assert shown.startswith(f"Usage: python recipes/{name}.py")
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_help_lists_the_choices_of_every_group(help_of):

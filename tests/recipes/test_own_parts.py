@@ -11,7 +11,6 @@ import torch
 
 from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
-from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.config.plugins import import_module
 from vmfer_recipes.status import read_progress
 from vmfer_recipes.td3 import main as td3
@@ -87,7 +86,7 @@ def outside(tmp_path, monkeypatch) -> Path:
     (tmp_path / "my_samplers.py").write_text(SAMPLERS)
     (tmp_path / "my_algorithm.py").write_text(ALGORITHM)
     yield tmp_path
-    for name in ("my_samplers", "my_algorithm"):
+    for name in ("my_samplers", "my_algorithm", "my_package"):
         sys.modules.pop(name, None)
 
 
@@ -251,10 +250,5 @@ class TestTrain:
 def test_recipe_in_a_package_is_named_after_the_package(outside, execute, capsys):
     (outside / "my_package").mkdir()
     shutil.copy("my_algorithm.py", "my_package/__init__.py")
-    try:
-        package = import_module("my_package", "my_package")
-        assert isinstance(package.main, Recipe)
-        execute(package.main, "--cfg", "job")
-        assert "algorithm: my_package\n" in capsys.readouterr().out
-    finally:
-        sys.modules.pop("my_package", None)
+    execute(import_module("my_package", "my_package").main, "--cfg", "job")
+    assert "algorithm: my_package\n" in capsys.readouterr().out
