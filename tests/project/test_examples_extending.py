@@ -10,10 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
-from torchrl.modules import MLP, ValueOperator
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -103,31 +99,3 @@ def test_copied_recipe_does_not_resume_the_run_of_the_original(tmp_path, run):
     # Answered before the seconds that a run needs to start.
     config = run("my_td3.py env=InvertedPendulum-v4 sampler=uniform --cfg job --resolve")
     assert "run_dir: runs/my_td3/InvertedPendulum-v4/uniform-uniform/seed0\n" in config
-
-
-def test_loss_of_the_example_adds_the_cost_to_value_and_gradient(monkeypatch):
-    monkeypatch.syspath_prepend(EXAMPLES / "own_algorithm")
-    from smooth_td3 import SmoothTD3Loss
-
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(MLP(3, 2, num_cells=[8]), torch.nn.Tanh())
-    actor = TensorDictModule(network, ["observation"], ["action"])
-    critics = [
-        ValueOperator(MLP(5, 1, num_cells=[8]), in_keys=["observation", "action"]) for _ in range(2)
-    ]
-    observation = torch.randn(6, 3)
-    results = []
-    for cost in (0.0, 5.0):
-        loss = SmoothTD3Loss(actor, critics, bounds=(-1.0, 1.0), action_cost=cost)
-        value, _ = loss.actor_loss(TensorDict({"observation": observation}, [6]))
-        weights = list(loss.actor_network_params.flatten_keys().values())
-        results.append((value, torch.autograd.grad(value, weights)))
-    expected = 5 * network(observation).square().mean()
-    torch.testing.assert_close(results[1][0] - results[0][0], expected)
-    by_hand = torch.autograd.grad(expected, list(network.parameters()))
-    differences = [
-        after - before for before, after in zip(results[0][1], results[1][1], strict=True)
-    ]
-    assert sorted(d.norm().item() for d in differences) == pytest.approx(
-        sorted(g.norm().item() for g in by_hand), rel=1e-4
-    )
