@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from vmfer_recipes import lazy_names
 
 if TYPE_CHECKING:
-    from vmfer_recipes.agent.actor_batches import weighted_mean
     from vmfer_recipes.agent.agent import Agent, LossMaker, deterministic_agent, gaussian_agent
+    from vmfer_recipes.agent.replay import weighted_mean
 
 __all__ = ["Agent", "LossMaker", "deterministic_agent", "gaussian_agent", "weighted_mean"]
 
@@ -17,6 +17,6 @@ __getattr__ = lazy_names(
             name: "agent"
             for name in ("Agent", "LossMaker", "deterministic_agent", "gaussian_agent")
         },
-        "weighted_mean": "actor_batches",
+        "weighted_mean": "replay",
     },
 )

@@ -17,7 +17,6 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
-from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
     critic_network_spec,
@@ -32,11 +31,13 @@ from vmfer_recipes.agent.replay import (
     SIGNALS,
     actor_signal,
     check_memory,
+    make_actor_sampling,
     make_replay_buffer,
+    saturation,
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
@@ -275,7 +276,7 @@ def adam(
 
 
 def deterministic_agent(
-    cfg: TD3Config | TD3BCConfig,
+    cfg: DeterministicConfig,
     make_loss: LossMaker,
     *,
     exploration_noise: float | None,

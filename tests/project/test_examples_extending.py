@@ -10,6 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from helpers import brute_force
+from helpers.losses import TD3, gradients, make_batch
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -99,3 +103,21 @@ def test_copied_recipe_does_not_resume_the_run_of_the_original(tmp_path, run):
     # Answered before the seconds that a run needs to start.
     config = run("my_td3.py env=InvertedPendulum-v4 sampler=uniform --cfg job --resolve")
     assert "run_dir: runs/my_td3/InvertedPendulum-v4/uniform-uniform/seed0\n" in config
+
+
+def test_loss_of_the_example_adds_the_cost_to_value_and_gradient(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES / "own_algorithm")
+    from smooth_td3 import SmoothTD3Loss
+
+    results = []
+    for cost in (0.0, 5.0):
+        loss, batch = TD3.build(SmoothTD3Loss, action_cost=cost), make_batch(6)
+        value, _ = loss.actor_loss(batch.clone())
+        value.backward()
+        results.append((value.detach(), gradients(loss)))
+    expected = 5 * brute_force.policy_action(loss, batch).square().mean()
+    expected.backward()
+    torch.testing.assert_close(results[1][0] - results[0][0], expected.detach())
+    for name, by_hand in gradients(loss).items():
+        added = results[1][1][name] - results[0][1][name]
+        torch.testing.assert_close(added, by_hand, rtol=1e-4, atol=1e-6)
