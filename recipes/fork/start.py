@@ -133,10 +133,7 @@ def with_batches(
     store: Callable[..., None] = lambda *signal: None,
     **parts: Any,
 ) -> Agent:
-    """A copy of an agent that draws its batches with ``sample`` and updates them in TorchRL.
-
-    Its transitions and priorities do not change, except for signals that ``store`` receives.
-    """
+    """A copy of an agent that draws with ``sample``, and whose signals only ``store`` receives."""
     replay: Any = SimpleNamespace(
         sample=sample, update_priority=lambda *signal: None, update_actor_priority=store
     )

@@ -84,7 +84,9 @@ def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
             for axes, statistic in zip(axes_of_row, statistics, strict=True):
                 for cell in cells:
                     if metric in cell.curves:
-                        label = f"{study.method_labels[cell.method]} · {_seeds(cell)}"
+                        label = f"{study.method_labels[cell.method]} · n = "
+                        label += counted(len(cell.runs), "seed")
+                        label += "" if cell.complete else ", unfinished"
                         _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
                 axes.set_title(f"{statistics[statistic]} over seeds", fontsize=12)
                 axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -107,11 +109,6 @@ def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
 
 def _has_few_seeds(cell: Cell) -> bool:
     return len(cell.runs) < _ENOUGH_SEEDS
-
-
-def _seeds(cell: Cell) -> str:
-    count = f"n = {counted(len(cell.runs), 'seed')}"
-    return count if cell.complete else f"{count}, unfinished"
 
 
 def _draw_curve(

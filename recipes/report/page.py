@@ -49,7 +49,6 @@ def _earlier(folder: Path) -> list[Path]:
 
 def write_report(study: Study, folder: Path) -> list[Path]:
     """Writes ``report.md`` and ``report.html``, which are returned, ``tables/``, ``pictures/``."""
-    check_folder(folder)
     blocks = _blocks(study)
     for name in ("tables", "pictures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -110,9 +109,8 @@ def _compared(study: Study) -> str:
 
 def summary(study: Study) -> list[str]:
     """The finding, and the numbers behind it; an average over tasks replaces those of its tasks."""
-    averages = study.wide_averages
-    covered = [id(comparison) for average in averages for comparison in average.comparisons]
-    results: list[Result] = [*averages]
+    results: list[Result] = [*study.wide_averages]
+    covered = [id(each) for average in study.wide_averages for each in average.comparisons]
     results += [comparison for comparison in study.comparisons if id(comparison) not in covered]
     lines = [_finding(results)]
     for result in results:
@@ -125,8 +123,8 @@ def summary(study: Study) -> list[str]:
             if result.corrected_p != result.p_value:
                 numbers.append(f"corrected {result.corrected_p:.2g}")
             end = f". {_smallest_effect(result)}"
-        method, place = study.method_labels[result.method], result.place
-        lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}{end}")
+        name = f"{study.method_labels[result.method]}, {result.place}"
+        lines.append(f"{name}: {', '.join(numbers)}: {result.verdict}{end}")
     return lines
 
 
