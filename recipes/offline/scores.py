@@ -7,7 +7,7 @@ from typing import NamedTuple
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.offline.minari import MinariFiles
-from vmfer_recipes.run.evaluation import Evaluation
+from vmfer_recipes.run.tables import Evaluation
 
 __all__ = ["ReferenceReturns", "reference_returns"]
 

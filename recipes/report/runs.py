@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,15 +17,17 @@ from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
-__all__ = ["FINAL_SHARE", "LeftOut", "Run", "area", "final", "objective", "read_runs"]
+__all__ = [
+    *("FINAL_SHARE", "METRICS", "LeftOut", "Run", "area", "final", "objective", "read_runs"),
+]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
 FINAL_SHARE = 0.1
+METRICS = ("return", "success_rate")
 _PLAIN = EnvConfig("")
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A run that is not part of a report, and why."""
 
     path: str
@@ -53,9 +56,8 @@ def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
 def area(steps: np.ndarray, values: np.ndarray) -> float:
     """The area under the curve per step by the trapezoidal rule: the mean over the run."""
     span = steps[-1] - steps[0]
-    if span == 0:
-        return float(values[0])
-    return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)
+    areas = np.diff(steps) * (values[1:] + values[:-1]) / 2
+    return float(areas.sum() / span if span else values[0])
 
 
 def objective(run_dir: Path, metric: str, kind: str, direction: str) -> float:
