@@ -15,6 +15,7 @@ from scipy import stats
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
+from helpers.sampler_buffers import exact_probabilities
 from torchrl_vmfer import RankPrioritizedSampler, VMFSampler
 
 DRAWS = 1_000_000
@@ -32,7 +33,6 @@ class Kind:
     sampler_type: type
     arguments: dict[str, Any]
     exponent: float | None
-    power: float = 1.0
 
     def make_sampler(self):
         return self.sampler_type(**self.arguments)
@@ -48,15 +48,7 @@ class Kind:
         return largest_seen
 
     def probabilities(self, priorities):
-        priorities = np.asarray(priorities, np.float64)
-        if self.exponent is None:
-            weight = priorities**self.power
-            return weight / weight.sum()
-        weight = np.empty(len(priorities))
-        weight[np.argsort(-priorities)] = np.arange(1, len(priorities) + 1) ** -float(self.exponent)
-        _, tie = np.unique(priorities, return_inverse=True)
-        weight = (np.bincount(tie, weights=weight) / np.bincount(tie))[tie]
-        return weight / weight.sum()
+        return exact_probabilities(self.make_sampler(), priorities)
 
 
 UNCERTAINTY = Kind("uncertainty", VMFSampler, {"mode": "uncertainty"}, None)
@@ -66,7 +58,7 @@ PRIORITIZED = [
     for alpha in (0.7, 0.0, 1.0, 1.5)
 ]
 POWERS = [
-    Kind(f"power_{power:g}", VMFSampler, {"power": power}, None, power)
+    Kind(f"power_{power:g}", VMFSampler, {"power": power}, None)
     for power in (8.0, -4.0, 0.5, 0.0, -1.0, 4.0, 100.0, -100.0)
 ]
 KINDS = [UNCERTAINTY, RANK, *POWERS[:2], *PRIORITIZED]

@@ -1,5 +1,6 @@
 """Small buffers for each sampler, and the exact probabilities of their slots."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -69,7 +70,7 @@ EVERY = MAKERS | {
 
 
 def exact_probabilities(sampler, priorities):
-    """Computes P of every slot from its definition, one slot at a time."""
+    """Computes P of every slot from its definition."""
     priorities = np.asarray(priorities, np.float32)
     if isinstance(sampler, (LAPSampler, InverseTDSampler)):
         exponent = sampler.exponent if isinstance(sampler, LAPSampler) else -sampler.exponent
@@ -79,10 +80,18 @@ def exact_probabilities(sampler, priorities):
     else:
         alpha = getattr(sampler, "alpha", 1.0)
         weights = np.empty(len(priorities))
-        for slot, priority in enumerate(priorities):
-            higher, equal = (priorities > priority).sum(), (priorities == priority).sum()
-            weights[slot] = np.mean(np.arange(higher + 1, higher + equal + 1) ** -alpha)
+        weights[np.argsort(-priorities)] = np.arange(1, len(priorities) + 1) ** -float(alpha)
+        _, tie = np.unique(priorities, return_inverse=True)
+        weights = (np.bincount(tie, weights=weights) / np.bincount(tie))[tie]
     return weights / weights.sum()
+
+
+def marginal_probabilities(factors, pool_size, mode):
+    """Computes the probability of each slot over all possible pools."""
+    total = np.zeros(len(factors))
+    for pool in itertools.product(range(len(factors)), repeat=pool_size):
+        np.add.at(total, list(pool), exact_probabilities(VMFSampler(mode), factors[list(pool)]))
+    return total / len(factors) ** pool_size
 
 
 def assert_priorities(sampler, priorities, storage=None):

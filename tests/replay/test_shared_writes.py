@@ -149,24 +149,6 @@ def test_writes_of_another_process_are_new_to_both_samplers(mode, filled, writte
         assert torch.equal(ours.probabilities(), theirs.probabilities())
 
 
-def test_an_update_does_not_change_slots_that_another_process_has_overwritten():
-    buffer = shared(make_buffer(RankPrioritizedSampler))
-    batch, critic_batch = buffer.sample_actor(), buffer.sample()
-    in_another_process(lambda: buffer.extend(rows(4)))
-    buffer.extend(rows(2))  # and one of ours after it
-    buffer.update_actor_priority(batch["index"], 2.0, batch["index_generation"])
-    buffer.update_priority(critic_batch["index"], 9.0, critic_batch["index_generation"])
-    assert (keys(buffer.actor_sampler)[:6] == 1).all()
-    assert (keys(buffer.actor_sampler)[batch["index"][batch["index"] >= 6]] == 2).all()
-    assert (keys(buffer.critic_sampler)[:6] != 9).all()
-    kept = critic_batch["index"][critic_batch["index"] >= 6]
-    assert (keys(buffer.critic_sampler)[kept] == 9).all()
-    # Without another write, the next update is applied again.
-    batch = buffer.sample_actor()
-    buffer.update_actor_priority(batch["index"], 2.5, batch["index_generation"])
-    assert (keys(buffer.actor_sampler)[batch["index"]] == 2.5).all()
-
-
 @pytest.mark.parametrize("way", ["index", "batch", "generation", "tensordict"])
 def test_a_shared_buffer_counts_generations_by_default(way):
     """For all ways to return factors, with TorchRL's default writer."""
@@ -174,7 +156,8 @@ def test_a_shared_buffer_counts_generations_by_default(way):
         ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=64), CAPACITY
     )
     batch = buffer.sample_actor()
-    in_another_process(lambda: buffer.extend(rows(4)))
+    in_another_process(lambda: buffer.extend(rows(2)))
+    buffer.extend(rows(2))
     factor = 2 + batch["index"] / 100
     if way == "index":
         buffer.update_actor_priority(batch["index"], factor)
@@ -203,7 +186,7 @@ def test_only_shared_buffers_count_generations():
     assert built_shared.writer.tracks_generations
 
 
-def test_a_pool_and_a_saved_state_include_writes_of_another_process(tmp_path):
+def test_a_pool_and_a_saved_state_include_writes_of_another_process():
     buffer = shared(make_buffer())
     buffer.update_actor_priority(torch.arange(CAPACITY), 2.0)
     in_another_process(lambda: buffer.extend(rows(4)))
@@ -212,15 +195,10 @@ def test_a_pool_and_a_saved_state_include_writes_of_another_process(tmp_path):
     assert torch.equal(keys(buffer.actor_sampler), expected)
     in_another_process(lambda: buffer.extend(rows(4)))
     expected[4:8] = 1
-    buffer.dumps(tmp_path)
-    for state in (buffer.state_dict(), None):
-        copy = shared(make_buffer())
-        if state is None:
-            copy.loads(tmp_path)
-        else:
-            copy.load_state_dict(state)
-        copy.sample_actor()
-        assert torch.equal(keys(copy.actor_sampler), expected)
+    copy = shared(make_buffer())
+    copy.load_state_dict(buffer.state_dict())
+    copy.sample_actor()
+    assert torch.equal(keys(copy.actor_sampler), expected)
 
 
 def test_a_process_that_dies_while_it_writes_does_not_hang_the_others(monkeypatch):

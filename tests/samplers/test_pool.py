@@ -1,7 +1,5 @@
 """A VMFSampler with a pool, against probabilities that are enumerated or computed differently."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 from helpers.goal_world import World, pairs
 from helpers.goal_world import make as make_hindsight
 from helpers.recorded_buffer import assert_drawn_from
-from helpers.sampler_buffers import exact_probabilities, filled_buffer, rows, seeded
+from helpers.sampler_buffers import filled_buffer, marginal_probabilities, rows, seeded
 from torchrl_vmfer import VMFSampler
 
 MODES = ("uncertainty", "rank")
@@ -25,14 +23,6 @@ def make(count, factors, seed=0, **kwargs):
     return buffer
 
 
-def marginal(factors, size, mode):
-    """Computes the probability of each slot over all possible pools."""
-    total = np.zeros(len(factors))
-    for pool in itertools.product(range(len(factors)), repeat=size):
-        np.add.at(total, list(pool), exact_probabilities(VMFSampler(mode), factors[list(pool)]))
-    return total / len(factors) ** size
-
-
 @each_mode
 @pytest.mark.parametrize(
     ("factors", "size"), [([1.0, 2.7, 1.5], 2), ([1.0, 2.7, 1.5, 1.5], 3), ([1.0, 2.0], 1)]
@@ -41,7 +31,7 @@ def test_slots_are_drawn_with_the_marginal_probability_over_all_pools(mode, fact
     buffer = make(len(factors), factors, mode=mode, pool_size=size, seed=1)
     # One draw per pool: draws from the same pool are not independent.
     draws = np.array([int(buffer.sample(1)["row"]) for _ in range(3000)])
-    assert_drawn_from(draws, marginal(np.float32(factors), size, mode))
+    assert_drawn_from(draws, marginal_probabilities(np.float32(factors), size, mode))
 
 
 def independent_pool(generator, factors, size, count, mode):
