@@ -153,9 +153,9 @@ class ModuleWatch:
         self._entries += [loss._modules, loss._parameters, loss._buffers]
         self._seen = self.identities()
 
-    def identities(self) -> list[list[int]]:
+    def identities(self) -> list[int]:
         """The identities of all parts and members."""
-        return [list(map(id, entries.values())) for entries in self._entries]
+        return list(map(id, chain.from_iterable(map(dict.values, self._entries))))
 
     def has_hooks(self) -> bool:
         """Whether any of the networks has a hook, or a global module hook is registered.
