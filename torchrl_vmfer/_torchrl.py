@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import repeat
+from itertools import chain, repeat
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.synchronize import SemLock
 from operator import contains

@@ -208,6 +208,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             data = data.select(*keys)
         return self._with_metadata(data, info)
 
+    def draw_slots(self, sampler: Sampler) -> TensorDictBase:
+        """Draws a batch for ``batch_size`` without reading it: slots, and metadata of the draw."""
+        with self.locked():
+            index, info = sampler.sample(self.storage, self.batch_size or 0)
+        batch = unchecked_tensordict({}, torch.Size([len(index)]))
+        return self._with_metadata(batch, {**info, "index": index})
+
     def _with_metadata(self, data: TensorDictBase, info: dict[str, Any]) -> TensorDictBase:
         """Adds the metadata of a draw to its batch."""
         # All columns of a batch that was just read are new, and have its size and device.
