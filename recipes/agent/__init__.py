@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from vmfer_recipes import lazy_names
 
 if TYPE_CHECKING:
-    from vmfer_recipes.agent.actor_batches import weighted_mean
     from vmfer_recipes.agent.agent import Agent, deterministic_agent, gaussian_agent
+    from vmfer_recipes.agent.replay import weighted_mean
 
 __all__ = ["Agent", "deterministic_agent", "gaussian_agent", "weighted_mean"]
 
@@ -14,6 +14,6 @@ __getattr__ = lazy_names(
     __name__,
     {
         **{name: "agent" for name in ("Agent", "deterministic_agent", "gaussian_agent")},
-        "weighted_mean": "actor_batches",
+        "weighted_mean": "replay",
     },
 )

@@ -16,9 +16,8 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
-from torchrl_vmfer.replay.rows import RowStorage
+from torchrl_vmfer.compiled.rows import RowStorage
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
-from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
     critic_network_spec,
@@ -33,7 +32,9 @@ from vmfer_recipes.agent.replay import (
     SIGNALS,
     actor_signal,
     check_memory,
+    make_actor_sampling,
     make_replay_buffer,
+    saturation,
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
@@ -87,21 +88,24 @@ class Agent:
         }
         return {name: part for name, part in components.items() if part is not None}
 
-    def critic_batch(self) -> TensorDictBase:
-        """Draws a batch for the critics: only its slots, if the compiled updates read the rows."""
-        if self.reads_slots and self.compiled is not None:
+    def critic_batch(self, lean: bool = False) -> TensorDictBase:
+        """Draws a batch for the critics; a lean one has no entries that compiled updates read."""
+        if lean and self.reads_slots and self.compiled is not None:
             return self.buffer.draw_slots(self.buffer.critic_sampler)
-        return self.observations(self.buffer.sample())
+        return self._observed(self.buffer.sample())
 
-    def actor_batch(self, critic_batch: TensorDictBase) -> TensorDictBase:
+    def actor_batch(self, critic_batch: TensorDictBase, lean: bool = False) -> TensorDictBase:
         """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
         if self.sample_actor is None:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index", strict=False)
         is_plain = getattr(self.sample_actor, "func", None) == self.buffer.sample_actor
-        if is_plain and self.reads_slots and self.compiled is not None:
+        if lean and is_plain and self.reads_slots and self.compiled is not None:
             return self.buffer.draw_slots(self.buffer.actor_sampler)
-        return self.observations(self.sample_actor())
+        return self._observed(self.sample_actor())
+
+    def _observed(self, batch: TensorDictBase) -> TensorDictBase:
+        return self.observations(batch) if self.observations.has_effect else batch
 
     def _with_entries(self, batch: TensorDictBase) -> TensorDictBase:
         """The actor's batch with its entries, also if only its slots were drawn."""
@@ -223,15 +227,9 @@ class AgentMaker:
     ) -> Agent:
         """Makes the replay buffer and the collector, and combines all components.
 
-        Args:
-            actor: the actor.
-            loss: the loss.
-            explorer: the data-collection policy; ``None`` for training on a dataset.
-            critic_optimizer: the optimizer of the critics.
-            actor_optimizer: the optimizer of the actor.
-            alpha_optimizer: the optimizer of the temperature.
-            targets: a ``SoftUpdate`` of the target networks.
-            actor_keys: the entries of a transition that the actor loss reads.
+        ``explorer`` is the data-collection policy, ``None`` for training on a dataset. ``targets``
+        is a ``SoftUpdate`` of the target networks, ``alpha_optimizer`` optimizes the temperature,
+        and ``actor_keys`` are the entries of a transition that the actor loss reads.
         """
         cfg, observations = self._cfg, self._observations
         uncertainty = VMFUncertainty(loss)
@@ -311,8 +309,7 @@ def deterministic_agent(
     Args:
         cfg: the configuration of the run.
         make_loss: the class of the loss, or a function with its arguments.
-        exploration_noise: the standard deviation of the noise on collected actions; ``None`` for
-            training on a dataset.
+        exploration_noise: of collected actions; ``None`` for training on a dataset.
         actor_keys: the entries of a transition that the actor loss reads.
         **options: further arguments of the loss.
     """
@@ -326,11 +323,13 @@ def deterministic_agent(
         **options,
     }
     loss = maker.loss(make_loss, actor, critics, **options)
-    is_offline = exploration_noise is None
+    explorer = None
+    if exploration_noise is not None:
+        explorer = exploring(actor, cfg.fast, exploration_noise)
     return maker.agent(
         actor,
         loss,
-        explorer=None if is_offline else exploring(actor, cfg.fast, exploration_noise),
+        explorer=explorer,
         targets=SoftUpdate(loss, tau=cfg.tau),
         critic_optimizer=adam(loss.qvalue_network_params, cfg.critic_lr),
         actor_optimizer=adam(loss.actor_network_params, cfg.actor_lr),

@@ -10,7 +10,7 @@ from torchrl.collectors import Collector
 from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.replay.rows import extend
+from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection import _upstream
 from vmfer_recipes.collection.direct import DirectCollector
@@ -213,7 +213,8 @@ class TransitionCollector:
     def collect(self) -> None:
         """Takes one environment step and stores the transition."""
         transition = self.next()
-        self._observations.learn(transition)
+        if self._observations.has_effect:
+            self._observations.learn(transition)
         self._extend(self._buffer, transition)
         outcome = transition.get("next")
         self.episodes.add(outcome.get("reward").item(), outcome.get("done").item())

@@ -12,7 +12,8 @@ from tensordict.nn import TensorDictModule
 from torch import Tensor
 from torchrl.envs.utils import set_exploration_type
 
-from torchrl_vmfer._torchrl import OpenCollector, entries_of, gymnasium_env
+from torchrl_vmfer._torchrl import entries_of
+from vmfer_recipes.collection._upstream import OpenCollector, carried, gymnasium_env
 
 __all__ = ["DirectCollector"]
 
@@ -31,7 +32,7 @@ class DirectCollector(OpenCollector):
     @torch.no_grad()
     def rollout(self) -> TensorDictBase:
         """Takes one environment step."""
-        carrier = entries_of(self.carrier)
+        carrier = entries_of(carried(self))
         before = {key: carrier[key] for key in self._observed}
         action = self._act(before)
         now, following = self._columns
@@ -73,7 +74,7 @@ class DirectCollector(OpenCollector):
         inputs = observations
         if self.policy_device is not None:
             inputs = {key: value.to(self.policy_device) for key, value in inputs.items()}
-        policy = self.acting_policy
+        policy = self.acting_policy()
         with set_exploration_type(self.exploration_type):
             if type(policy) is TensorDictModule:  # a function of tensors needs no TensorDict
                 return policy.module(*(inputs[key] for key in policy.in_keys)).cpu()

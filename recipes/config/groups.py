@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema, target
+from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema
 
 __all__ = [
     *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
@@ -48,7 +48,6 @@ class CollectorConfig(Config):
 
 
 @schema("single", group="collector")
-@dataclass
 class SingleCollectorConfig(CollectorConfig):
     """Environments in the training process."""
 
@@ -63,7 +62,6 @@ class _WorkersConfig(CollectorConfig):
 
 
 @schema("multi_sync", group="collector")
-@dataclass
 class MultiSyncCollectorConfig(_WorkersConfig):
     """Processes that take one step each, then wait for the same number of updates."""
 
@@ -71,7 +69,6 @@ class MultiSyncCollectorConfig(_WorkersConfig):
 
 
 @schema("multi_async", group="collector")
-@dataclass
 class MultiAsyncCollectorConfig(_WorkersConfig):
     """Processes that collect while the learner updates, one update per frame."""
 
@@ -82,7 +79,6 @@ class MultiAsyncCollectorConfig(_WorkersConfig):
 
 
 @schema("ray", group="collector")
-@dataclass
 class RayCollectorConfig(_WorkersConfig):
     """Ray actors as workers and as replay buffer."""
 
@@ -98,34 +94,30 @@ class LoggerConfig(PartConfig):
 
 
 @schema("csv", group="logger")
-@dataclass
 class CSVLoggerConfig(LoggerConfig):
     """Only eval.csv and train.csv."""
 
-    _target_: str | None = target(None)
-
 
 @schema("tensorboard", group="logger")
-@dataclass
 class TensorBoardLoggerConfig(LoggerConfig):
     """Also TensorBoard event files in the run directory."""
 
-    _target_: str = target("torchrl.record.loggers.TensorboardLogger")
+    _target_: str = "torchrl.record.loggers.TensorboardLogger"
 
 
 @schema("wandb", group="logger")
-@dataclass
 class WandbLoggerConfig(LoggerConfig):
     """Also Weights & Biases."""
 
-    _target_: str = target("torchrl.record.loggers.WandbLogger")
-    project: str = key("torchrl_vmfer", "project at Weights & Biases")
-    offline: bool = key(False, "keep the data in run_dir, for a later `wandb sync`")
+    _target_: str = "torchrl.record.loggers.WandbLogger"
+    project: str = key("torchrl_vmfer", "project at Weights & Biases", is_argument=True)
+    offline: bool = key(
+        False, "keep the data in run_dir, for a later `wandb sync`", is_argument=True
+    )
 
 
 @schema("custom", group="logger")
-@dataclass
 class CustomLoggerConfig(LoggerConfig):
     """A logger of the user, derived from TorchRL's: ``logger=my_package.MyLogger``."""
 
-    _target_: str = target(MISSING)
+    _target_: str = MISSING

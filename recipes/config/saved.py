@@ -12,11 +12,21 @@ from omegaconf import OmegaConf
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.keys import MISSING, Config, describe, schemas_of
+from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of
+from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = ["load_config", "read_config", "read_env", "written_config"]
+__all__ = [
+    *("NoTrainingRunError", "load_config", "read_config", "read_run", "read_training_config"),
+    "written_config",
+]
+
+# What every program needs to know of a run, with its type.
+_REQUIRED: dict[str, type] = {
+    **dict.fromkeys(("algorithm", "env.name", "replay.name", "sampler.name"), str),
+    **dict.fromkeys(("seed", "total_frames"), int),
+}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times faster
@@ -47,15 +57,29 @@ def written_config(values: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(values)
 
 
-def read_env(saved: dict[str, Any]) -> EnvConfig:
-    """The task of a saved configuration, of any recipe."""
-    env = EnvConfig(**saved["env"])
-    validate(env, "env.")
-    return env
+class NoTrainingRunError(ValueError):
+    """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def load_config(run_dir: Path) -> TrainingConfig:
-    """The configuration of a run of this package's recipes."""
+def read_training_config(run_dir: Path) -> dict[str, Any]:
+    """The contents of the ``config.yaml`` of a training run, of any recipe."""
+    try:
+        config = read_config(run_dir / "config.yaml")
+    except Exception as error:
+        raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
+    if not {"algorithm", "total_frames"} & config.keys():
+        raise NoTrainingRunError("config.yaml is not that of a training run")
+    values = flat(config)
+    for name, kind in _REQUIRED.items():
+        if type(values.get(name)) is not kind:
+            raise ValueError(f"config.yaml has {name}={values.get(name)!r}")
+    if config["total_frames"] < 1:
+        raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
+    return config
+
+
+def read_run(run_dir: Path) -> tuple[dict[str, Any], EnvConfig]:
+    """The configuration of a training run that the user named, and its task."""
     file = run_dir / "config.yaml"
     if not file.exists():
         raise UserError(
@@ -63,12 +87,20 @@ def load_config(run_dir: Path) -> TrainingConfig:
             "runs/td3/HalfCheetah-v4/uniform-fresh/seed0."
         )
     try:
-        saved = read_config(file)
-        algorithm = saved["algorithm"]
+        saved = read_training_config(run_dir)
+        env = EnvConfig(**saved["env"])
+        validate(env, "env.")
     except Exception as error:
         raise UserError(
             f"{file} is not the configuration of a run ({first_line(error)})."
         ) from error
+    return saved, env
+
+
+def load_config(run_dir: Path) -> TrainingConfig:
+    """The configuration of a run of this package's recipes."""
+    saved, _ = read_run(run_dir)
+    algorithm = saved["algorithm"]
     if algorithm not in algorithms():
         raise UserError(
             f"{run_dir} is a run of {algorithm}, which is not a recipe of this package: give a run "
@@ -79,7 +111,8 @@ def load_config(run_dir: Path) -> TrainingConfig:
         validate(config)
     except (UserError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{file} does not fit this version of {algorithm} ({first_line(error)})."
+            f"{run_dir / 'config.yaml'} does not fit this version of {algorithm} "
+            f"({first_line(error)})."
         ) from error
     return config
 
@@ -90,10 +123,9 @@ def _restored(config: type[Config], saved: dict[str, Any], prefix: str) -> Any:
     for name in sorted(hints.keys() ^ values.keys()):
         what = "has no value" if name in hints else "is not one of its keys"
         raise UserError(f"{prefix}{name} {what}")
-    for name, hint in hints.items():
-        if isinstance(hint, type) and issubclass(hint, Config):
-            chosen = _class_of(name, hint, values[name])
-            values[name] = _restored(chosen, values[name], f"{name}.")
+    for name in groups(config):
+        chosen = _class_of(name, hints[name], values[name])
+        values[name] = _restored(chosen, values[name], f"{name}.")
     return config(**values)
 
 
@@ -102,8 +134,7 @@ def _class_of(group: str, base: type[Config], saved: dict[str, Any]) -> type[Con
     for choice in schemas_of(group).values():
         keys = describe(choice)
         fixed = {key.name: key.default for key in keys if key.is_fixed and key.default != MISSING}
-        is_same = all(saved.get(name, MISSING) == value for name, value in fixed.items())
-        if is_same and saved.keys() == {key.name for key in keys}:
+        if saved.keys() == {key.name for key in keys} and fixed.items() <= saved.items():
             return choice
     if schemas_of(group):
         raise UserError(f"there is no {group}= with the keys {', '.join(map(str, saved))}")

@@ -1,4 +1,4 @@
-"""Evaluation: whole episodes without exploration, in a separate environment; and videos."""
+"""Evaluation: whole episodes without exploration; videos; and the results of a finished run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,16 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tqdm import tqdm
 
 from torchrl_vmfer.networks import evaluating
-from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment, tensors
+from vmfer_recipes.offline.scores import reference_returns
 from vmfer_recipes.run.tables import Evaluation
 
 __all__ = [
-    "Episode",
-    "Evaluation",
-    "Solved",
-    "evaluate",
-    "play_episode",
-    "record_video",
-    "solved_at",
-    "summary",
+    *("Episode", "Evaluation", "Solved", "evaluate", "play_episode", "print_results"),
+    *("record_video", "solved_at"),
 ]
 
 
@@ -51,15 +47,10 @@ def play_episode(
     on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Episode:
-    """Plays one episode without exploration; a longer one than ``max_steps`` is an error.
+    """Plays one episode without exploration; the policy ``None`` acts at random.
 
-    Args:
-        policy: the policy; ``None`` acts at random.
-        simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
-            steps, and none is stored.
-        seed: the seed of the initial state.
-        on_step: called after the reset and after every step.
-        max_steps: the number of steps that an episode may have.
+    The Gymnasium environment is stepped directly: an episode has a thousand steps, and none is
+    stored. ``on_step`` is called after the reset and after every step.
     """
     observation, info = simulator.reset(seed=seed)
     on_step()
@@ -99,16 +90,9 @@ def evaluate(
 ) -> Evaluation:
     """Plays whole episodes without exploration, and with the policy in evaluation mode.
 
-    Args:
-        policy: the policy; ``None`` acts at random.
-        env: an environment used only for evaluation.
-        episodes: the number of episodes to play.
-        seed: the seed of the first episode, incremented for each further episode. Every evaluation
-            uses the same seeds, so that differences between evaluations come from the policy.
-        on_episode: called before each episode with its number, from 1, and ``episodes``, and with
-            0 after the last one.
-        on_step: as in :func:`play_episode`.
-        max_steps: as there.
+    The seed is that of the first episode, incremented for each further one. Every evaluation uses
+    the same seeds, so that differences between evaluations come from the policy. ``on_episode`` is
+    called before each episode with its number, from 1, and ``episodes``, and with 0 at the end.
     """
     env.simulator.action_space.seed(seed)
     played = []
@@ -203,25 +187,52 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
     return Solved(float(spec.reward_threshold), False)
 
 
-def summary(
+def _summary(
     trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
 ) -> str:
     """The result of a run in one line: its last evaluation, and that of the random policy."""
-    played = "1 episode" if episodes == 1 else f"{episodes} episodes"
     line = (
-        f"{_shown(trained)} over {played}; the random policy gets "
-        f"{_shown(at_random).removeprefix('Return ')}."
+        f"Return {_shown(trained)} over {counted(episodes, 'episode')}; the random policy gets "
+        f"{_shown(at_random)}."
     )
     if solved is None:
         return line
-    level = (
-        f"success rate {solved.level:g}" if solved.is_success_rate else f"return {solved.level:g}"
-    )
+    level = f"{'success rate' if solved.is_success_rate else 'return'} {solved.level:g}"
     return f"{'Solved' if solved.includes(trained) else 'Not solved'} (at {level}): {line}"
 
 
 def _shown(result: Evaluation) -> str:
-    text = f"Return {result.return_mean:.1f} ± {result.return_std:.1f}"
-    if result.success_rate is not None:
-        text += f" (success rate {result.success_rate:.2f})"
-    return text
+    rate = "" if result.success_rate is None else f" (success rate {result.success_rate:.2f})"
+    return f"{result.return_mean:.1f} ± {result.return_std:.1f}{rate}"
+
+
+def print_results(
+    cfg: TrainingConfig,
+    run_dir: Path,
+    trained: Evaluation,
+    at_random: Evaluation | None,
+    picture: Path | None,
+    checkpoint: Path | None,
+) -> None:
+    """Prints the last evaluation of a run, that of the random policy, and the files."""
+    if at_random is not None:
+        solved = solved_at(cfg, trained.success_rate is not None)
+        print(_summary(trained, at_random, cfg.num_eval_episodes, solved))
+    if reference := reference_returns(getattr(cfg, "dataset", None), cfg.env):
+        print(reference.describe(trained))
+    for label, file in {
+        "learning curve": picture,
+        "evaluations": run_dir / "eval.csv",
+        "training metrics": run_dir / "train.csv",
+        "policy": run_dir / "policy.pt",
+        "best policy": run_dir / "policy_best.pt",
+        "checkpoint": checkpoint,
+    }.items():
+        if file is not None:
+            size = f" ({_size(file)}, to train longer)" if file == checkpoint else ""
+            print(f"  {label:<17} {file}{size}")
+
+
+def _size(file: Path) -> str:
+    size = file.stat().st_size
+    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"

@@ -74,6 +74,13 @@ def test_known_effects_are_found(analysis, tables, capsys):
     assert low < 0.4 < high
 
 
+def test_the_picture_is_drawn(analysis, tables, tmp_path):
+    tables()
+    runs = analysis.complete(analysis.load(tmp_path / "tables"), number=12)
+    script("figure").draw(analysis.Effects(runs), tmp_path / "effects.png")
+    assert (tmp_path / "effects.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_gain_beyond_both_controls_is_attributed(analysis, tables, capsys):
     tables(power4=0.5, old=0.1, saturated=0.2)
     analysis.main()

@@ -12,7 +12,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.actor_batches import action_distances, weighted_mean
+from vmfer_recipes.agent.replay import action_distances, weighted_mean
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import read_command_line
 from vmfer_recipes.config.errors import UserError

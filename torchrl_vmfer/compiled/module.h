@@ -312,7 +312,7 @@ static PyObject *ranks_fill_of(ARGUMENTS) {
     int64_t *codes = array(&in, "sorted", 'l', ANY, READ);
     if (!is_read(&in)) return 0;
     ranks_fill(&self->ranks, in.size, codes);
-    return PyLong_FromLong(in.size);
+    Py_RETURN_NONE;
 }
 
 static PyObject *ranks_update_of(ARGUMENTS) {
@@ -324,7 +324,7 @@ static PyObject *ranks_update_of(ARGUMENTS) {
     int32_t *values = array(&in, "values", 'i', count, READ);
     if (!is_read(&in) || !are_within(slots, count, size, "slot")) return 0;
     ranks_update(&self->ranks, known, count, slots, values);
-    return PyLong_FromLong(ranks_size(&self->ranks));
+    Py_RETURN_NONE;
 }
 
 static PyObject *ranks_draw_of(ARGUMENTS) {
@@ -353,37 +353,6 @@ static PyObject *py_ranks_at(ARGUMENTS) {
     if (length < 1 || length >= terms)
         return PyErr_Format(PyExc_ValueError, "length %ld for %ld terms.", length, terms), NULL;
     return PyLong_FromLong(ranks_at(count, points, mass, terms, length, power, found));
-}
-
-static PyObject *py_accept_slots(ARGUMENTS) {
-    In in = {args, nargs};
-    double *random = array(&in, "random", 'd', ANY, READ);
-    long proposals = in.size / 2;
-    float *factors = array(&in, "factors", 'f', ANY, READ);
-    long size = in.size;
-    double bound = number(&in);
-    long wanted = whole(&in);
-    int64_t *slots = array(&in, "slots", 'l', proposals, WRITTEN);
-    if (!is_read(&in)) return 0;
-    for (long i = 0; i < proposals; i++)
-        if (!(random[i] >= 0 && random[i] < 1) || !size)
-            return PyErr_SetString(PyExc_ValueError, "random numbers must be in [0, 1)."), NULL;
-    return PyLong_FromLong(accept_slots(proposals, random, size, factors, bound, wanted, slots));
-}
-
-static PyObject *py_store_factors(ARGUMENTS) {
-    In in = {args, nargs};
-    int64_t *slots = array(&in, "index", 'l', ANY, READ);
-    long count = in.size;
-    float *values = array(&in, "values", 'f', count, READ);
-    double low = number(&in), high = number(&in);
-    float *factors = array(&in, "factors", 'f', ANY, WRITTEN);
-    long size = in.size;
-    int32_t *updates = array(&in, "last_update", 'i', size, WRITTEN);
-    long update = whole(&in);
-    if (!is_read(&in)) return 0;
-    return PyBool_FromLong(
-        store_factors(count, slots, values, low, high, size, factors, updates, update));
 }
 
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
@@ -450,7 +419,6 @@ static PyMethodDef ranks_methods[] = {
 };
 static PyMethodDef functions[] = {
     {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("ranks_at", py_ranks_at),
-    FUNCTION("accept_slots", py_accept_slots), FUNCTION("store_factors", py_store_factors),
     FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows), {0},
 };
 static PyType_Slot updates_slots[] = {

@@ -17,14 +17,8 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer._torchrl import (
-    ModuleWatch,
-    entries_of,
-    has_tensor_hooks,
-    stored_rows,
-    target_pairs,
-)
-from torchrl_vmfer.compiled.plain import PlainNetwork, read_network, read_policy
+from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, stored_rows, target_pairs
+from torchrl_vmfer.compiled.plain import ModuleWatch, PlainNetwork, read_network, read_policy
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
     Columns,

@@ -6,22 +6,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "compiled_functions"]
-__all__ += ["make_rank_index"]
+__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "make_rank_index"]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _TOP = np.int64(np.iinfo(np.int32).max)
-
-
-def compiled_functions() -> Any:
-    """The extension module whose functions samplers use, or ``None`` if it was not built.
-
-    Samplers compute the same results without them.
-    """
-    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
-
-    return functions()
 
 
 def bits_of(priorities: np.ndarray) -> np.ndarray:
@@ -43,9 +32,6 @@ class RankIndex:
 
     def __init__(self) -> None:
         self.rebuild(np.empty(0, np.float32))
-
-    def __len__(self) -> int:
-        return len(self._codes)
 
     def rebuild(self, priorities: np.ndarray) -> None:
         """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
@@ -70,6 +56,15 @@ class RankIndex:
             grown[: len(self._bits)] = self._bits
             self._bits = grown
         self._change(np.ascontiguousarray(slots, np.int64), bits_of(priorities))
+
+    def ranks_at(
+        self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
+    ) -> np.ndarray:
+        """The ranks of the first ``length`` slots at some points of the cumulative mass.
+
+        The mass of rank r, counted from 0, is ``mass[r + 1] - mass[r]`` = (r + 1)^-exponent.
+        """
+        return mass[1:length].searchsorted(points, side="right")
 
     def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each rank, the first rank with equal priority and one past the last."""
@@ -109,14 +104,19 @@ class RankBlocks(RankIndex):
     """
 
     def __init__(self, functions: Any) -> None:
-        self._ranks = functions.Ranks()
+        self._functions, self._ranks = functions, functions.Ranks()
         super().__init__()
-
-    def __len__(self) -> int:
-        return self._size
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self._bits,)  # compiled objects cannot be pickled
+
+    def ranks_at(
+        self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
+    ) -> np.ndarray:
+        """As in :class:`RankIndex`."""
+        ranks = np.empty(len(points), np.int64)
+        self._functions.ranks_at(points, mass, length, 1 - exponent, ranks)
+        return ranks
 
     def draw_at(
         self, ranks: np.ndarray, random: np.ndarray
@@ -130,16 +130,18 @@ class RankBlocks(RankIndex):
         return slots, first, end
 
     def _fill(self, codes: np.ndarray) -> None:
-        self._size = self._ranks.fill(codes)
+        self._ranks.fill(codes)
 
     def _change(self, slots: np.ndarray, bits: np.ndarray) -> None:
-        self._size = self._ranks.update(self._bits, slots, bits)
+        self._ranks.update(self._bits, slots, bits)
 
 
 def make_rank_index() -> RankIndex:
-    """Makes an index that uses compiled functions where they are available."""
-    functions = compiled_functions()
-    return RankIndex() if functions is None else RankBlocks(functions)
+    """Makes an index that uses the extension module if it was built."""
+    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
+
+    extension = functions()
+    return RankIndex() if extension is None else RankBlocks(extension)
 
 
 def _restored(bits: np.ndarray) -> RankIndex:
