@@ -154,7 +154,7 @@ class Population:
                 if not going:
                     return
                 step = min(members[i].step or 0 for i in going)
-                # After a crash, some members may have an older checkpoint: they catch up.
+                # Members that resumed from an earlier step catch up.
                 self.take(step, [i for i in going if members[i].step == step])
                 bar.members = len(going)
                 bar.advance(sum((m.step or cfg.total_frames + 1) - 1 for m in members))
