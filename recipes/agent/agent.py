@@ -38,14 +38,16 @@ from vmfer_recipes.agent.replay import (
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.progress import Averages
 
-__all__ = ["Agent", "AgentMaker", "adam", "deterministic_agent", "gaussian_agent"]
+__all__ = ["Agent", "AgentMaker", "LossMaker", "adam", "deterministic_agent", "gaussian_agent"]
+
+LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
 
 
 @dataclass
@@ -191,7 +193,7 @@ class AgentMaker:
 
     def loss(
         self,
-        make_loss: Callable[..., Any],
+        make_loss: LossMaker,
         actor: TensorDictModuleBase,
         critics: Any,
         **options: Any,
@@ -297,8 +299,8 @@ def adam(
 
 
 def deterministic_agent(
-    cfg: TD3Config | TD3BCConfig,
-    make_loss: Callable[..., Any],
+    cfg: DeterministicConfig,
+    make_loss: LossMaker,
     *,
     exploration_noise: float | None,
     actor_keys: tuple[str, ...] = ("observation",),
@@ -339,7 +341,7 @@ def deterministic_agent(
 
 def gaussian_agent(
     cfg: TemperatureConfig,
-    make_loss: Callable[..., Any],
+    make_loss: LossMaker,
     *,
     outputs: int = 1,
     betas: tuple[float, float] = (0.9, 0.999),

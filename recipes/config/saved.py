@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from omegaconf import OmegaConf
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
@@ -19,7 +18,6 @@ from vmfer_recipes.config.validation import validate
 
 __all__ = [
     *("NoTrainingRunError", "load_config", "read_config", "read_run", "read_training_config"),
-    "written_config",
 ]
 
 # What every program needs to know of a run, with its type.
@@ -50,11 +48,6 @@ def read_config(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it holds no keys")
     return {str(key): value for key, value in content.items()}
-
-
-def written_config(values: dict[str, Any]) -> str:
-    """The contents of a ``config.yaml`` with these values."""
-    return OmegaConf.to_yaml(values)
 
 
 class NoTrainingRunError(ValueError):

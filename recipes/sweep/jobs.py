@@ -26,7 +26,7 @@ __all__ = [
 
 _LONGEST_NAME = 80
 
-# Passed to every run by its launcher, in this process or on another machine.
+# The launcher passes it to every run, in this process or on another machine.
 _TOTAL = "VMFER_RUNS_OF_SWEEP"
 
 
@@ -76,7 +76,7 @@ def with_swept_keys(job: Job) -> str:
     for key in sorted(job.swept, key=lambda key: key.lstrip("+")):
         name = key.lstrip("+")
         is_used = any(each == name or each.startswith(f"{name}.") for each in used)
-        if name == "experiment":  # most set a run_dir of their own
+        if name == "experiment":  # most experiments set a run_dir
             defaults = {each.name: each.default for each in describe(type(job.config))}
             is_used = template != defaults["run_dir"]
         if not is_used:

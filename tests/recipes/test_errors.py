@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import importlib.util
 import os
 import re
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
 
-from vmfer_recipes import td3
 from vmfer_recipes.config.errors import unwritable
 
 
@@ -26,16 +26,16 @@ class Unbounded(gym.Env):
 
 @pytest.fixture
 def error_line(command, tmp_path, monkeypatch, capsys):
-    """Starts TD3 in an empty directory and returns its one-line error message."""
+    """Starts a recipe in an empty directory and returns its one-line error message."""
 
-    def start(*overrides, run_dir=None):
+    def start(*overrides, algorithm="td3", run_dir=None):
         monkeypatch.chdir(tmp_path)
         before = sorted(tmp_path.rglob("*"))
         # Short, because a run that is accepted by mistake is trained.
-        arguments = command("td3", run_dir or tmp_path / "run", "total_frames=70", *overrides)[1:]
-        monkeypatch.setattr(sys, "argv", arguments)
+        arguments = command(algorithm, run_dir or tmp_path / "run", "total_frames=70", *overrides)
+        monkeypatch.setattr(sys, "argv", arguments[1:])
         with pytest.raises(SystemExit) as exit_:
-            td3.main()
+            importlib.import_module(f"vmfer_recipes.{algorithm}").main()
         lines = capsys.readouterr().err.splitlines()
         assert exit_.value.code == 2
         assert len(lines) == 1, lines
@@ -100,6 +100,26 @@ ANSWERS = {
     "keep_checkpoints_at=[60,71,80]": ["keep_checkpoints_at=71", "total_frames=70"],
     "total_frames=50 init_random_frames=60": ["total_frames=50", "init_random_frames=60"],
     "sampler=vmf_rank num_critics=1": ["sampler=vmf_rank", "num_critics=1"],
+    "sampler=vmf_rank sampler.power=2": ["sampler.power=2", "sampler.mode=uncertainty"],
+}
+ANSWERS_OF_OTHERS = {
+    ("sac", "actor_objective=mean"): ["actor_objective is not used by this recipe"],
+    ("sac", "directions=tanh"): ["directions must be action or pre_tanh, got 'tanh'"],
+    ("sac", "sampler=vmf_power sampler.power=nan"): ["sampler.power must be a number from"],
+    ("sac", "sampler=vmf_weighted entropy_gradient=true"): ["entropy_gradient=true"],
+    ("redq", "subset_size=10"): ["subset_size=10", "num_critics=10"],
+    ("redq", "num_critics=1"): ["num_critics must be a whole number from 2"],
+    ("redq", "replay=per"): ["importance weights", "use replay.beta=0"],
+    ("redq", "target_entropy=mpbo"): ["target_entropy must be auto, mbpo"],
+    ("redq", "sampler=vmf_weighted"): ["sampler=vmf_weighted", "redq ignores weights"],
+    ("crossq", "replay=per_rank"): ["importance weights", "use replay.beta=0"],
+    ("crossq", "tau=0.01"): ["tau=0.01", "no target networks"],
+    ("crossq", "layer_norm=true"): ["layer_norm=true", "batch_renorm=true"],
+    ("crossq", "network=my_package.Net"): ["use network=mlp, or batch_renorm=false"],
+    ("tqc", "dropped_quantiles=25"): ["dropped_quantiles=25", "num_quantiles=25"],
+    ("tqc", "num_quantiles=5 env=Hopper-v4"): ["dropped_quantiles=5", "num_quantiles=5"],
+    ("tqc", "replay=lap"): ["replay=lap", "use replay=per"],
+    ("td3_bc", "sampler=vmf_weighted init_random_frames=0 dataset=runs/a"): ["vmf_weighted"],
 }
 
 
@@ -107,6 +127,12 @@ ANSWERS = {
 def test_a_mistake_is_answered_in_one_line(error_line, arguments):
     line = error_line(*arguments.split())
     assert [part for part in ANSWERS[arguments] if part not in line] == []
+
+
+@pytest.mark.parametrize(("algorithm", "arguments"), ANSWERS_OF_OTHERS)
+def test_a_mistake_of_another_recipe_is_answered_in_one_line(error_line, algorithm, arguments):
+    line = error_line(*arguments.split(), algorithm=algorithm)
+    assert [part for part in ANSWERS_OF_OTHERS[algorithm, arguments] if part not in line] == []
 
 
 @pytest.mark.parametrize("override", ["qqqq=1", "env=qqqq", "sampler=qqqq", "seeed=1", "repla=x"])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers import brute_force
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFTD3Loss
 from vmfer_recipes.agent import agent as agent_module
 from vmfer_recipes.config.training import to_config
@@ -147,9 +148,7 @@ def test_five_critics_learn_and_differ(watch, algorithm):
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty"])
-def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(
-    watch, brute_force, sampler
-):
+def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(watch, sampler):
     @torch.no_grad()
     def evaluated_at_the_policy(seen):
         batch, value, _, actor, critics = seen.actor[-1]
@@ -175,7 +174,7 @@ def test_the_entropy_gradient_makes_critics_appear_to_agree(train, table, tmp_pa
 
 @pytest.mark.parametrize("replay", ["per", "per_rank"])
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_prioritized_replay(watch, brute_force, monkeypatch, algorithm, replay):
+def test_prioritized_replay(watch, monkeypatch, algorithm, replay):
     targets = []
     compute_target = VMFSACLoss._compute_target_v2
 
