@@ -250,11 +250,9 @@ def reporting(call: Callable, stopwatch: Stopwatch, part: str) -> Callable:
 def watch(agent: Any, stopwatch: Stopwatch) -> None:
     """Replaces the parts of an agent with watched ones."""
     agent.collector = Watched(agent.collector, stopwatch, collect="collect")
-    agent.buffer = Watched(
-        agent.buffer, stopwatch, sample="sample", update_actor_priority="priority"
-    )
-    if agent.sample_actor is not None:
-        agent.sample_actor = reporting(agent.sample_actor, stopwatch, "sample")
+    agent.critic_batch = reporting(agent.critic_batch, stopwatch, "sample")
+    agent.actor_batch = reporting(agent.actor_batch, stopwatch, "sample")
+    agent.store_signal = reporting(agent.store_signal, stopwatch, "priority")
     agent.critic_optimizer = Watched(agent.critic_optimizer, stopwatch, step="critic")
     agent.actor_optimizer = Watched(agent.actor_optimizer, stopwatch, step="actor")
     if agent.alpha_optimizer is not None:

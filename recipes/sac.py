@@ -46,7 +46,7 @@ def train(cfg: TemperatureConfig, session: run.TrainingSession, agent: agents.Ag
 
 def update_critics(session: run.TrainingSession, agent: agents.Agent) -> TensorDictBase:
     """Updates the critics once. Returns their batch."""
-    batch = agent.critic_batch()
+    batch = agent.critic_batch(lean=True)
     if agent.compiled is not None:
         critic_loss, info = agent.compiled.update_critics(batch)
     else:
@@ -61,7 +61,7 @@ def update_actor(
     session: run.TrainingSession, agent: agents.Agent, critic_batch: TensorDictBase
 ) -> None:
     """Updates the actor and the temperature once and stores the factors of the actor's batch."""
-    batch = agent.actor_batch(critic_batch)
+    batch = agent.actor_batch(critic_batch, lean=True)
     # The temperature is learned on the actor's batch, as in the paper.
     if agent.compiled is not None:
         actor_loss, info = agent.compiled.update_actor(batch)

@@ -49,7 +49,7 @@ def train(cfg: TD3Config, session: run.TrainingSession, agent: agents.Agent) -> 
 
 def update_critics(session: run.TrainingSession, agent: agents.Agent) -> TensorDictBase:
     """Updates the critics once. Returns their batch."""
-    batch = agent.critic_batch()
+    batch = agent.critic_batch(lean=True)
     if agent.compiled is not None:
         critic_loss, info = agent.compiled.update_critics(batch)
     else:
@@ -65,7 +65,7 @@ def update_actor(
     session: run.TrainingSession, agent: agents.Agent, critic_batch: TensorDictBase
 ) -> dict[str, Tensor]:
     """Updates the actor once and stores the factors of its batch. Returns the loss's metadata."""
-    batch = agent.actor_batch(critic_batch)
+    batch = agent.actor_batch(critic_batch, lean=True)
     if agent.compiled is not None:
         actor_loss, info = agent.compiled.update_actor(batch)
     else:

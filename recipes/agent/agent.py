@@ -16,6 +16,7 @@ from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
+from torchrl_vmfer.compiled.rows import RowStorage
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
@@ -66,6 +67,7 @@ class Agent:
     compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer
     collector: Any  # an `AnyCollector`; `None` if the buffer holds a dataset
+    reads_slots: bool  # whether compiled updates read the rows of the slots that were drawn
     sampler: SamplerConfig
     sample_actor: Callable[[], TensorDictBase] | None  # `None` for the critics' batch
     actor_keys: tuple[str, ...]  # the entries of the actor's batch
@@ -88,19 +90,30 @@ class Agent:
         }
         return {name: part for name, part in components.items() if part is not None}
 
-    def critic_batch(self) -> TensorDictBase:
-        """Draws a batch for the critics."""
+    def critic_batch(self, lean: bool = False) -> TensorDictBase:
+        """Draws a batch for the critics; a lean one has no entries that compiled updates read."""
+        if lean and self.reads_slots and self.compiled is not None:
+            return self.buffer.draw_slots(self.buffer.critic_sampler)
         return self._observed(self.buffer.sample())
 
-    def actor_batch(self, critic_batch: TensorDictBase) -> TensorDictBase:
+    def actor_batch(self, critic_batch: TensorDictBase, lean: bool = False) -> TensorDictBase:
         """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
         if self.sample_actor is None:
             # Drops the critics' importance weights.
-            return critic_batch.select(*self.actor_keys, "index")
+            return critic_batch.select(*self.actor_keys, "index", strict=False)
+        is_plain = getattr(self.sample_actor, "func", None) == self.buffer.sample_actor
+        if lean and is_plain and self.reads_slots and self.compiled is not None:
+            return self.buffer.draw_slots(self.buffer.actor_sampler)
         return self._observed(self.sample_actor())
 
     def _observed(self, batch: TensorDictBase) -> TensorDictBase:
         return self.observations(batch) if self.observations.has_effect else batch
+
+    def _with_entries(self, batch: TensorDictBase) -> TensorDictBase:
+        """The actor's batch with its entries, also if only its slots were drawn."""
+        if self.actor_keys[0] in batch:
+            return batch
+        return self.buffer.read_rows(batch["index"], self.actor_keys).update(batch)
 
     def update_targets(self) -> None:
         """Moves the target networks."""
@@ -124,7 +137,7 @@ class Agent:
     def store_signal(self, batch: TensorDictBase, info: dict[str, Tensor]) -> None:
         """Passes what was measured on the actor's batch to its sampler, if it uses it."""
         if self.signal == "saturation":
-            values = saturation(self.actor, batch).exp()
+            values = saturation(self.actor, self._with_entries(batch)).exp()
         elif self.signal in SIGNAL_ENTRIES:
             values = info[SIGNAL_ENTRIES[self.signal]]
         else:
@@ -139,6 +152,7 @@ class Agent:
         Both are measured once per row of ``train.csv``.
         """
         if "factor_mean" not in metrics:
+            batch = self._with_entries(batch)
             metrics.add(**agreement(info, self.uncertainty, batch))
             metrics.add(**measure(self, batch))
 
@@ -226,6 +240,12 @@ class AgentMaker:
         if explorer is not None:
             acting = observations.before(explorer)
             collector = make_collector(self.env, acting, observations, buffer, cfg)
+        reads_slots = (
+            type(observations) is Observations
+            and type(buffer) is ActorCriticReplayBuffer
+            and type(buffer.storage) is RowStorage
+            and buffer.is_direct
+        )
         updated: dict[str, Any] = {
             "critic_optimizer": critic_optimizer,
             "actor_optimizer": actor_optimizer,
@@ -240,9 +260,12 @@ class AgentMaker:
             loss=loss,
             uncertainty=uncertainty,
             **updated,
-            compiled=self._compiled(loss, **updated),
+            compiled=self._compiled(
+                loss, **updated, storage=buffer.storage if reads_slots else None
+            ),
             buffer=buffer,
             collector=collector,
+            reads_slots=reads_slots,
             sampler=cfg.sampler,
             sample_actor=make_actor_sampling(
                 buffer, observations, actor, uncertainty, cfg, actor_keys

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchrl_vmfer._torchrl import stored_rows
-from torchrl_vmfer.compiled import CompiledUpdates
+from torchrl_vmfer.compiled import CompiledUpdates, functions
 from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import exploring
@@ -31,16 +31,13 @@ __all__ = ["Member", "MemberCollector"]
 class _Silent(Progress):
     """Shows nothing: a population has one bar for all members."""
 
-    def __init__(self) -> None:
-        pass  # tqdm would look at the clock in every step
-
     def __enter__(self) -> Progress:
         return self
 
     def _nothing(self, *_: Any) -> None:
-        pass
+        """Does nothing."""
 
-    __exit__ = advance = evaluate = show = close = _nothing  # type: ignore[assignment]
+    __init__ = __exit__ = advance = evaluate = show = close = _nothing  # type: ignore[assignment]
 
 
 class _MemberSession(Session):
@@ -166,7 +163,7 @@ class Member:
         self.collector = MemberCollector(self.agent)
         components = {**self.agent.components(), "collector": self.collector}
         self._steps = self.session.steps(**components)
-        self._columns: list[np.ndarray] = []
+        self._columns: tuple[np.ndarray, ...] = ()
         self._keep()
 
     def start(self) -> CompiledUpdates:
@@ -236,7 +233,6 @@ class Member:
             following = rows["next"]
             keys = ("reward", "terminated", "observation")
             found = [rows["observation"], rows["action"], *(following[key] for key in keys)]
-            self._columns = [column.numpy() for column in found]
-        slots = index.numpy()
-        for column, place in zip(self._columns, places, strict=False):
-            np.take(column, slots, 0, out=place, mode="clip")
+            self._columns = tuple(column.numpy() for column in found)
+        columns = self._columns[: len(places)]
+        functions().read_rows(columns, index.numpy(), len(columns[0]), places)

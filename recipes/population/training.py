@@ -110,7 +110,7 @@ class Population:
         settings = self._updates.settings
         cfg = members[0].cfg
         self._cfg, self._delay = cfg, getattr(cfg, "policy_delay", 1)
-        self._is_gaussian = settings.policy == "gaussian"
+        self._is_gaussian = settings.is_gaussian
         self._has_actor_noise = self._is_gaussian or bool(settings.actor_noise)
         count, batch = len(members), cfg.batch_size
         size, width = settings.observation, settings.action
@@ -154,7 +154,7 @@ class Population:
                 if not going:
                     return
                 step = min(members[i].step or 0 for i in going)
-                # After a crash, some members may have an older checkpoint: they catch up.
+                # Members that resumed from an earlier step catch up.
                 self.take(step, [i for i in going if members[i].step == step])
                 bar.members = len(going)
                 bar.advance(sum((m.step or cfg.total_frames + 1) - 1 for m in members))
@@ -226,7 +226,7 @@ class Population:
             self._draw_noise(i, member)
 
         chosen = self._each(draw, chosen)
-        report = self._updates.update_critics(
+        found = self._updates.update_critics(
             self._batch,
             self._noise.numpy(),
             lr=self._rates["critic_lr"],
@@ -234,8 +234,7 @@ class Population:
             weights=self._weights if self._is_weighted else None,
             active=self._choose(chosen),
         )
-        losses = torch.from_numpy(report.loss).float()
-        errors = torch.from_numpy(report.td_error)
+        losses, errors = (torch.from_numpy(values).float() for values in found)
 
         def note(i: int, member: Member) -> None:
             member.session.metrics.add(critic_loss=losses[i])
@@ -260,20 +259,15 @@ class Population:
                 self._draw_noise(i, member)
 
         chosen = self._each(draw, chosen)
-        report = self._updates.update_actor(
+        loss, measured = self._updates.update_actor(
             Columns(observations),
             self._noise.numpy() if self._has_actor_noise else None,
             lr=self._rates["actor_lr"],
             alpha_lr=self._rates["alpha_lr"] if self._is_gaussian else None,
             active=self._choose(chosen),
         )
-        losses = torch.from_numpy(report.loss[:, 0]).float()
-        names = ("vmf_factor", "vmf_resultant_length", "vmf_gradient_norm", "log_prob")
-        found = {
-            name: torch.from_numpy(values)
-            for name, values in zip(names, report[1:], strict=True)
-            if values is not None
-        }
+        losses = torch.from_numpy(loss[:, 0]).float()
+        found = {name: torch.from_numpy(values) for name, values in measured.items()}
 
         def note(i: int, member: Member) -> None:
             agent, metrics = member.agent, member.session.metrics

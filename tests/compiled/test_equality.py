@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tensordict import TensorDict
+from torchrl.data import LazyTensorStorage
 
 from helpers.compiled_agents import LOSSES, Shape, distance, make_batch, pair
 from torchrl_vmfer import directional
@@ -193,17 +195,16 @@ def test_critics_that_read_the_action_first(module):
 @pytest.mark.parametrize("algorithm", ["td3", "td3_bc", "sac", "tqc"])
 def test_rows_of_a_storage_equal_a_batch(algorithm, module):
     agent, other = pair(algorithm)
-    storage = make_batch(500)
-    index = torch.randint(500, (64,))
-    weight = torch.rand(64)
-    for each, rows in ((agent, (storage, index, weight)), (other, (storage[index],))):
-        if len(rows) == 1:
-            rows[0]["priority_weight"] = weight
-        compiled = each.compiled(module)
+    storage, rows = LazyTensorStorage(500), make_batch(500)
+    storage.set(torch.arange(500), rows)
+    drawn = {"index": torch.randint(500, (64,)), "priority_weight": torch.rand(64)}
+    batch = rows[drawn["index"]].update(drawn)
+    for each, given in ((agent, TensorDict(drawn, [64])), (other, batch)):
+        compiled = each.compiled(module, storage)
         for seed in (1, 2):
             torch.manual_seed(seed)
-            compiled.update_critics(*rows)
-            compiled.update_actor(*rows)
+            compiled.update_critics(given)
+            compiled.update_actor(given)
     assert_same(agent.tensors(), other.tensors())
 
 

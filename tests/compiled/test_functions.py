@@ -7,49 +7,24 @@ import pytest
 
 from torchrl_vmfer.samplers.ranks import RankIndex, bits_of, codes_of
 
-WIDTH = 128  # of a block, as in samplers.h
-
-
-def ranks_of(module, priorities, spare):
-    """The blocks of the ranks of some priorities, and the bits of these."""
-    bits = bits_of(priorities)
-    codes = np.sort(codes_of(bits, np.arange(len(bits))))
-    capacity = 2 * len(codes) // WIDTH + 1 + spare
-    arrays = (
-        np.empty((capacity, WIDTH), np.int64),
-        *(np.empty(capacity, np.int64) for _ in range(3)),
-        *(np.empty(capacity + 1, np.int64), np.zeros(1, np.int64)),
-    )
-    module.ranks_fill(arrays, codes)
-    return arrays, bits
-
 
 @pytest.mark.parametrize("levels", [3, 10**6])
 def test_ranks_equal_those_of_the_index_in_numpy(levels, module):
     random = np.random.default_rng(0)
     priorities = random.integers(levels, size=700).astype(np.float32)
-    arrays, bits = ranks_of(module, priorities, 40)
-    index = RankIndex()
+    bits, ranks, index = bits_of(priorities), module.Ranks(), RankIndex()
+    ranks.fill(np.sort(codes_of(bits, np.arange(700))))
     index.rebuild(priorities)
-    for _ in range(30):
+    for _ in range(60):  # also adds blocks
         slots = random.choice(700, 64, replace=False)
         new = random.integers(levels, size=64).astype(np.float32)
-        assert module.ranks_update(arrays, bits, slots, bits_of(new))
+        ranks.update(bits, slots, bits_of(new))
         index.update(slots, new)
         at, numbers = random.integers(700, size=100), random.random(100)
         found = np.empty((3, 100), np.int64)
-        module.ranks_draw(arrays, at, numbers, found)
+        ranks.draw(at, numbers, found)
         for ours, theirs in zip(found, index.draw_at(at, numbers), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-
-
-def test_an_update_says_when_no_block_is_left(module):
-    arrays, bits = ranks_of(module, np.zeros(1000, np.float32), 0)
-    is_done = [
-        module.ranks_update(arrays, bits, np.arange(1000), bits_of(np.full(1000, i, np.float32)))
-        for i in range(1, 4)
-    ]
-    assert not all(is_done)
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.7])

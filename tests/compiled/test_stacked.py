@@ -22,9 +22,14 @@ GAMMAS = np.array([0.9, 0.99, 0.5, 0.95])
 TAUS = np.array([0.1, 0.01, 0.5, 0.2])
 
 
+def adam_state(value):
+    zeros = torch.zeros_like(value), torch.zeros_like(value)
+    return AdamState(value, value.clone(), *zeros, torch.zeros(len(value)))
+
+
 def parameters(sizes, copies):
     shapes = [s for i, o in pairwise(sizes) for s in [(o, i), (o,)]]
-    return [AdamState.zeros(torch.randn(*copies, *s) / s[-1] ** 0.5, True) for s in shapes]
+    return [adam_state(torch.randn(*copies, *s) / s[-1] ** 0.5) for s in shapes]
 
 
 def chosen(states, members):
@@ -41,15 +46,16 @@ class Population:
         if states is None:
             torch.manual_seed(0)
             states = parameters(sizes[0], [MEMBERS]), parameters(sizes[1], [MEMBERS, 2])
-            states = *states, [AdamState.zeros(torch.randn(MEMBERS), True)]
+            states = *states, [adam_state(torch.randn(MEMBERS))]
         self.members = list(range(MEMBERS)) if members is None else members
         self.states = tuple(chosen(part, self.members) for part in states)
-        options = {"followed": "min", "used": "min"} if policy == "gaussian" else {}
+        is_gaussian, adam = policy == "gaussian", (0.9, 0.999, 1e-8)
+        options = {"is_gaussian": True, "followed": "min", "used": "min"} if is_gaussian else {}
         self.updates = StackedUpdates(
-            Settings(5, 3, policy=policy, **options),
+            Settings(5, 3, len(self.members), **options),
             StackedNetwork(sizes[0], self.states[0]),
-            StackedNetwork(sizes[1], self.states[1]),
-            self.states[2][0] if policy == "gaussian" else None,
+            StackedNetwork(sizes[1], self.states[1], copies=2),
+            (self.states[2][0], adam) if is_gaussian else None,
             module=module,
         )
 
@@ -71,10 +77,10 @@ class Population:
             columns, noise, lr=lr, gamma=GAMMAS[self.members], **options
         )
         alpha_lr = lr if self.policy == "gaussian" else None
-        actor = self.updates.update_actor(columns, noise, lr=lr, alpha_lr=alpha_lr, **options)
+        loss, found = self.updates.update_actor(columns, noise, lr=lr, alpha_lr=alpha_lr, **options)
         self.updates.update_targets(TAUS[self.members], active)
         actions = self.updates.act(some(5), some(3), 0.1, active)
-        return [critic.loss, critic.td_error, actor.loss, actor.factor, actor.length, actions]
+        return [*critic, loss, *found.values(), actions]
 
 
 @pytest.mark.parametrize("members", [[0], [3], [2, 1], [3, 0, 1, 2]])
@@ -123,4 +129,4 @@ def test_arrays_of_other_shapes_are_refused(module):
         population.updates.update_actor(Columns(columns[0].transpose(1, 0, 2)), lr=1e-3)
     wrong = StackedNetwork((5, 16, 4), population.states[0])
     with pytest.raises(ValueError, match="parameter"):
-        StackedUpdates(Settings(5, 4), wrong, wrong, module=module)
+        StackedUpdates(Settings(5, 4, MEMBERS), wrong, wrong, module=module)

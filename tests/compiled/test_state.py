@@ -7,8 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 from torch import nn
 from torch.optim import SGD, Adam
+from torchrl.data import LazyTensorStorage
 
 from helpers.compiled_agents import LOSSES, Agent, Shape, make_batch, make_loss, pair
 from torchrl_vmfer import VMFTD3Loss
@@ -217,16 +219,18 @@ def test_other_losses_and_several_threads_are_refused():
 
 
 def test_batches_that_are_not_served_are_refused():
-    compiled = Agent(make_loss("td3")).compiled()
     batch = make_batch(6)
+    storage = LazyTensorStorage(6)
+    storage.set(torch.arange(6), batch)
+    compiled = Agent(make_loss("td3")).compiled(storage=storage)
     with pytest.raises(NotServedError, match="shape"):
         compiled.update_critics(batch.reshape(2, 3))
     with pytest.raises(NotServedError, match="float64"):
         compiled.update_critics(batch.clone().update({"action": batch["action"].double()}))
     with pytest.raises(ValueError, match="one weight"):
-        compiled.update_critics(batch, weight=torch.ones(5))
+        compiled.update_critics(batch.clone().update({"priority_weight": torch.ones(6, 1)}))
     with pytest.raises(IndexError, match="slot 6"):
-        compiled.update_critics(batch, torch.tensor([0, 6]))
+        compiled.update_critics(TensorDict({"index": torch.tensor([0, 6])}, [2]))
     with pytest.raises(ValueError, match="elements"):
         compiled.update_critics(batch.clone().update({"action": batch["action"][:, :2]}))
 

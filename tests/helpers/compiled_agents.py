@@ -137,7 +137,7 @@ class Agent:
             nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], self.clip_norm)
         optimizer.step()
 
-    def compiled(self, module: Any = None) -> CompiledUpdates:
+    def compiled(self, module: Any = None, storage: Any = None) -> CompiledUpdates:
         return CompiledUpdates(
             self.loss,
             critic_optimizer=self.critic,
@@ -145,6 +145,7 @@ class Agent:
             alpha_optimizer=self.alpha,
             targets=self.targets,
             clip_norm=self.clip_norm,
+            storage=storage,
             module=module,
         )
 

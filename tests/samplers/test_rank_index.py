@@ -22,13 +22,7 @@ class Blocks(RankBlocks):
         super().__init__(functions())
 
 
-class FewBlocks(Blocks):
-    """Runs out of blocks soon, so that small examples also test the rebuild."""
-
-    spare_blocks = 0
-
-
-@pytest.fixture(params=[RankIndex, Blocks, FewBlocks])
+@pytest.fixture(params=[RankIndex, Blocks])
 def index(request):
     return request.param()
 
@@ -152,7 +146,7 @@ def histories(draw):
     return start, steps
 
 
-@pytest.mark.parametrize("index_type", [RankIndex, Blocks, FewBlocks])
+@pytest.mark.parametrize("index_type", [RankIndex, Blocks])
 @settings(max_examples=150)
 @given(histories())
 def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):

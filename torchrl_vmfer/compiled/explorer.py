@@ -44,15 +44,13 @@ class CompiledExplorer(Explorer):
             raise NotServedError(f"the actor does not end with {expected.__name__}")
         self._tensors = plain.tensors()
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        states = [AdamState(tensor.detach()[None]) for tensor in self._tensors]
-        self._size = plain.sizes[-1] // (2 if self.noise is None else 1)
+        states = [AdamState(tensor.detach()) for tensor in self._tensors]
+        is_gaussian, (low, high) = self.noise is None, LocAndScale.bounds
+        self._size = plain.sizes[-1] // (1 + is_gaussian)
         settings = Settings(
-            plain.sizes[0],
-            self._size,
-            policy="gaussian" if self.noise is None else "deterministic",
-            log_bounds=LocAndScale.bounds,
+            plain.sizes[0], self._size, is_gaussian=is_gaussian, log_low=low, log_high=high
         )
-        actor = StackedNetwork(plain.sizes, states, plain.norm_eps)
+        actor = StackedNetwork(plain.sizes, states, norm_eps=plain.norm_eps)
         self._updates: Any = StackedUpdates(settings, actor)
 
     def __getstate__(self) -> dict[str, object]:

@@ -10,8 +10,9 @@
 
 _Static_assert(sizeof(long) == 8, "a long must have 64 bits");
 
-/* The arguments of a call, read one after the other. After an error, nothing more is read. */
-typedef struct { PyObject *const *args; Py_ssize_t count, at; } In;
+/* The arguments of a call, read one after the other. After an error, nothing more is read. `size`
+ * is the number of elements of the last array. */
+typedef struct { PyObject *const *args; Py_ssize_t count, at, size; } In;
 
 static PyObject *next_of(In *in) {
     if (PyErr_Occurred()) return 0;
@@ -35,12 +36,12 @@ static long whole(In *in) {
     return found ? PyLong_AsLong(found) : 0;
 }
 
+enum { ANY = -1 };                        /* number of elements */
 enum { READ, WRITTEN, OPTIONAL, UNUSED }; /* UNUSED arguments are ignored */
 
-/* The data of an array of a kind ('f', 'd', 'l', 'i', '?' or '*' for any) with `count` elements, or
- * any number if it is negative. Returns NULL and sets an error if it does not fit. The pointer is
- * valid while the caller holds a reference. `size` receives the number of elements or, for '*', of
- * bytes; it may be NULL. */
+/* The data of an array of a kind ('f', 'd', 'l', 'i', '?' or '*' for bytes of any) with `count`
+ * elements. Returns NULL and sets an error if it does not fit. The pointer is valid while the caller
+ * holds a reference. */
 static void *data_of(PyObject *array, const char *name, char kind, Py_ssize_t count, int is_written,
                      Py_ssize_t *size) {
     Py_buffer view;
@@ -48,31 +49,21 @@ static void *data_of(PyObject *array, const char *name, char kind, Py_ssize_t co
     if (PyObject_GetBuffer(array, &view, flags)) return 0;
     const char *format = view.format ? view.format : "B";
     char found = *format == 'q' ? 'l' : *format == 'B' ? '?' : *format;
-    Py_ssize_t elements = kind == '*' ? view.len : view.len / view.itemsize;
+    *size = kind == '*' ? view.len : view.len / view.itemsize;
     void *data = view.buf;
     PyBuffer_Release(&view);
-    if ((kind != '*' && (found != kind || format[1])) || (count >= 0 && elements != count)) {
-        PyErr_Format(PyExc_ValueError, "%s must have the type '%c' and %zd elements, got '%s' and %zd.",
-                     name, kind, count, format, elements);
-        return 0;
-    }
-    if (size) *size = elements;
-    return data;
+    if ((kind == '*' || (found == kind && !format[1])) && (count == ANY || *size == count)) return data;
+    PyErr_Format(PyExc_ValueError, "%s must have the type '%c' and %zd elements, got '%s' and %zd.",
+                 name, kind, count, format, *size);
+    return 0;
 }
 
 /* The data of the next argument. */
 static void *array(In *in, const char *name, char kind, Py_ssize_t count, int use) {
     PyObject *found = next_of(in);
+    in->size = 0;
     if (!found || use == UNUSED || (use == OPTIONAL && found == Py_None)) return 0;
-    return data_of(found, name, kind, count, use == WRITTEN, 0);
-}
-
-/* The same for any number of elements, which `size` receives. */
-static void *array_of_any(In *in, const char *name, char kind, int use, Py_ssize_t *size) {
-    PyObject *found = next_of(in);
-    *size = 0;
-    if (!found || (use == OPTIONAL && found == Py_None)) return 0;
-    return data_of(found, name, kind, -1, use == WRITTEN, size);
+    return data_of(found, name, kind, count, use == WRITTEN, &in->size);
 }
 
 /* Checks the slots of an index. */
@@ -93,39 +84,36 @@ typedef struct {
 } Updates;
 
 /* An array that stays referenced, of settings or of a parameter; NULL for None. */
-static float *kept_floats(Updates *self, PyObject *array, const char *name, long count) {
+static float *kept(Updates *self, PyObject *array, const char *name, long count) {
+    Py_ssize_t size;
     if (!array || array == Py_None || PyErr_Occurred()) return 0;
-    float *data = data_of(array, name, 'f', count, 1, 0);
+    float *data = data_of(array, name, 'f', count, 1, &size);
     return data && !PyList_Append(self->arrays, array) ? data : 0;
 }
 
 /* Reads (value, target, mean, square, step), of which all but the first may be None. */
 static void read_param(Updates *self, PyObject *arrays, long size, long count, Param *param) {
-    PyObject *value, *target, *mean, *square, *step;
-    if (PyErr_Occurred() || !PyArg_ParseTuple(arrays, "OOOOO", &value, &target, &mean, &square, &step))
+    PyObject *of[5];
+    if (PyErr_Occurred() || !PyArg_ParseTuple(arrays, "OOOOO", of, of + 1, of + 2, of + 3, of + 4))
         return;
     long members = self->agents.members, all = size * count * members;
-    *param = (Param){kept_floats(self, value, "parameter", all),
-                     kept_floats(self, target, "target", all),
-                     kept_floats(self, mean, "exp_avg", all),
-                     kept_floats(self, square, "exp_avg_sq", all),
-                     kept_floats(self, step, "step", members), size};
+    *param = (Param){kept(self, of[0], "parameter", all), kept(self, of[1], "target", all),
+                     kept(self, of[2], "exp_avg", all), kept(self, of[3], "exp_avg_sq", all),
+                     kept(self, of[4], "step", members), size};
 }
 
-/* Reads (sizes of layers, parameters, count, eps of the normalization or -1, Adam's numbers). */
+/* Reads a StackedNetwork. */
 static void read_network(Updates *self, PyObject *given, Network *net, Adam *adam) {
     PyObject *sizes, *params;
     if (PyErr_Occurred() ||
         !PyArg_ParseTuple(given, "O!O!ld(ddd)", &PyTuple_Type, &sizes, &PyList_Type, &params,
                           &net->count, &net->norm_eps, &adam->beta1, &adam->beta2, &adam->eps))
         return;
-    Py_ssize_t depth = PyTuple_GET_SIZE(sizes) - 1;
+    long depth = PyTuple_GET_SIZE(sizes) - 1;
     net->members = self->agents.members, net->has_norm = net->norm_eps >= 0;
     if (!net->count) return;
-    if (depth < 1 || PyList_GET_SIZE(params) != (net->has_norm ? 4 * depth - 2 : 2 * depth)) {
-        PyErr_SetString(PyExc_ValueError, "the parameters of a network do not match its sizes.");
-        return;
-    }
+    if (depth < 1 || PyList_GET_SIZE(params) != (net->has_norm ? 4 * depth - 2 : 2 * depth))
+        return PyErr_SetString(PyExc_ValueError, "the parameters of a network do not match its sizes.");
     if (!(net->layers = calloc(depth, sizeof(Layer)))) return (void)PyErr_NoMemory();
     net->depth = depth;
     for (long l = 0, at = 0; l < depth; l++) {
@@ -134,10 +122,9 @@ static void read_network(Updates *self, PyObject *given, Network *net, Adam *ada
         layer->out = PyLong_AsLong(PyTuple_GET_ITEM(sizes, l + 1));
         if (!PyErr_Occurred() && (layer->in < 1 || layer->out < 1))
             PyErr_SetString(PyExc_ValueError, "a layer has no units.");
-        Param *all[] = {&layer->weight, &layer->bias, &layer->scale, &layer->shift};
-        for (int i = 0; i < (net->has_norm && l + 1 < depth ? 4 : 2); i++)
+        for (int i = 0; i < num_params(net, l); i++)
             read_param(self, PyList_GET_ITEM(params, at++),
-                       i ? layer->out : layer->in * layer->out, net->count, all[i]);
+                       i ? layer->out : layer->in * layer->out, net->count, layer->params + i);
     }
 }
 
@@ -148,34 +135,35 @@ static double setting(PyObject *settings, const char *name) {
     return 0;
 }
 
+/* Updates(settings, actor, critics, temperature): as in stacked.py. */
 static int updates_init(Updates *self, PyObject *args, PyObject *kwargs) {
-    PyObject *settings, *actor, *critics, *alpha;
+    PyObject *settings, *actor, *critics, *given, *state;
     Agents *a = &self->agents;
     Adam *adam = &a->adam_of_alpha;
     if (self->arrays) return PyErr_SetString(PyExc_RuntimeError, "initialized twice"), -1;
-    if (!PyArg_ParseTuple(args, "O!OOO(ddd)", &PyDict_Type, &settings, &actor, &critics, &alpha,
-                          &adam->beta1, &adam->beta2, &adam->eps) ||
+    if (!PyArg_ParseTuple(args, "O!OOO", &PyDict_Type, &settings, &actor, &critics, &given) ||
         !(self->arrays = PyList_New(0)))
         return -1;
 #define READ_WHOLE(name) a->name = (long)setting(settings, #name);
 #define READ_REAL(name) a->name = setting(settings, #name);
 #define READ_ARRAY(name)                                                                          \
-    a->name = kept_floats(self, PyDict_GetItemString(settings, #name), #name, a->action);
+    a->name = kept(self, PyDict_GetItemString(settings, #name), #name, a->action);
     WHOLE_SETTINGS(READ_WHOLE) REAL_SETTINGS(READ_REAL) ARRAY_SETTINGS(READ_ARRAY)
     read_network(self, actor, &a->actor, &a->adam_of_actor);
     read_network(self, critics, &a->critics, &a->adam_of_critics);
-    if (alpha != Py_None) read_param(self, alpha, 1, 1, &a->log_alpha);
+    if (given != Py_None && !PyErr_Occurred() &&
+        PyArg_ParseTuple(given, "O(ddd)", &state, &adam->beta1, &adam->beta2, &adam->eps))
+        read_param(self, state, 1, 1, &a->log_alpha);
     if (PyErr_Occurred()) return -1;
-    long outputs = a->critics.depth ? a->critics.layers[a->critics.depth - 1].out : 1;
+    long depth = a->critics.depth, outputs = depth ? a->critics.layers[depth - 1].out : 1;
     int fits = a->low && a->high && a->middle && a->half && a->seen_middle && a->seen_half &&
                a->members > 0 && a->actor.depth && a->actor.layers[0].in == a->observation &&
-               a->actor.layers[a->actor.depth - 1].out ==
-                   a->action * (a->policy == GAUSSIAN ? 2 : 1);
-    if (a->critics.depth)
+               a->actor.layers[a->actor.depth - 1].out == a->action * (a->is_gaussian ? 2 : 1);
+    if (depth)
         fits = fits && a->critics.layers[0].in == a->observation + a->action &&
                a->num_targets > 0 && a->num_targets <= a->critics.count &&
                (a->is_quantile ? a->dropped >= 0 && a->dropped < outputs : outputs == 1) &&
-               (a->policy == DETERMINISTIC || a->log_alpha.value);
+               (!a->is_gaussian || a->log_alpha.value);
     if (!fits) return PyErr_SetString(PyExc_ValueError, "the networks do not fit together."), -1;
     return 0;
 }
@@ -210,7 +198,7 @@ static Call read_call(In *in, const Agents *a, const Network *net, int reads_act
     call.loss = array(in, "loss", 'd', num_losses * m, WRITTEN);
     if (PyErr_Occurred()) return call;
     if (b->rows < 1 || (is_indexed == Py_None && b->size != b->rows) || !a->critics.depth ||
-        !net->layers[0].weight.step)
+        !net->layers[0].params[WEIGHT].step)
         PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer.");
     else if (b->index) are_within(b->index, all, b->size, "slot");
     return call;
@@ -225,11 +213,11 @@ static PyObject *update_critics_of(ARGUMENTS) {
     Batch *b = &call.batch;
     Adam adam = a->adam_of_critics;
     long m = a->members, stored = m * b->size;
-    Py_ssize_t chosen;
     b->reward = array(&in, "reward", 'f', stored, READ);
     b->terminated = array(&in, "terminated", '?', stored, READ);
     b->next_observation = array(&in, "next_observation", 'f', stored * a->observation, READ);
-    b->subset = array_of_any(&in, "subset", 'l', OPTIONAL, &chosen);
+    b->subset = array(&in, "subset", 'l', ANY, OPTIONAL);
+    long chosen = in.size;
     const double *gamma = array(&in, "gamma", 'd', m, READ);
     float *error = array(&in, "error", 'f', m * b->rows, WRITTEN);
     if (!is_read(&in)) return 0;
@@ -248,15 +236,15 @@ static PyObject *update_critics_of(ARGUMENTS) {
 static PyObject *update_actor_of(ARGUMENTS) {
     In in = {args, nargs};
     Agents *a = &self->agents;
-    int is_gaussian = a->policy == GAUSSIAN;
-    Call call = read_call(&in, a, &a->actor, a->is_cloning, is_gaussian || a->actor_noise, 3);
+    int is_noisy = a->is_gaussian || a->actor_noise;
+    Call call = read_call(&in, a, &a->actor, a->cloning >= 0, is_noisy, 3);
     Adam adam = a->adam_of_actor, adam_of_alpha = a->adam_of_alpha;
     long m = a->members, rows = call.batch.rows;
     const double *alpha_lr = array(&in, "alpha_lr", 'd', m, OPTIONAL);
     float *factor = array(&in, "factor", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
     float *length = array(&in, "length", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
     float *norm = array(&in, "norm", 'f', m * rows, a->has_norms ? WRITTEN : UNUSED);
-    float *density = array(&in, "density", 'f', m * rows, is_gaussian ? WRITTEN : UNUSED);
+    float *density = array(&in, "density", 'f', m * rows, a->is_gaussian ? WRITTEN : UNUSED);
     if (!is_read(&in)) return 0;
     if (alpha_lr && !a->log_alpha.step)
         return PyErr_SetString(PyExc_ValueError, "the temperature has no optimizer."), NULL;
@@ -305,121 +293,96 @@ static PyObject *act_of(ARGUMENTS) {
 }
 
 #undef ARGUMENTS
-#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t nargs
+#define ARGUMENTS RanksObject *self, PyObject *const *args, Py_ssize_t nargs
+typedef struct { PyObject_HEAD Ranks ranks; } RanksObject;
 
-/* Reads (codes, block, count, lowest, before, blocks), of which the last has one element. */
-static int64_t *read_ranks(In *in, Ranks *ranks) {
-    PyObject *arrays = next_of(in);
-    Py_ssize_t size = 0;
-    if (!arrays || !PyTuple_Check(arrays)) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a tuple of arrays is required.");
-        return 0;
-    }
-    In of = {((PyTupleObject *)arrays)->ob_item, PyTuple_GET_SIZE(arrays)};
-    PyObject *codes = next_of(&of);
-    ranks->block = array_of_any(&of, "block", 'l', WRITTEN, &size);
-    ranks->capacity = size;
-    ranks->count = array(&of, "count", 'l', size, WRITTEN);
-    ranks->lowest = array(&of, "lowest", 'l', size, WRITTEN);
-    ranks->before = array(&of, "before", 'l', size + 1, WRITTEN);
-    int64_t *used = array(&of, "blocks", 'l', 1, WRITTEN);
-    if (!is_read(&of) || !(ranks->codes = data_of(codes, "codes", 'l', size * WIDTH, 1, 0))) return 0;
-    ranks->blocks = *used;
-    return used;
+static int ranks_init(RanksObject *self, PyObject *args, PyObject *kwargs) {
+    return ranks_fill(&self->ranks, 0, 0), 0;
 }
 
-static PyObject *py_ranks_fill(ARGUMENTS) {
+static void ranks_dealloc(RanksObject *self) {
+    ranks_reserve(&self->ranks, 0);
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+static PyObject *ranks_fill_of(ARGUMENTS) {
     In in = {args, nargs};
-    Ranks ranks = {0};
-    Py_ssize_t size;
-    int64_t *blocks = read_ranks(&in, &ranks);
-    int64_t *codes = array_of_any(&in, "sorted", 'l', READ, &size);
+    int64_t *codes = array(&in, "sorted", 'l', ANY, READ);
     if (!is_read(&in)) return 0;
-    if (size > ranks.capacity * (WIDTH / 2) || !ranks.capacity)
-        return PyErr_SetString(PyExc_ValueError, "too few blocks."), NULL;
-    ranks_fill(&ranks, size, codes);
-    *blocks = ranks.blocks;
+    ranks_fill(&self->ranks, in.size, codes);
     Py_RETURN_NONE;
 }
 
-static PyObject *py_ranks_update(ARGUMENTS) {
+static PyObject *ranks_update_of(ARGUMENTS) {
     In in = {args, nargs};
-    Ranks ranks = {0};
-    Py_ssize_t size, known;
-    int64_t *blocks = read_ranks(&in, &ranks);
-    ranks.bits = array_of_any(&in, "bits", 'i', WRITTEN, &known);
-    int64_t *slots = array_of_any(&in, "slots", 'l', READ, &size);
-    int32_t *values = array(&in, "values", 'i', size, READ);
-    if (!is_read(&in) || !are_within(slots, size, known, "slot")) return 0;
-    long is_done = ranks_update(&ranks, size, slots, values);
-    *blocks = ranks.blocks;
-    return PyBool_FromLong(is_done);
-}
-
-static PyObject *py_ranks_draw(ARGUMENTS) {
-    In in = {args, nargs};
-    Ranks ranks = {0};
-    Py_ssize_t size;
-    read_ranks(&in, &ranks);
-    int64_t *at = array_of_any(&in, "ranks", 'l', READ, &size);
-    double *random = array(&in, "random", 'd', size, READ);
-    int64_t *found = array(&in, "found", 'l', 3 * size, WRITTEN);
-    if (!is_read(&in) || !are_within(at, size, ranks.before[ranks.blocks], "rank")) return 0;
-    ranks_draw(&ranks, size, at, random, found, found + size, found + 2 * size);
+    int32_t *known = array(&in, "bits", 'i', ANY, WRITTEN);
+    long size = in.size;
+    int64_t *slots = array(&in, "slots", 'l', ANY, READ);
+    long count = in.size;
+    int32_t *values = array(&in, "values", 'i', count, READ);
+    if (!is_read(&in) || !are_within(slots, count, size, "slot")) return 0;
+    ranks_update(&self->ranks, known, count, slots, values);
     Py_RETURN_NONE;
 }
+
+static PyObject *ranks_draw_of(ARGUMENTS) {
+    In in = {args, nargs};
+    int64_t *at = array(&in, "ranks", 'l', ANY, READ);
+    long count = in.size;
+    double *random = array(&in, "random", 'd', count, READ);
+    int64_t *found = array(&in, "found", 'l', 3 * count, WRITTEN);
+    if (!is_read(&in) || !are_within(at, count, ranks_size(&self->ranks), "rank")) return 0;
+    ranks_draw(&self->ranks, count, at, random, found, found + count, found + 2 * count);
+    Py_RETURN_NONE;
+}
+
+#undef ARGUMENTS
+#define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t nargs
 
 static PyObject *py_ranks_at(ARGUMENTS) {
     In in = {args, nargs};
-    Py_ssize_t size, terms;
-    double *points = array_of_any(&in, "points", 'd', READ, &size);
-    double *mass = array_of_any(&in, "mass", 'd', READ, &terms);
-    long length = whole(&in);
+    double *points = array(&in, "points", 'd', ANY, READ);
+    long count = in.size;
+    double *mass = array(&in, "mass", 'd', ANY, READ);
+    long terms = in.size, length = whole(&in);
     double power = number(&in);
-    int64_t *found = array(&in, "found", 'l', size, WRITTEN);
+    int64_t *found = array(&in, "found", 'l', count, WRITTEN);
     if (!is_read(&in)) return 0;
     if (length < 1 || length >= terms)
-        return PyErr_Format(PyExc_ValueError, "length %ld for %zd terms.", length, terms), NULL;
-    return PyLong_FromLong(ranks_at(size, points, mass, terms, length, power, found));
+        return PyErr_Format(PyExc_ValueError, "length %ld for %ld terms.", length, terms), NULL;
+    return PyLong_FromLong(ranks_at(count, points, mass, terms, length, power, found));
 }
 
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
 static PyObject *copy_rows(PyObject *const *args, Py_ssize_t nargs, int is_write) {
     In in = {args, nargs};
-    PyObject *columns = next_of(&in), *result = 0;
-    Py_ssize_t count;
-    int64_t *slots = array_of_any(&in, "index", 'l', READ, &count);
+    PyObject *columns = next_of(&in);
+    int64_t *slots = array(&in, "index", 'l', ANY, READ);
+    Py_ssize_t count = in.size, bytes;
     long size = whole(&in);
     PyObject *rows = next_of(&in);
-    if (!is_read(&in)) return 0;
-    Py_ssize_t number = PyTuple_Check(columns) ? PyTuple_GET_SIZE(columns) : -1;
-    if (!PyTuple_Check(rows) || PyTuple_GET_SIZE(rows) != number)
+    if (!is_read(&in) || !are_within(slots, count, size, "row")) return 0;
+    if (!PyTuple_Check(columns) || !PyTuple_Check(rows) ||
+        PyTuple_GET_SIZE(columns) != PyTuple_GET_SIZE(rows))
         return PyErr_SetString(PyExc_ValueError, "as many rows as columns are required."), NULL;
-    if (!are_within(slots, count, size, "row")) return 0;
-    char **stored = malloc(sizeof(char *) * 3 * (number + 1)), **given = stored + number;
-    int64_t *widths = (int64_t *)(given + number);
-    if (!stored) return PyErr_NoMemory();
-    for (Py_ssize_t c = 0; c < number; c++) {
-        Py_ssize_t bytes;
-        stored[c] = data_of(PyTuple_GET_ITEM(columns, c), "a column", '*', -1, is_write, &bytes);
-        if (!stored[c]) goto done;
-        widths[c] = size ? bytes / size : 0;
-        given[c] = data_of(PyTuple_GET_ITEM(rows, c), "rows", '*', widths[c] * count, !is_write, 0);
-        if (!given[c]) goto done;
-    }
-    for (Py_ssize_t c = 0; c < number; c++)
-        for (Py_ssize_t i = 0; i < count; i++) {
-            char *row = stored[c] + widths[c] * slots[i], *copy = given[c] + widths[c] * i;
+    for (Py_ssize_t c = 0; c < PyTuple_GET_SIZE(columns); c++) {
+        char *stored = data_of(PyTuple_GET_ITEM(columns, c), "a column", '*', ANY, is_write, &bytes);
+        long width = size ? bytes / size : 0;
+        char *given = !stored ? 0 : data_of(PyTuple_GET_ITEM(rows, c), "rows", '*', width * count,
+                                            !is_write, &bytes);
+        if (!given) return 0;
+        for (Py_ssize_t i = 0; i < count; i++, given += width) {
+            char *row = stored + width * slots[i];
             if (!is_write && i + AHEAD < count) {
-                const char *next = stored[c] + widths[c] * slots[i + AHEAD];
-                __builtin_prefetch(next), __builtin_prefetch(next + widths[c] - 1);
+                const char *next = stored + width * slots[i + AHEAD];
+                __builtin_prefetch(next), __builtin_prefetch(next + width - 1);
             }
-            memcpy(is_write ? row : copy, is_write ? copy : row, widths[c]);
+            memcpy(is_write ? row : given, is_write ? given : row, width);
         }
-    result = Py_NewRef(Py_None);
-done:
-    free(stored);
-    return result;
+    }
+    Py_RETURN_NONE;
 }
 
 static PyObject *py_read_rows(ARGUMENTS) { return copy_rows(args, nargs, 0); }
@@ -434,52 +397,52 @@ static PyObject *py_processor(PyObject *module, PyObject *args) {
     int is_avx512 = is_avx2 && __builtin_cpu_supports("avx512f") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-    return is_avx512 ? Py_BuildValue("[sss]", "avx512", "avx2", "portable")
-           : is_avx2 ? Py_BuildValue("[ss]", "avx2", "portable") : Py_BuildValue("[s]", "portable");
-#else
-    return Py_BuildValue("[s]", "portable");
+    if (is_avx512) return Py_BuildValue("[sss]", "avx512", "avx2", "portable");
+    if (is_avx2) return Py_BuildValue("[ss]", "avx2", "portable");
 #endif
+    return Py_BuildValue("[s]", "portable");
 }
 
 #define FUNCTION(name, function) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, 0}
-static PyMethodDef methods_of_updates[] = {
-    FUNCTION("update_critics", update_critics_of),
-    FUNCTION("update_actor", update_actor_of),
-    FUNCTION("update_targets", update_targets_of),
-    FUNCTION("act", act_of),
-    {0},
-};
-static PyType_Slot slots_of_updates[] = {
-    {Py_tp_init, updates_init}, {Py_tp_dealloc, updates_dealloc},
-    {Py_tp_methods, methods_of_updates}, {Py_tp_new, PyType_GenericNew}, {0, 0},
-};
 #define STRING(x) #x
 #define NAME(x) STRING(x)
 #define JOINED(a, b) a##b
 #define INIT(x) JOINED(PyInit_, x)
-static PyType_Spec updates_spec = {
-    "torchrl_vmfer.compiled." NAME(MODULE) ".Updates", sizeof(Updates), 0, Py_TPFLAGS_DEFAULT,
-    slots_of_updates,
+
+static PyMethodDef updates_methods[] = {
+    FUNCTION("update_critics", update_critics_of), FUNCTION("update_actor", update_actor_of),
+    FUNCTION("update_targets", update_targets_of), FUNCTION("act", act_of), {0},
+};
+static PyMethodDef ranks_methods[] = {
+    FUNCTION("fill", ranks_fill_of), FUNCTION("update", ranks_update_of),
+    FUNCTION("draw", ranks_draw_of), {0},
 };
 static PyMethodDef functions[] = {
-    {"processor", py_processor, METH_NOARGS, 0},
-    FUNCTION("ranks_fill", py_ranks_fill),
-    FUNCTION("ranks_update", py_ranks_update),
-    FUNCTION("ranks_draw", py_ranks_draw),
-    FUNCTION("ranks_at", py_ranks_at),
-    FUNCTION("read_rows", py_read_rows),
-    FUNCTION("write_rows", py_write_rows),
-    {0},
+    {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("ranks_at", py_ranks_at),
+    FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows), {0},
 };
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, NAME(MODULE), 0, -1, functions, 0, 0, 0, 0,
+static PyType_Slot updates_slots[] = {
+    {Py_tp_init, updates_init}, {Py_tp_dealloc, updates_dealloc}, {Py_tp_methods, updates_methods},
+    {Py_tp_new, PyType_GenericNew}, {0, 0},
 };
+static PyType_Slot ranks_slots[] = {
+    {Py_tp_init, ranks_init}, {Py_tp_dealloc, ranks_dealloc}, {Py_tp_methods, ranks_methods},
+    {Py_tp_new, PyType_GenericNew}, {0, 0},
+};
+static PyType_Spec types[] = {
+    {"torchrl_vmfer.compiled." NAME(MODULE) ".Updates", sizeof(Updates), 0, Py_TPFLAGS_DEFAULT,
+     updates_slots},
+    {"torchrl_vmfer.compiled." NAME(MODULE) ".Ranks", sizeof(RanksObject), 0, Py_TPFLAGS_DEFAULT,
+     ranks_slots},
+};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAME(MODULE), 0, -1, functions};
 
 PyMODINIT_FUNC INIT(MODULE)(void) {
-    PyObject *module = PyModule_Create(&definition), *type = PyType_FromSpec(&updates_spec);
-    if (!module || !type || PyModule_AddObject(module, "Updates", type)) {
-        Py_XDECREF(module), Py_XDECREF(type);
-        return 0;
+    PyObject *module = PyModule_Create(&definition);
+    for (int i = 0; module && i < 2; i++) {
+        PyObject *type = PyType_FromSpec(types + i);
+        if (!type || PyModule_AddType(module, (PyTypeObject *)type)) Py_CLEAR(module);
+        Py_XDECREF(type);
     }
     return module;
 }

@@ -18,7 +18,7 @@ typedef struct {
 
 typedef struct {
     long in, out;
-    Param weight, bias, scale, shift; /* scale, shift: of the normalization after the layer */
+    Param params[4]; /* weight, bias; scale and shift of the normalization after the layer */
 } Layer;
 
 typedef struct {
@@ -27,6 +27,9 @@ typedef struct {
     double norm_eps;
     Layer *layers;
 } Network;
+
+INLINE int is_normalized(const Network *net, long l) { return net->has_norm && l + 1 < net->depth; }
+INLINE int num_params(const Network *net, long l) { return is_normalized(net, l) ? 4 : 2; }
 
 /* Memory for one update, kept for the next: chunks are merged when all are free. */
 typedef struct Chunk { struct Chunk *next; long size, used; float *memory; } Chunk;
@@ -92,10 +95,9 @@ static Pass new_pass(Arena *arena, const Network *net, long rows, float *inputs)
     pass.units[0] = inputs;
     for (long l = 0; l < net->depth; l++) {
         long size = rows * padded(net->layers[l].out);
-        int is_normalized = net->has_norm && l + 1 < net->depth;
         pass.units[l + 1] = take(arena, size);
-        pass.normal[l] = is_normalized ? take(arena, size) : 0;
-        pass.inverse[l] = is_normalized ? take(arena, rows) : 0;
+        pass.normal[l] = is_normalized(net, l) ? take(arena, size) : 0;
+        pass.inverse[l] = is_normalized(net, l) ? take(arena, rows) : 0;
     }
     return pass;
 }
@@ -147,7 +149,10 @@ static void normalize_back(long rows, long width, const float *scale, const floa
     }
 }
 
-INLINE const float *value_of(const Param *param, long which, int is_target) {
+enum { WEIGHT, BIAS, SCALE, SHIFT };
+
+INLINE const float *value_of(const Layer *layer, int i, long which, int is_target) {
+    const Param *param = layer->params + i;
     return (is_target && param->target ? param->target : param->value) + param->size * which;
 }
 
@@ -156,8 +161,8 @@ static float *forward(Arena *arena, const Network *net, long which, int is_targe
                       Pass pass) {
     for (long l = 0; l < net->depth; l++) {
         const Layer *layer = net->layers + l;
-        const float *weight = value_of(&layer->weight, which, is_target);
-        const float *bias = value_of(&layer->bias, which, is_target);
+        const float *weight = value_of(layer, WEIGHT, which, is_target);
+        const float *bias = value_of(layer, BIAS, which, is_target);
         int is_last = l + 1 == net->depth;
         if (layer->out == 1 && is_last) {
             single_output(rows, layer->in, pass.units[l], weight, *bias, pass.units[l + 1]);
@@ -171,9 +176,9 @@ static float *forward(Arena *arena, const Network *net, long which, int is_targe
         pack_transposed(layer->in, layer->out, weight, packed, LANES * layer->in);
         product(rows, layer->in, layer->out, pass.units[l], packed, first,
                 !is_last && !net->has_norm, 0, pass.units[l + 1]);
-        if (!is_last && net->has_norm)
-            normalize(rows, layer->out, net->norm_eps, value_of(&layer->scale, which, is_target),
-                      value_of(&layer->shift, which, is_target), pass.units[l + 1], pass.normal[l],
+        if (is_normalized(net, l))
+            normalize(rows, layer->out, net->norm_eps, value_of(layer, SCALE, which, is_target),
+                      value_of(layer, SHIFT, which, is_target), pass.units[l + 1], pass.normal[l],
                       pass.inverse[l]);
         release(arena, mark);
     }
@@ -204,17 +209,10 @@ static void adam_param(const Adam *adam, double factor, double step, const float
 /* The gradients of a layer, in the order of its parameters. */
 typedef struct { float *parts[4]; } Gradient;
 
-static Gradient new_gradient(Arena *arena, const Layer *layer, int has_norm) {
-    return (Gradient){{take(arena, layer->in * layer->out), take(arena, layer->out),
-                       has_norm ? take(arena, layer->out) : 0,
-                       has_norm ? take(arena, layer->out) : 0}};
-}
-
-static void adam_layer(const Adam *adam, double factor, const Layer *layer, long member, long which,
-                       int has_norm, Gradient gradient) {
-    const Param *params[] = {&layer->weight, &layer->bias, &layer->scale, &layer->shift};
-    for (int i = 0; i < (has_norm ? 4 : 2); i++) {
-        const Param *p = params[i];
+static void adam_layer(const Adam *adam, double factor, const Network *net, long l, long member,
+                       long which, Gradient gradient) {
+    for (int i = 0; i < num_params(net, l); i++) {
+        const Param *p = net->layers[l].params + i;
         long at = p->size * which;
         adam_param(adam, factor, p->step[member] + 1, gradient.parts[i], p->value + at,
                    p->mean + at, p->square + at, p->size);
@@ -222,12 +220,8 @@ static void adam_layer(const Adam *adam, double factor, const Layer *layer, long
 }
 
 static void count_step(const Network *net, long member) {
-    for (long l = 0; l < net->depth; l++) {
-        const Layer *layer = net->layers + l;
-        layer->weight.step[member]++, layer->bias.step[member]++;
-        if (net->has_norm && l + 1 < net->depth)
-            layer->scale.step[member]++, layer->shift.step[member]++;
-    }
+    for (long l = 0; l < net->depth; l++)
+        for (int i = 0; i < num_params(net, l); i++) net->layers[l].params[i].step[member]++;
 }
 
 /* The backward pass of one network.
@@ -242,33 +236,30 @@ static float *backward(Arena *arena, const Network *net, long member, long which
                        long columns, long count) {
     for (long l = net->depth - 1; l >= 0; l--) {
         const Layer *layer = net->layers + l;
-        int is_normalized = net->has_norm && l + 1 < net->depth;
         Gradient gradient = {{0}};
-        if (adam) {
-            gradient = new_gradient(arena, layer, is_normalized);
-            if (gradients) gradients[l] = gradient;
-        }
+        for (int i = 0; adam && i < num_params(net, l); i++)
+            gradient.parts[i] = take(arena, layer->params[i].size);
+        if (gradients) gradients[l] = gradient;
         long wanted = l ? layer->in : count;
         float *below = wanted ? take(arena, padded(wanted) * rows) : 0;
         Mark mark = mark_of(arena);
         float *room = take(arena, most(padded(rows), padded(wanted)) * layer->out);
-        if (is_normalized)
-            normalize_back(rows, layer->out, value_of(&layer->scale, which, 0), pass.normal[l],
-                           pass.inverse[l], slopes, gradient.parts[2], gradient.parts[3]);
+        if (is_normalized(net, l))
+            normalize_back(rows, layer->out, value_of(layer, SCALE, which, 0), pass.normal[l],
+                           pass.inverse[l], slopes, gradient.parts[SCALE], gradient.parts[SHIFT]);
         if (adam) {
             weight_gradient(rows, layer->in, layer->out, slopes, pass.units[l], room,
-                            gradient.parts[0]);
-            column_sums(rows, layer->out, slopes, gradient.parts[1]);
+                            gradient.parts[WEIGHT]);
+            column_sums(rows, layer->out, slopes, gradient.parts[BIAS]);
         }
         if (wanted) {
-            const float *weight = value_of(&layer->weight, which, 0) + (l ? 0 : columns);
+            const float *weight = value_of(layer, WEIGHT, which, 0) + (l ? 0 : columns);
             pack_columns(layer->in, layer->out, weight, wanted, room);
             product(rows, layer->out, wanted, slopes, room, 0, 0, l ? pass.units[l] : 0, below);
             slopes = below;
         }
         release(arena, mark);
-        if (adam && !gradients)
-            adam_layer(adam, 1, layer, member, which, is_normalized, gradient);
+        if (adam && !gradients) adam_layer(adam, 1, net, l, member, which, gradient);
     }
     return slopes;
 }
@@ -276,35 +267,30 @@ static float *backward(Arena *arena, const Network *net, long member, long which
 /* Takes Adam's step with gradients [count][depth] of a member, clipped to a norm. */
 static void clipped_step(const Network *net, long member, const Adam *adam, Gradient *gradients) {
     double square = 0;
-    for (long i = 0; i < net->count * net->depth; i++) {
-        const Layer *layer = net->layers + i % net->depth;
-        const long sizes[] = {layer->weight.size, layer->bias.size, layer->out, layer->out};
-        for (int part = 0; part < 4 && gradients[i].parts[part]; part++)
-            for (long j = 0; j < sizes[part]; j++)
-                square += (double)gradients[i].parts[part][j] * gradients[i].parts[part][j];
-    }
+    for (long i = 0; i < net->count * net->depth; i++)
+        for (int part = 0; part < num_params(net, i % net->depth); part++) {
+            const float *gradient = gradients[i].parts[part];
+            for (long j = 0; j < net->layers[i % net->depth].params[part].size; j++)
+                square += (double)gradient[j] * gradient[j];
+        }
     double factor = adam->clip / (sqrt(square) + 1e-6);
     factor = factor > 1 ? 1 : factor; /* NaN stays */
-    for (long i = 0; i < net->count * net->depth; i++) {
-        long l = i % net->depth, which = net->count * member + i / net->depth;
-        adam_layer(adam, factor, net->layers + l, member, which,
-                   net->has_norm && l + 1 < net->depth, gradients[i]);
-    }
+    for (long i = 0; i < net->count * net->depth; i++)
+        adam_layer(adam, factor, net, i % net->depth, member, net->count * member + i / net->depth,
+                   gradients[i]);
 }
 
 static void move_targets(const Network *net, long member, double tau) {
     const float t = (float)tau;
-    for (long l = 0; l < net->depth; l++) {
-        const Layer *layer = net->layers + l;
-        const Param *params[] = {&layer->weight, &layer->bias, &layer->scale, &layer->shift};
-        for (int i = 0; i < (net->has_norm && l + 1 < net->depth ? 4 : 2); i++) {
-            if (!params[i]->target) continue;
-            long size = params[i]->size * net->count;
-            float *restrict target = params[i]->target + size * member;
-            const float *restrict value = params[i]->value + size * member;
+    for (long l = 0; l < net->depth; l++)
+        for (int i = 0; i < num_params(net, l); i++) {
+            const Param *param = net->layers[l].params + i;
+            if (!param->target) continue;
+            long size = param->size * net->count;
+            float *restrict target = param->target + size * member;
+            const float *restrict value = param->value + size * member;
             for (long j = 0; j < size; j++) target[j] += t * (value[j] - target[j]);
         }
-    }
 }
 
 #endif

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from operator import contains
 from typing import Any, NamedTuple
 
 import torch
-from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -33,7 +33,7 @@ from torchrl_vmfer._torchrl import entries_of, global_hooks, hooks_of, members_o
 from torchrl_vmfer.compiled.stacked import NotServedError
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["ModuleWatch", "PlainNetwork", "Squashed", "read_gaussian", "read_network"]
+__all__ = ["ModuleWatch", "PlainNetwork", "Squashed", "read_network", "read_policy"]
 
 # Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
@@ -54,27 +54,20 @@ class Squashed(NamedTuple):
 
 
 class PlainNetwork(NamedTuple):
-    """A stack of linear layers with ReLU, or an ensemble of such stacks.
+    """A stack of linear layers with ReLU, or an ensemble of such stacks."""
 
-    Attributes:
-        sizes: the number of inputs, of the units of each hidden layer, and of outputs.
-        places: where each parameter is, as a dictionary and a key, in the order of a
-            :class:`~torchrl_vmfer.compiled.stacked.StackedNetwork`.
-        norm_eps: the ``eps`` of the layer normalization; ``None`` without it.
-        last: what follows the stack: :class:`Squashed`, a ``LocAndScale``, or ``None``.
-    """
-
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # the number of inputs, of the units of each hidden layer, of outputs
+    # Where each parameter is, as a dictionary and a key, in the order of a `StackedNetwork`.
     places: list[tuple[dict[str, Tensor], str]]
-    norm_eps: float | None
-    last: Any
+    norm_eps: float  # of the layer normalization; negative without it
+    last: Any  # what follows the stack: `Squashed`, a `LocAndScale`, or `None`
 
     def tensors(self) -> list[Tensor]:
         """The parameters."""
         return [entries[key] for entries, key in self.places]
 
 
-def read_network(module: nn.Module, params: TensorDictBase) -> PlainNetwork:
+def read_network(module: nn.Module, params: Any) -> PlainNetwork:
     """Reads the layers of a network from its module, and their parameters.
 
     Args:
@@ -84,45 +77,57 @@ def read_network(module: nn.Module, params: TensorDictBase) -> PlainNetwork:
     Raises:
         NotServedError: if the module is not such a stack.
     """
-    steps = list(_steps(module, params))
+    order, last = "", None
     sizes: list[int] = []
     places: list[tuple[dict[str, Tensor], str]] = []
-    norms: set[float | None] = set()
-    while steps:
-        kind, entries, _ = steps.pop(0)
-        if kind != "linear":
-            raise NotServedError(f"a network has {kind} where a linear layer is expected")
-        if entries.get("bias") is None:
-            raise NotServedError("a linear layer has no bias")
-        places += [(entries, "weight"), (entries, "bias")]
-        out, inputs = entries["weight"].shape[-2:]
-        sizes += [out] if sizes else [inputs, out]
-        if not steps or steps[0][0] == "last":
-            break
-        eps = None
-        if steps[0][0] == "norm":
-            _, entries, eps = steps.pop(0)
+    norms: set[float] = set()
+    for place, part in _layers(module):
+        kind, given = type(part), params.get(place, None) if place else params
+        if kind in (nn.Linear, nn.LayerNorm):
+            entries = entries_of(given)
+            if entries.get("weight") is None or entries.get("bias") is None:
+                raise NotServedError(f"a {kind.__name__} has no weight or no bias")
             places += [(entries, "weight"), (entries, "bias")]
-        norms.add(eps)
-        if not steps or steps.pop(0)[0] != "relu":
-            raise NotServedError("a hidden layer of a network is not followed by a ReLU")
-    else:
-        raise NotServedError("a network ends with a ReLU")
-    if len(norms) > 1:
-        raise NotServedError("only some of the hidden layers are normalized")
-    last = [last for _, _, last in steps]
-    if len(last) > 1:
-        raise NotServedError("a network has another activation than ReLU between its layers")
-    return PlainNetwork(tuple(sizes), places, next(iter(norms), None), last[0] if last else None)
+            if kind is nn.Linear:
+                out, inputs = entries["weight"].shape[-2:]
+                sizes += [out] if sizes else [inputs, out]
+            else:
+                norms.add(part.eps)
+        elif kind is nn.Tanh:
+            last = Squashed(torch.tensor(-1.0), torch.tensor(1.0))
+        elif kind is LocAndScale:
+            last = part
+        elif kind is TanhModule:
+            if part.clamp or len(part.out_keys) != 1:
+                raise NotServedError("the TanhModule clamps, or has several outputs")
+            (key,) = part.out_keys
+            name = key if isinstance(key, str) else "_".join(key)
+            bounds = (given.get(f"{name}_{bound}") for bound in ("low", "high"))
+            last = Squashed(*(bound.detach().float() for bound in bounds))
+        elif kind is not nn.ReLU:
+            raise NotServedError(f"a network has a layer of the type {kind.__name__}")
+        order += {nn.Linear: "L", nn.LayerNorm: "N", nn.ReLU: "R"}.get(kind, "E")
+    if not re.fullmatch("((LR)*|(LNR)*)LE?", order) or len(norms) > 1:
+        raise NotServedError(
+            "a network is not a stack of linear layers with ReLU between them, all or none of them "
+            "with equal layer normalization"
+        )
+    return PlainNetwork(tuple(sizes), places, next(iter(norms), -1.0), last)
 
 
-def read_gaussian(actor: Any, params: TensorDictBase) -> tuple[PlainNetwork, Squashed]:
-    """Reads a squashed Gaussian policy with a ``LocAndScale``.
+def read_policy(actor: Any, params: Any, is_gaussian: bool) -> PlainNetwork:
+    """Reads a policy, whose ``last`` is then ``Squashed`` or ``None``.
 
     Args:
-        actor: the policy.
+        actor: a deterministic policy, or a squashed Gaussian one with a ``LocAndScale``.
         params: its parameters.
+        is_gaussian: which of them it is.
     """
+    if not is_gaussian:
+        network = read_network(actor, params)
+        if isinstance(network.last, LocAndScale):
+            raise NotServedError("the actor ends with a LocAndScale")
+        return network
     if _has_hooks(actor):
         raise NotServedError(f"{type(actor).__name__} has hooks")
     parts = list(actor.module.children()) if type(actor) in _POLICIES else []
@@ -143,59 +148,29 @@ def read_gaussian(actor: Any, params: TensorDictBase) -> tuple[PlainNetwork, Squ
     if type(network.last) is not LocAndScale:
         raise NotServedError("the policy's network does not end with a LocAndScale")
     low, high = (torch.as_tensor(given.get(k, d)) for k, d in (("low", -1.0), ("high", 1.0)))
-    return network, Squashed(low.float(), high.float())
+    return network._replace(last=Squashed(low.float(), high.float()))
 
 
-def _steps(module: Any, params: TensorDictBase) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """The kind of each layer, the entries of its parameters, and its option."""
-    name = type(module).__name__
+def _layers(module: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The modules that compute something, in order, and where their parameters are."""
+    kind = type(module)
     if _has_hooks(module):
-        raise NotServedError(f"{name} has hooks")
-    if type(module) in _WRAPPERS:
-        yield from _steps(module.module, _child(params, "module"))
-    elif type(module) in (nn.Sequential, MLP):
-        for child, part in _children(module):
-            yield from _steps(part, _child(params, child))
-    elif type(module) in _SEQUENCES:
-        parts = list(_children(module.module))
-        for (_, first), (_, second) in pairwise(parts):
+        raise NotServedError(f"{kind.__name__} has hooks")
+    if kind in _WRAPPERS:
+        yield from _layers(module.module, (*place, "module"))
+        return
+    if kind in _SEQUENCES:
+        module, place = module.module, (*place, "module")
+        for first, second in pairwise(module.children()):
             if len(first.out_keys) != 1 or list(first.out_keys) != list(second.in_keys):
                 raise NotServedError("the modules of the policy are not a chain")
-        for child, part in parts:
-            yield from _steps(part, _child(_child(params, "module"), child))
-    elif type(module) is nn.Linear:
-        yield "linear", entries_of(params), None
-    elif type(module) is nn.LayerNorm and len(module.normalized_shape) == 1:
-        entries = entries_of(params)
-        if entries.get("weight") is None or entries.get("bias") is None:
-            raise NotServedError("a LayerNorm has no weight or no bias")
-        yield "norm", entries, module.eps
-    elif type(module) is nn.ReLU:
-        yield "relu", {}, None
-    elif type(module) is nn.Tanh:
-        yield "last", {}, Squashed(torch.tensor(-1.0), torch.tensor(1.0))
-    elif type(module) is LocAndScale:
-        yield "last", {}, module
-    elif type(module) is TanhModule:
-        if module.clamp or len(module.out_keys) != 1:
-            raise NotServedError("the TanhModule clamps, or has several outputs")
-        (key,) = module.out_keys
-        key = key if isinstance(key, str) else "_".join(key)
-        low, high = (params.get(f"{key}_{bound}").detach().float() for bound in ("low", "high"))
-        yield "last", {}, Squashed(low, high)
-    else:
-        raise NotServedError(f"a network has a layer of the type {name}")
-
-
-def _children(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Like ``named_children``, but also yields modules that occur more than once."""
+    elif kind not in (nn.Sequential, MLP):
+        yield place, module
+        return
+    # Unlike `named_children`, this also yields modules that occur more than once.
     for name, part in module.named_modules(remove_duplicate=False):
         if name and "." not in name:
-            yield name, part
-
-
-def _child(params: Any, name: str) -> Any:
-    return None if params is None else params.get(name, None)
+            yield from _layers(part, (*place, name))
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -219,8 +194,8 @@ class ModuleWatch:
         self._entries = [*filter(None, submodules), *members_of(loss)]
         self._seen = self._identities()
 
-    def _identities(self) -> list[list[int]]:
-        return [list(map(id, entries.values())) for entries in self._entries]
+    def _identities(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._entries))))
 
     def has_hooks(self) -> bool:
         """Whether any of the networks has a hook, or a global module hook is registered.

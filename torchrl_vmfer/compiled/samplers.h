@@ -4,15 +4,6 @@
  * Codes in ascending order, in blocks of at most WIDTH: finds the code of any rank.
  *
  * A code holds a priority in its upper 32 bits, higher priorities first, and a slot in the lower.
- * NumPy owns all arrays; `blocks` counts the blocks in use.
- *
- * codes:  [capacity][WIDTH], the codes of each block
- * block:  [capacity], the row of `codes` of the i-th block in order
- * count:  [capacity], the number of its codes
- * lowest: [capacity], no code of an earlier block is as large, none of its own is smaller
- * before: [capacity + 1], the number of codes in all earlier blocks
- *
- * Also finds the ranks at given points of the cumulative mass (`ranks_at`).
  */
 #ifndef SAMPLERS_H
 #define SAMPLERS_H
@@ -26,10 +17,26 @@ enum { BLOCKS_AHEAD = 8 }; /* slots whose blocks are requested before they are n
 #define TOP 0x7fffffffLL
 
 typedef struct {
-    int64_t capacity, blocks;
-    int64_t *codes, *block, *count, *lowest, *before;
-    int32_t *bits; /* the bits of the priority of each slot; -1 if it has none */
+    int64_t capacity, blocks; /* the number of blocks in use */
+    int64_t *codes;  /* [capacity][WIDTH], the codes of each block */
+    int64_t *block;  /* [capacity], the row of `codes` of the i-th block in order */
+    int64_t *count;  /* [capacity], the number of its codes */
+    int64_t *lowest; /* [capacity], no earlier code is as large, none of its own is smaller */
+    int64_t *before; /* [capacity + 1], the number of codes in all earlier blocks */
 } Ranks;
+
+static int64_t ranks_size(const Ranks *ranks) { return ranks->before[ranks->blocks]; }
+
+/* Makes room for blocks; frees everything if these are none. */
+static void ranks_reserve(Ranks *ranks, int64_t capacity) {
+    int64_t **arrays[] = {&ranks->codes, &ranks->block, &ranks->count, &ranks->lowest, &ranks->before};
+    for (int i = 0; i < 5; i++) {
+        int64_t size = i ? capacity + (i == 4) : capacity * WIDTH;
+        if (!capacity) free(*arrays[i]), *arrays[i] = 0;
+        else if (!(*arrays[i] = realloc(*arrays[i], sizeof(int64_t) * size))) abort();
+    }
+    ranks->capacity = capacity;
+}
 
 static int64_t code_of(int32_t bits, int64_t slot) { return (TOP - bits) << SLOT_BITS | slot; }
 
@@ -68,8 +75,8 @@ static void withdraw(Ranks *ranks, int64_t code, int64_t guess) {
 }
 
 /* Moves the upper half of a full block to a new block after it. */
-static int split(Ranks *ranks, int64_t position) {
-    if (ranks->blocks == ranks->capacity) return 0;
+static void split(Ranks *ranks, int64_t position) {
+    if (ranks->blocks == ranks->capacity) ranks_reserve(ranks, 2 * ranks->capacity);
     int64_t behind = ranks->blocks - position - 1, half = WIDTH / 2;
     int64_t *arrays[] = {ranks->block, ranks->count, ranks->lowest};
     for (int i = 0; i < 3; i++)
@@ -79,20 +86,18 @@ static int split(Ranks *ranks, int64_t position) {
     memcpy(codes_of(ranks, position + 1), codes + half, sizeof(int64_t) * half);
     ranks->count[position] = ranks->count[position + 1] = half;
     ranks->lowest[position + 1] = codes[half];
-    return 1;
 }
 
-static int insert(Ranks *ranks, int64_t code, int64_t guess) {
+static void insert(Ranks *ranks, int64_t code, int64_t guess) {
     int64_t position = block_near(ranks, code, guess);
     if (ranks->count[position] == WIDTH) {
-        if (!split(ranks, position)) return 0;
+        split(ranks, position);
         position += code >= ranks->lowest[position + 1];
     }
     int64_t *codes = codes_of(ranks, position), size = ranks->count[position]++;
     int64_t at = at_most(codes, size, code);
     memmove(codes + at + 1, codes + at, sizeof(*codes) * (size - at));
     codes[at] = code;
-    return 1;
 }
 
 static void count_before(Ranks *ranks) {
@@ -105,6 +110,7 @@ static void count_before(Ranks *ranks) {
 static void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
     int64_t half = WIDTH / 2;
     ranks->blocks = size ? (size + half - 1) / half : 1;
+    ranks_reserve(ranks, ranks->blocks + ranks->blocks / 2 + 1);
     ranks->count[0] = ranks->block[0] = 0;
     for (int64_t i = 0; i * half < size; i++) {
         int64_t count = size - i * half < half ? size - i * half : half;
@@ -123,26 +129,27 @@ static int64_t prefetch(const Ranks *ranks, int64_t code) {
     return position;
 }
 
-/* Sets the priorities of slots. Returns 0 if no block is left: all blocks must be filled again. */
-static long ranks_update(Ranks *ranks, int64_t size, const int64_t *slots, const int32_t *bits) {
-    int64_t from[BLOCKS_AHEAD] = {0}, to[BLOCKS_AHEAD] = {0}; /* the blocks of the prefetched codes */
+/* Sets the priorities of slots. `known` are the bits of all of them, -1 for none. */
+static void ranks_update(Ranks *ranks, int32_t *known, int64_t size, const int64_t *slots,
+                         const int32_t *bits) {
+    int64_t from[BLOCKS_AHEAD] = {0}, to[BLOCKS_AHEAD] = {0}; /* the blocks of prefetched codes */
     for (int64_t next = 0; next < size + BLOCKS_AHEAD; next++) {
-        int64_t i = next - BLOCKS_AHEAD, place = next % BLOCKS_AHEAD, source = from[place], target = to[place];
-        if (next + BLOCKS_AHEAD < size) __builtin_prefetch(ranks->bits + slots[next + BLOCKS_AHEAD], 1);
+        int64_t i = next - BLOCKS_AHEAD, place = next % BLOCKS_AHEAD;
+        int64_t source = from[place], target = to[place];
+        if (next + BLOCKS_AHEAD < size) __builtin_prefetch(known + slots[next + BLOCKS_AHEAD], 1);
         if (next < size) {
-            int32_t known = ranks->bits[slots[next]];
-            if (known >= 0) from[place] = prefetch(ranks, code_of(known, slots[next]));
+            int32_t old = known[slots[next]];
+            if (old >= 0) from[place] = prefetch(ranks, code_of(old, slots[next]));
             to[place] = prefetch(ranks, code_of(bits[next], slots[next]));
         }
         if (i < 0) continue;
-        int32_t old = ranks->bits[slots[i]];
+        int32_t old = known[slots[i]];
         if (old == bits[i]) continue;
         if (old >= 0) withdraw(ranks, code_of(old, slots[i]), source);
-        ranks->bits[slots[i]] = bits[i];
-        if (!insert(ranks, code_of(bits[i], slots[i]), target)) return 0;
+        known[slots[i]] = bits[i];
+        insert(ranks, code_of(bits[i], slots[i]), target);
     }
     count_before(ranks);
-    return 1;
 }
 
 /* Where the code of a rank is. `position` receives its block. */
@@ -159,7 +166,7 @@ static int64_t rank_of(const Ranks *ranks, int64_t code) {
 }
 
 static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t code) {
-    if (rank < 0 || rank >= ranks->before[ranks->blocks]) return 0;
+    if (rank < 0 || rank >= ranks_size(ranks)) return 0;
     int64_t first = ranks->before[position];
     int is_inside = rank >= first && rank < first + ranks->count[position];
     int64_t other =

@@ -7,14 +7,13 @@
 
 enum { FIRST, LOWEST, MEAN };       /* which critic */
 enum { L2, L1, SMOOTH_L1 };         /* distances of values to targets */
-enum { DETERMINISTIC, GAUSSIAN };   /* policies */
 
 /* The settings of stacked.py, which says what they mean. */
 #define WHOLE_SETTINGS(each)                                                                      \
-    each(members) each(observation) each(action) each(num_targets) each(dropped) each(policy)     \
-    each(is_quantile) each(is_action_first) each(is_squashed) each(followed) each(used)           \
-    each(measures) each(has_norms) each(is_pre_tanh) each(distance) each(is_mean)                 \
-    each(is_cloning) each(has_alpha_bounds) each(is_alpha_loss_exp)
+    each(members) each(observation) each(action) each(num_targets) each(dropped)                  \
+    each(is_gaussian) each(is_quantile) each(is_action_first) each(is_squashed) each(followed)    \
+    each(used) each(measures) each(has_norms) each(is_pre_tanh) each(distance) each(is_mean)      \
+    each(is_alpha_loss_exp)
 #define REAL_SETTINGS(each)                                                                       \
     each(critic_scale) each(actor_scale) each(policy_noise) each(noise_clip) each(actor_noise)    \
     each(actor_noise_clip) each(cloning) each(log_low) each(log_high) each(alpha_low)             \
@@ -102,11 +101,9 @@ static float *row_weights(Agents *agents, const Batch *batch, long member, doubl
 }
 
 static float alpha_of(Agents *agents, long member) {
-    float *log_alpha = agents->log_alpha.value + member, value = *log_alpha;
-    if (agents->has_alpha_bounds) {
-        value = within(value, (float)agents->alpha_low, (float)agents->alpha_high);
-        if (!agents->is_alpha_loss_exp) *log_alpha = value; /* as TorchRL's SACLoss does */
-    }
+    float *log_alpha = agents->log_alpha.value + member;
+    float value = within(*log_alpha, (float)agents->alpha_low, (float)agents->alpha_high);
+    if (!agents->is_alpha_loss_exp) *log_alpha = value; /* as TorchRL's SACLoss does */
     return expf(value);
 }
 
@@ -125,7 +122,7 @@ static Acts acts_of(Agents *agents, const Batch *batch, long member, int is_targ
                     const float *column, const float *noise) {
     Arena *arena = &agents->arena;
     long rows = batch->rows, width = agents->action, size = rows * width;
-    long outputs = width * (agents->policy == GAUSSIAN ? 2 : 1);
+    long outputs = width * (agents->is_gaussian ? 2 : 1);
     Acts acts = {.squashed = take(arena, size), .action = take(arena, size)};
     acts.density = take(arena, rows), acts.mark = mark_of(arena);
     float *inputs = new_inputs(arena, rows, agents->observation);
@@ -134,7 +131,7 @@ static Acts acts_of(Agents *agents, const Batch *batch, long member, int is_targ
     float *panels = forward(arena, &agents->actor, member, is_target, rows, acts.pass);
     acts.outputs = take(arena, rows * outputs);
     unpanel(rows, outputs, panels, acts.outputs);
-    if (agents->policy == GAUSSIAN) {
+    if (agents->is_gaussian) {
         draw_actions(rows, width, acts.outputs, (float)agents->log_low, (float)agents->log_high,
                      noise, acts.squashed, acts.density, acts.action);
         double stretch = 0;
@@ -263,8 +260,8 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
 
     /* Targets: the value of the next state is the minimum, or the lowest quantiles. */
     Acts acts = acts_of(agents, batch, member, 1, batch->next_observation, noise);
-    float alpha = agents->policy == GAUSSIAN ? alpha_of(agents, member) : 0;
-    if (agents->policy == DETERMINISTIC)
+    float alpha = agents->is_gaussian ? alpha_of(agents, member) : 0;
+    if (!agents->is_gaussian)
         perturb(agents, rows, noise, agents->policy_noise, agents->noise_clip, acts.action);
     release(arena, acts.mark);
     float *inputs = critic_inputs(agents, batch, member, batch->next_observation);
@@ -289,7 +286,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
             for (long i = 1; i < width; i++)
                 if (found[i] < *found || found[i] != found[i]) *found = found[i];
         for (long i = 0; i < kept; i++) {
-            float next = agents->policy == GAUSSIAN ? found[i] - alpha * acts.density[r] : found[i];
+            float next = agents->is_gaussian ? found[i] - alpha * acts.density[r] : found[i];
             found[i] = batch->reward[at] + (batch->terminated[at] ? 0 : (float)gamma * next);
         }
     }
@@ -342,16 +339,18 @@ static double norm_of(const float *gradient, long width) {
     return square > 0 && square < INFINITY ? sqrt(square) : 0;
 }
 
-/* The mean of the gradients of `count` critics of one row. Non-finite ones count as zero. */
-static void mean_gradient(long count, long stride, long width, const float *gradients,
-                          float *mean) {
+/* The gradient of one row with respect to its action: that of a critic, or the mean of `count` of
+ * them, in which non-finite ones count as zero. */
+static const float *gradient_of(int which, long count, long lowest, long stride, long width,
+                                const float *gradients, float *mean) {
+    if (which != MEAN) return gradients + (which == LOWEST ? stride * lowest : 0);
     memset(mean, 0, sizeof(float) * width);
-    for (long n = 0; n < count; n++) {
-        const float *gradient = gradients + stride * n;
+    for (long n = 0; n < count; n++, gradients += stride) {
         int is_finite = 1;
-        for (long i = 0; i < width; i++) is_finite &= isfinite(gradient[i]) != 0;
-        for (long i = 0; i < width && is_finite; i++) mean[i] += gradient[i] / count;
+        for (long i = 0; i < width; i++) is_finite &= isfinite(gradients[i]) != 0;
+        for (long i = 0; i < width && is_finite; i++) mean[i] += gradients[i] / count;
     }
+    return mean;
 }
 
 /* How well the gradients of the critics agree at one row: exp(x̄ᵀx_e) and ‖x̄‖. */
@@ -422,21 +421,14 @@ static void report_agreement(Agents *agents, long rows, long count, const float 
                 for (long n = 0; n < count; n++) row[stride * n + i] *= slope;
             }
         if (agents->measures) {
-            const float *used = row + (agents->used == LOWEST ? stride * lowest[r] : 0);
-            if (agents->used == MEAN) {
-                long some = agents->followed == MEAN ? targets : count;
-                mean_gradient(some, stride, width, row, mean);
-                used = mean;
-            }
+            const float *used = gradient_of(agents->used, agents->followed == MEAN ? targets : count,
+                                            lowest[r], stride, width, row, mean);
             agreement(count, stride, width, row, used, inverse, report->factor + r,
                       report->length + r);
         }
         if (agents->has_norms) {
-            const float *moving = row + (agents->followed == LOWEST ? stride * lowest[r] : 0);
-            if (agents->followed == MEAN) {
-                mean_gradient(targets, stride, width, row, mean);
-                moving = mean;
-            }
+            const float *moving =
+                gradient_of(agents->followed, targets, lowest[r], stride, width, row, mean);
             double square = 0;
             for (long i = 0; i < width; i++) square += (double)moving[i] * moving[i];
             report->norm[r] = (float)sqrt(square);
@@ -466,7 +458,7 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
     Network *net = &agents->actor;
     long rows = batch->rows, width = agents->action, size = rows * width;
     const float *noise = batch->noise ? batch->noise + size * member : 0;
-    int is_gaussian = agents->policy == GAUSSIAN;
+    int is_gaussian = agents->is_gaussian, is_cloning = agents->cloning >= 0;
     reset(arena);
     Acts acts = acts_of(agents, batch, member, 0, batch->observation, noise);
     float alpha = is_gaussian ? alpha_of(agents, member) : 0;
@@ -522,7 +514,7 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
     } else {
         double scale = 1, sum = 0, cloning = 0;
         for (long r = 0; r < rows; r++) report->loss -= weights[r] * (double)value[r];
-        if (agents->is_cloning) {
+        if (is_cloning) {
             double total = 0;
             for (long r = 0; r < rows; r++) total += fabsf(value[r]), sum += weights[r];
             scale = agents->cloning / (total / rows);
@@ -531,7 +523,7 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
             for (long i = 0; i < width; i++) {
                 long place = width * r + i;
                 float slope = (float)(-scale * weights[r]) * climb[place];
-                if (agents->is_cloning) {
+                if (is_cloning) {
                     float d = acts.action[place] - batch->action[width * row_of(batch, member, r) + i];
                     cloning += (double)d * d;
                     slope += (float)(2 * sum / size) * d * agents->half[i];
@@ -539,7 +531,7 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
                 float y = acts.squashed[place];
                 slopes[place] = agents->is_squashed ? slope * (1 - y * y) : slope;
             }
-        if (agents->is_cloning) {
+        if (is_cloning) {
             report->cloning = cloning / size, report->scale = scale;
             report->loss = scale * report->loss + sum * report->cloning;
         }
@@ -564,7 +556,7 @@ static void act(Agents *agents, long member, const float *observation, const flo
     float *zeros = take(&agents->arena, agents->action);
     memset(zeros, 0, sizeof(float) * agents->action);
     Acts acts = acts_of(agents, &batch, member, 0, observation, noise ? noise : zeros);
-    if (agents->policy == DETERMINISTIC && noise)
+    if (!agents->is_gaussian && noise)
         perturb(agents, 1, noise, deviation, INFINITY, acts.action);
     memcpy(action, acts.action, sizeof(float) * agents->action);
 }

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import getitem, is_
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Adam, Optimizer
+from torchrl.data.replay_buffers.storages import Storage
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, target_pairs
-from torchrl_vmfer.compiled.plain import (
-    ModuleWatch,
-    PlainNetwork,
-    Squashed,
-    read_gaussian,
-    read_network,
-)
+from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, stored_rows, target_pairs
+from torchrl_vmfer.compiled.plain import ModuleWatch, PlainNetwork, read_network, read_policy
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
     Columns,
@@ -69,6 +64,7 @@ class CompiledUpdates:
         targets: the ``SoftUpdate`` of the loss; ``None`` if target networks are moved elsewhere.
         clip_norm: the largest norm of the gradients of the critics and of the actor, as in
             ``torch.nn.utils.clip_grad_norm_``; ``None`` for no limit.
+        storage: where batches that have no entry but their ``"index"`` and weights are read from.
         module: the extension module; by default, the best one for this processor.
 
     Raises:
@@ -82,9 +78,9 @@ class CompiledUpdates:
         >>> from torchrl_vmfer import VMFTD3Loss
         >>> _ = torch.set_num_threads(1)
         >>> relu = torch.nn.ReLU
+        >>> network = MLP(4, 2, num_cells=[8], activation_class=relu)
         >>> actor = TensorDictModule(
-        ...     nn.Sequential(MLP(4, 2, num_cells=[8], activation_class=relu), nn.Tanh()),
-        ...     ["observation"], ["action"],
+        ...     torch.nn.Sequential(network, torch.nn.Tanh()), ["observation"], ["action"]
         ... )
         >>> critic = ValueOperator(MLP(6, 1, num_cells=[8], activation_class=relu),
         ...                        in_keys=["observation", "action"])
@@ -115,6 +111,7 @@ class CompiledUpdates:
         alpha_optimizer: Optimizer | None = None,
         targets: SoftUpdate | None = None,
         clip_norm: float | None = None,
+        storage: Storage | None = None,
         module: Any = None,
     ) -> None:
         if torch.get_num_threads() > 1:
@@ -122,12 +119,13 @@ class CompiledUpdates:
                 f"it uses one thread, PyTorch {torch.get_num_threads()}: torch.set_num_threads(1)"
             )
         self._loss = loss
-        self._critic_optimizer = critic_optimizer
-        self._actor_optimizer = actor_optimizer
+        self._critic_optimizer, self._actor_optimizer = critic_optimizer, actor_optimizer
         self._alpha_optimizer = alpha_optimizer
+        given = (critic_optimizer, actor_optimizer, alpha_optimizer)
+        self._optimizers = [optimizer for optimizer in given if optimizer is not None]
         self._soft_update = targets
         self._clip = 0.0 if clip_norm is None else float(clip_norm)
-        self._module = module
+        self._storage, self._module = storage, module
         self._is_gaussian = not isinstance(loss, _DETERMINISTIC)
         self._bind()
 
@@ -140,90 +138,83 @@ class CompiledUpdates:
         self._watch = ModuleWatch(loss, loss.actor_network, loss.qvalue_network)
         if self._watch.has_hooks():
             raise NotServedError("a network has hooks")
-        # The tensors in use, their addresses, and the dictionaries and keys where they are found.
+        # The tensors in use, and the dictionaries and keys where they are found.
         self._tensors: list[Tensor] = []
-        self._addresses: list[int] = []
         self._places: list[Any] = []
         self._keys: list[Any] = []
-        self._columns: tuple[Any, list[tuple[Tensor, int]], Columns] | None = None
-        read = read_gaussian if self._is_gaussian else _read_deterministic
-        actor, squashed = read(loss.actor_network, loss.actor_network_params)
-        target_actor, _ = read(loss.actor_network, loss.target_actor_network_params)
-        critics = read_network(loss.qvalue_network, loss.qvalue_network_params)
-        target_critics = read_network(loss.qvalue_network, loss.target_qvalue_network_params)
+        self._columns: tuple[Any, list[Tensor], list[int], Columns] | None = None
+        actor, target_actor = (
+            read_policy(loss.actor_network, params, self._is_gaussian)
+            for params in (loss.actor_network_params, loss.target_actor_network_params)
+        )
+        critics, target_critics = (
+            read_network(loss.qvalue_network, params)
+            for params in (loss.qvalue_network_params, loss.target_qvalue_network_params)
+        )
         if critics.last is not None:
             raise NotServedError("a module follows the last linear layer of the critics")
-        settings = _settings(loss, actor, critics, squashed)
         networks = (
             self._network(actor, target_actor, self._actor_optimizer, "actor"),
             self._network(critics, target_critics, self._critic_optimizer, "critics"),
         )
-        options = self._temperature() if self._is_gaussian else {}
-        self._parts = (settings, networks, options)
+        temperature = None
+        if self._is_gaussian:
+            adam, optimizer = (0.0, 0.0, 0.0), self._alpha_optimizer
+            if optimizer is not None:
+                adam = _adam(optimizer, [loss.log_alpha], "temperature")
+            place = ({"log_alpha": loss.log_alpha}, "log_alpha")  # loss and its members are watched
+            temperature = self._parameter(place, None, optimizer), adam
+        self._parts = (_settings(loss, actor), *networks, temperature)
+        self._stacked = StackedUpdates(*self._parts, module=self._module)
         keys, (observation,) = loss.tensor_keys, loss.actor_network.in_keys
         self._names = (observation, keys.action, keys.reward, keys.terminated, keys.done)
         self._states = self._current_states()
-        self._stacked = StackedUpdates(settings, *networks, **options, module=self._module)
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
         if len(set(self._addresses)) < len(self._addresses):
             raise NotServedError("parameters are shared")
 
     def _network(
         self, network: PlainNetwork, target: PlainNetwork, optimizer: Optimizer, name: str
     ) -> StackedNetwork:
-        group = _group(optimizer, network.tensors(), name)
-        moved: set[int] = set()
-        if self._soft_update is not None:
-            moved = {tensor.data_ptr() for tensor, _ in target_pairs(self._soft_update)}
-        states = []
-        for place, target_place in zip(network.places, target.places, strict=True):
-            value, following = place[0][place[1]], target_place[0][target_place[1]]
-            found = [self._note(*place), None, *self._state(optimizer, value)]
-            if following.data_ptr() != value.data_ptr():
-                found[1] = self._note(*target_place)
-                if self._soft_update is not None and following.data_ptr() not in moved:
-                    raise NotServedError("the SoftUpdate does not update all target networks")
-            states.append(AdamState(*[None if t is None else t.detach()[None] for t in found]))  # type: ignore[arg-type]
-        betas, eps = group["betas"], group["eps"]
-        return StackedNetwork(network.sizes, states, network.norm_eps, tuple(betas), eps)
+        adam = _adam(optimizer, network.tensors(), name)
+        pairs = [] if self._soft_update is None else target_pairs(self._soft_update)
+        moved = {tensor.data_ptr() for tensor, _ in pairs}
+        parameters = []
+        for value, following in zip(network.places, target.places, strict=True):
+            address = getitem(*following).data_ptr()
+            has_target = address != getitem(*value).data_ptr()
+            if has_target and self._soft_update is not None and address not in moved:
+                raise NotServedError("the SoftUpdate does not update all target networks")
+            place = following if has_target else None
+            parameters.append(self._parameter(value, place, optimizer))
+        copies = self._loss.num_qvalue_nets if name == "critics" else 1
+        return StackedNetwork(network.sizes, parameters, copies, network.norm_eps, adam)
 
-    def _temperature(self) -> dict[str, Any]:
-        value = self._loss.log_alpha.detach().reshape(1)
-        if self._alpha_optimizer is None:
-            return {"log_alpha": AdamState(value)}
-        group = _group(self._alpha_optimizer, [self._loss.log_alpha], "temperature")
-        state = self._state(self._alpha_optimizer, self._loss.log_alpha)
-        return {
-            "log_alpha": AdamState(value, None, *(tensor.reshape(1) for tensor in state)),
-            "alpha_betas": tuple(group["betas"]),
-            "alpha_eps": group["eps"],
-        }
-
-    def _state(self, optimizer: Any, value: Tensor) -> list[Tensor]:
-        """The state of a parameter, as ``torch.optim.Adam`` makes it before its first step."""
-        state = optimizer.state[value]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(value), torch.zeros_like(value)
-        return [self._note(state, name) for name in ("exp_avg", "exp_avg_sq", "step")]
+    def _parameter(self, place: Any, target: Any, optimizer: Any) -> AdamState:
+        """A parameter, its target, and its state as Adam makes it before its first step."""
+        value = self._note(*place)
+        found = [value, None if target is None else self._note(*target)]
+        if optimizer is not None:
+            state = optimizer.state[value]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"] = torch.zeros_like(value)
+                state["exp_avg_sq"] = torch.zeros_like(value)
+            found += [self._note(state, name) for name in ("exp_avg", "exp_avg_sq", "step")]
+        return AdamState(*(None if tensor is None else tensor.detach() for tensor in found))  # type: ignore[arg-type]
 
     def _note(self, entries: dict[Any, Tensor], key: Any) -> Tensor:
         tensor = entries[key]
-        self._tensors.append(tensor)
-        self._addresses.append(tensor.data_ptr())
-        self._places.append(entries)
-        self._keys.append(key)
         if has_tensor_hooks(tensor):
             raise NotServedError("a parameter has hooks")
+        self._tensors.append(tensor)
+        self._places.append(entries)
+        self._keys.append(key)
         return tensor
 
     def _current_states(self) -> list[int]:
-        optimizers = (self._critic_optimizer, self._actor_optimizer, self._alpha_optimizer)
-        return [
-            identity
-            for optimizer in optimizers
-            if optimizer is not None
-            for identity in map(id, optimizer.state.values())
-        ]
+        states = (optimizer.state.values() for optimizer in self._optimizers)
+        return list(map(id, chain.from_iterable(states)))
 
     def _refresh(self) -> None:
         """Binds again if parameters, states, networks or optimizers' options were replaced."""
@@ -249,107 +240,75 @@ class CompiledUpdates:
         Args:
             agents: the updates of each agent. They can no longer be used by themselves.
         """
-        first = agents[0]
         common: dict[int, Tensor] = {}
-        tensors = [[*agent._tensors, *agent._temperatures()] for agent in agents]
-        for same in zip(*tensors, strict=True):
+        for same in zip(*(agent._tensors for agent in agents), strict=True):
             stack = torch.stack([tensor.detach() for tensor in same])
             common[same[0].data_ptr()] = stack
             for tensor, part in zip(same, stack, strict=True):
                 tensor.data = part
 
         def joined(state: AdamState) -> AdamState:
-            values = [None if t is None else common[t.data_ptr()] for t in state]
+            values = [None if tensor is None else common[tensor.data_ptr()] for tensor in state]
             return AdamState(*values)  # type: ignore[arg-type]
 
-        settings, networks, options = first._parts
-        if "log_alpha" in options:
-            joint = joined(options["log_alpha"])
-            flat = [None if t is None else t.reshape(len(agents)) for t in joint]
-            options = {**options, "log_alpha": AdamState(*flat)}  # type: ignore[arg-type]
-        actor, critics = (
-            replace(net, parameters=[joined(p) for p in net.parameters]) for net in networks
+        settings, actor, critics, temperature = agents[0]._parts
+        return StackedUpdates(
+            replace(settings, members=len(agents)),
+            actor._replace(parameters=[joined(state) for state in actor.parameters]),
+            critics._replace(parameters=[joined(state) for state in critics.parameters]),
+            None if temperature is None else (joined(temperature[0]), temperature[1]),
+            agents[0]._module,
         )
-        return StackedUpdates(settings, actor, critics, module=first._module, **options)
-
-    def _temperatures(self) -> list[Tensor]:
-        return [self._loss.log_alpha] if self._is_gaussian else []
 
     # --- Updates ----------------------------------------------------------------------------
 
-    def update_critics(
-        self, rows: TensorDictBase, index: Tensor | None = None, weight: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update_critics(self, batch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the critics.
 
         Args:
-            rows: a batch ``[B]``; or, with ``index``, the rows of a storage.
-            index: the slots ``[B]`` that form the batch.
-            weight: the weight of each transition ``[B]``; by default, the ``"priority_weight"`` of
-                a batch, if the loss uses it.
+            batch: a batch ``[B]``; or, with ``storage=``, only its slots under ``"index"``. If the
+                loss uses them, transitions have the weights under ``"priority_weight"``.
 
         Returns:
             the loss, and ``{"td_error": ...}``: the largest absolute TD error of the critics for
             each transition, ``[B]``; for TQC, the largest mean absolute difference of quantiles.
         """
         self._refresh()
-        loss, count = self._loss, len(rows if index is None else index)
-        subset = None
+        loss, subset = self._loss, None
         if isinstance(loss, VMFREDQLoss):
             chosen = torch.randperm(loss.num_qvalue_nets)[: loss.sub_sample_len].sort().values
             subset = chosen.numpy()
-        report = self._stacked.update_critics(
-            self._read(rows, index),
-            self._noise(count),
+        losses, errors = self._stacked.update_critics(
+            noise=self._noise(len(batch)),
             lr=self._critic_optimizer.param_groups[0]["lr"],
             gamma=float(loss.value_estimator.gamma),
-            index=_slots(index),
-            weights=self._weights(rows, index, weight),
             subset=subset,
-            clip=self._clip,
+            **self._rows(batch),
         )
-        return torch.tensor(report.loss[0].item()), {
-            "td_error": torch.from_numpy(report.td_error[0])
-        }
+        return torch.tensor(losses.item()), {"td_error": torch.from_numpy(errors[0])}
 
-    def update_actor(
-        self, rows: TensorDictBase, index: Tensor | None = None, weight: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def update_actor(self, batch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the actor and, with an ``alpha_optimizer``, of the temperature.
 
         Args:
-            rows: a batch ``[B]``; or, with ``index``, the rows of a storage.
-            index: the slots ``[B]`` that form the batch.
-            weight: as in :meth:`update_critics`.
+            batch: as in :meth:`update_critics`.
 
         Returns:
             the loss, and those of ``vmf_factor``, ``vmf_resultant_length``, ``vmf_gradient_norm``
             and ``log_prob`` that the loss computes, ``[B]``; for TD3+BC, ``bc_loss`` and ``lmbd``.
         """
         self._refresh()
-        settings, count = self._stacked.settings, len(rows if index is None else index)
-        noise = alpha_lr = None
-        if self._is_gaussian or settings.actor_noise:
-            noise = self._noise(count)
-        if self._is_gaussian and self._alpha_optimizer is not None:
-            alpha_lr = self._alpha_optimizer.param_groups[0]["lr"]
-        report = self._stacked.update_actor(
-            self._read(rows, index, is_for_actor=True),
-            noise,
+        settings, alpha = self._stacked.settings, self._alpha_optimizer
+        has_noise = self._is_gaussian or settings.actor_noise
+        losses, measured = self._stacked.update_actor(
+            noise=self._noise(len(batch)) if has_noise else None,
             lr=self._actor_optimizer.param_groups[0]["lr"],
-            alpha_lr=alpha_lr,
-            index=_slots(index),
-            weights=self._weights(rows, index, weight),
-            clip=self._clip,
+            alpha_lr=None if alpha is None else alpha.param_groups[0]["lr"],
+            **self._rows(batch, is_for_actor=True),
         )
-        names = ("vmf_factor", "vmf_resultant_length", "vmf_gradient_norm", "log_prob")
-        metadata = {
-            name: torch.from_numpy(values[0])
-            for name, values in zip(names, report[1:], strict=True)
-            if values is not None
-        }
-        loss, cloning, scale = report.loss[0].tolist()
-        if settings.cloning is not None:
+        metadata = {name: torch.from_numpy(values[0]) for name, values in measured.items()}
+        loss, cloning, scale = losses[0].tolist()
+        if settings.cloning >= 0:
             metadata |= {"bc_loss": torch.tensor(cloning), "lmbd": torch.tensor(scale)}
         return torch.tensor(loss), metadata
 
@@ -379,46 +338,46 @@ class CompiledUpdates:
         shape = (1, count, self._stacked.settings.action)
         return torch.randn(shape, dtype=torch.float32, device="cpu").numpy()
 
-    def _weights(
-        self, rows: TensorDictBase, index: Tensor | None, weight: Tensor | None
-    ) -> np.ndarray | None:
-        key = getattr(self._loss.tensor_keys, "priority_weight", None)
-        is_weighted = key is not None and self._loss.use_prioritized_weights in (True, "auto")
-        if weight is None and index is None and is_weighted:
-            weight = rows.get(key, None)
-        if weight is None:
-            return None
-        count = len(rows if index is None else index)
-        if weight.shape != (count,):
-            raise ValueError(
-                f"Got weights of shape {list(weight.shape)} for a batch of {count}: pass one "
-                "weight for each transition."
-            )
-        return weight.detach().float().contiguous().numpy()
-
-    def _read(
-        self, rows: TensorDictBase, index: Tensor | None, is_for_actor: bool = False
-    ) -> Columns:
-        """The entries of rows; those of a storage are kept."""
-        if index is None:
-            if rows.ndim != 1 or not len(rows):
-                raise NotServedError(f"the batch has the shape {list(rows.shape)}")
-            if not _NOT_SERVED.isdisjoint(rows.keys()):
+    def _rows(self, batch: TensorDictBase, is_for_actor: bool = False) -> dict[str, Any]:
+        """The arguments that describe a batch."""
+        rows: Any = batch
+        entries, index = entries_of(batch), None
+        if self._storage is not None and self._names[0] not in entries:
+            rows, index = stored_rows(self._storage), entries["index"].contiguous().numpy()[None]
+            columns = self._stored_columns(rows)
+        else:
+            if batch.ndim != 1 or not len(batch):
+                raise NotServedError(f"the batch has the shape {list(batch.shape)}")
+            if not _NOT_SERVED.isdisjoint(entries):
                 raise NotServedError(f"the batch has one of the entries {sorted(_NOT_SERVED)}")
-            return Columns(*(_array(tensor) for tensor in self._entries(rows, is_for_actor)))
+            columns = Columns(*map(_array, self._entries(batch, is_for_actor)))
+        key, weight = getattr(self._loss.tensor_keys, "priority_weight", None), None
+        if key is not None and self._loss.use_prioritized_weights in (True, "auto"):
+            weight = batch.get(key, None)
+        if weight is not None:
+            if weight.shape != (len(batch),):
+                raise ValueError(
+                    f"Got weights of shape {list(weight.shape)} for a batch of {len(batch)}: pass "
+                    "one weight for each transition."
+                )
+            weight = weight.detach().float().contiguous().numpy()
+        return {"columns": columns, "index": index, "weights": weight, "clip": self._clip}
+
+    def _stored_columns(self, rows: TensorDictBase) -> Columns:
+        """The columns of the storage, which are kept."""
         kept = self._columns
-        if kept is None or kept[0] is not rows or any(t.data_ptr() != p for t, p in kept[1]):
+        if kept is None or kept[0] is not rows or list(map(Tensor.data_ptr, kept[1])) != kept[2]:
             tensors = self._entries(rows, False)
             if not all(tensor.is_contiguous() for tensor in tensors):
                 raise NotServedError("the columns of the storage are not contiguous")
-            arrays = Columns(*(_array(tensor) for tensor in tensors))
-            kept = self._columns = (rows, [(t, t.data_ptr()) for t in tensors], arrays)
-        return kept[2]
+            addresses, columns = list(map(Tensor.data_ptr, tensors)), Columns(*map(_array, tensors))
+            kept = self._columns = (rows, tensors, addresses, columns)
+        return kept[3]
 
     def _entries(self, rows: TensorDictBase, is_for_actor: bool) -> list[Tensor]:
         observation, action, reward, terminated, done = self._names
         if is_for_actor:
-            is_cloning = self._stacked.settings.cloning is not None
+            is_cloning = self._stacked.settings.cloning >= 0
             cloned = [self._loss.stored_action(rows)] if is_cloning else []
             return [_entry(rows, observation), *cloned]
         following = _entry(rows, "next")
@@ -434,10 +393,6 @@ def _entry(rows: TensorDictBase, key: Any) -> Any:
     return entries_of(rows)[key] if type(key) is str else rows.get(key)
 
 
-def _slots(index: Tensor | None) -> np.ndarray | None:
-    return None if index is None else index.contiguous().numpy()[None]
-
-
 def _array(tensor: Tensor) -> np.ndarray:
     """The array of an entry, with a leading dimension for the single agent."""
     if not tensor.is_cpu or tensor.dtype not in (torch.float32, torch.bool):
@@ -445,8 +400,8 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().contiguous().numpy()[None]
 
 
-def _group(optimizer: Any, tensors: list[Tensor], name: str) -> dict[str, Any]:
-    """The single group of an optimizer of exactly these parameters."""
+def _adam(optimizer: Any, tensors: list[Tensor], name: str) -> tuple[float, float, float]:
+    """Betas and eps of an optimizer of exactly these parameters."""
     if type(optimizer) is not Adam:
         raise NotServedError(f"the optimizer of the {name} is a {type(optimizer).__name__}")
     if len(optimizer.param_groups) != 1:
@@ -459,14 +414,7 @@ def _group(optimizer: Any, tensors: list[Tensor], name: str) -> dict[str, Any]:
             raise NotServedError(f"the optimizer of the {name} has {option}={group[option]}")
     if not all(isinstance(number, float) for number in (group["lr"], *group["betas"])):
         raise NotServedError(f"the learning rate of the {name} is not a float")
-    return group
-
-
-def _read_deterministic(module: nn.Module, params: Any) -> tuple[PlainNetwork, Squashed | None]:
-    network = read_network(module, params)
-    if network.last is not None and not isinstance(network.last, Squashed):
-        raise NotServedError(f"the actor ends with a {type(network.last).__name__}")
-    return network, network.last
+    return (*group["betas"], group["eps"])
 
 
 def _check_loss(loss: Any) -> None:
@@ -497,14 +445,11 @@ def _check_loss(loss: Any) -> None:
         raise NotServedError("the actor does not return the action last")
 
 
-def _settings(
-    loss: Any, actor: PlainNetwork, critics: PlainNetwork, squashed: Squashed | None
-) -> Settings:
+def _settings(loss: Any, actor: PlainNetwork) -> Settings:
     """The settings of a loss."""
-    is_gaussian = not isinstance(loss, _DETERMINISTIC)
-    action = actor.sizes[-1] // (2 if is_gaussian else 1)
+    is_gaussian, squashed = not isinstance(loss, _DETERMINISTIC), actor.last
     options: dict[str, Any] = {
-        "policy": "gaussian" if is_gaussian else "deterministic",
+        "is_gaussian": is_gaussian,
         "num_targets": loss.target_count,
         "followed": followed_critic(loss),
         "used": loss.used,
@@ -525,13 +470,17 @@ def _settings(
         options |= {"is_quantile": True, "dropped": loss.top_quantiles_to_drop_per_net}
     else:
         options["distance"] = loss.loss_function
-    if not is_gaussian:
-        options |= {
-            "policy_noise": float(loss.policy_noise),
-            "noise_clip": float(loss.noise_clip),
-            "low": loss.min_action.reshape(-1).numpy(),
-            "high": loss.max_action.reshape(-1).numpy(),
-        }
+    if is_gaussian:
+        options["log_low"], options["log_high"] = LocAndScale.bounds
+        options["target_entropy"] = float(loss.target_entropy)
+        for name in ("low", "high"):
+            bound = loss.min_log_alpha if name == "low" else loss.max_log_alpha
+            options |= {} if bound is None else {f"alpha_{name}": float(bound)}
+    else:
+        options["policy_noise"] = float(loss.policy_noise)
+        options["noise_clip"] = float(loss.noise_clip)
+        options["low"] = loss.min_action.reshape(-1).numpy()
+        options["high"] = loss.max_action.reshape(-1).numpy()
     if isinstance(loss, VMFTD3Loss):
         options["actor_noise"] = loss.actor_noise
         options["actor_noise_clip"] = loss.actor_noise_clip
@@ -543,15 +492,4 @@ def _settings(
             options["critic_scale"] = 1 / loss.num_qvalue_nets
         else:
             options["actor_scale"] = loss.num_qvalue_nets
-    if is_gaussian:
-        options |= {
-            "log_bounds": LocAndScale.bounds,
-            "target_entropy": float(loss.target_entropy),
-        }
-        low, high = loss.min_log_alpha, loss.max_log_alpha
-        if low is not None or high is not None:
-            options["alpha_bounds"] = (
-                -math.inf if low is None else float(low),
-                math.inf if high is None else float(high),
-            )
-    return Settings(observation=actor.sizes[0], action=action, **options)
+    return Settings(actor.sizes[0], actor.sizes[-1] // (1 + is_gaussian), **options)

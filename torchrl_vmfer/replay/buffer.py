@@ -210,6 +210,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             data[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
         return data
 
+    def draw_slots(self, sampler: Sampler) -> TensorDictBase:
+        """Draws the slots of a batch, without reading it, and the metadata of the draw."""
+        with self.locked():
+            index, info = sampler.sample(self.storage, self.batch_size or 0)
+        info = {key: torch.as_tensor(value) for key, value in info.items()}
+        return unchecked_tensordict({**info, "index": index}, torch.Size([len(index)]))
+
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
         """Draws a batch for ``sample()``."""
         return self._draw_with(self.sampler.sample, batch_size, None)

@@ -11,7 +11,6 @@ __all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "make_rank_index"]
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _TOP = np.int64(np.iinfo(np.int32).max)
-_WIDTH = 128  # of a block, as in compiled/samplers.h
 
 
 def bits_of(priorities: np.ndarray) -> np.ndarray:
@@ -104,14 +103,12 @@ class RankBlocks(RankIndex):
     ``compiled/samplers.h``.
     """
 
-    spare_blocks = 64  # at least, after a rebuild
-
     def __init__(self, functions: Any) -> None:
-        self._functions = functions
+        self._functions, self._ranks = functions, functions.Ranks()
         super().__init__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._bits,)  # modules cannot be pickled
+        return _restored, (self._bits,)  # compiled objects cannot be pickled
 
     def ranks_at(
         self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
@@ -127,25 +124,16 @@ class RankBlocks(RankIndex):
         """As in :class:`RankIndex`."""
         ranks = np.ascontiguousarray(ranks, np.int64)
         random = np.ascontiguousarray(random, np.float64)
-        slots, first, end = found = np.empty((3, len(ranks)), np.int64)
-        self._functions.ranks_draw(self._arrays, ranks, random, found)
+        found = np.empty((3, len(ranks)), np.int64)
+        self._ranks.draw(ranks, random, found)
+        slots, first, end = found
         return slots, first, end
 
     def _fill(self, codes: np.ndarray) -> None:
-        filled = 2 * len(codes) // _WIDTH + 1
-        capacity = filled + max(self.spare_blocks, filled // 2)
-        # Codes, block, count, lowest, before, and the number of blocks in use.
-        self._arrays = (
-            np.empty((capacity, _WIDTH), np.int64),
-            *(np.empty(capacity, np.int64) for _ in range(3)),
-            *(np.empty(capacity + 1, np.int64), np.zeros(1, np.int64)),
-        )
-        self._functions.ranks_fill(self._arrays, codes)
+        self._ranks.fill(codes)
 
     def _change(self, slots: np.ndarray, bits: np.ndarray) -> None:
-        if not self._functions.ranks_update(self._arrays, self._bits, slots, bits):
-            self._bits[slots] = bits
-            self.restore(self._bits)
+        self._ranks.update(self._bits, slots, bits)
 
 
 def make_rank_index() -> RankIndex:
