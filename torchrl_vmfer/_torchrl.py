@@ -21,7 +21,6 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
-from torchrl.collectors import Collector
 from torchrl.data import (
     LazyTensorStorage,
     ListStorage,
@@ -33,7 +32,6 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 from torchrl.data.replay_buffers.utils import pin_memory_output
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
-from torchrl.envs import EnvBase, GymWrapper
 from torchrl.objectives import (
     CQLLoss,
     CrossQLoss,
@@ -176,45 +174,6 @@ def target_pairs(updater: SoftUpdate) -> list[tuple[Tensor, Tensor]]:
     """The pairs of a target parameter and its source parameter that an updater handles."""
     sources, targets = updater._sources.flatten_keys(), updater._targets.flatten_keys()
     return [(targets.get(f"target_{name}"), source) for name, source in sources.items()]
-
-
-# --- Collectors -----------------------------------------------------------------------------
-
-
-class OpenCollector(Collector):
-    """A collector that yields what the ``rollout`` of its subclasses returns, and nothing else.
-
-    Batches are not postprocessed or copied, and CUDA is not synchronized.
-    """
-
-    def iterator(self) -> Iterator[TensorDictBase]:
-        """Yields batches."""
-        while self._frames < self.total_frames:
-            self._iter += 1
-            batch = self.rollout()
-            self._increment_frames(len(batch))
-            if self.post_collect_hook is not None:
-                self.post_collect_hook(batch)
-            yield batch
-
-    @property
-    def carrier(self) -> TensorDictBase:
-        """The last output of the environment."""
-        return self._carrier
-
-    @property
-    def acting_policy(self) -> Any:
-        """The policy that the collector calls, on its device."""
-        return self._wrapped_policy
-
-    def draws_random_action(self) -> bool:
-        """Whether the next frame is one of the initial random frames."""
-        return self._should_use_random_frames()
-
-
-def gymnasium_env(env: EnvBase) -> Any:
-    """The Gymnasium environment behind TorchRL's wrapper."""
-    return env._env
 
 
 # --- Replay buffers and samplers ------------------------------------------------------------
@@ -547,11 +506,6 @@ RELIED_ON: dict[tuple[Any, str], tuple[str, ...]] = {
     (module_globals, "ModuleWatch"): tuple(f"_global{name}" for name in _HOOKS),
     (Tensor, "has_tensor_hooks"): ("_backward_hooks", "_post_accumulate_grad_hooks"),
     (SoftUpdate, "target_pairs"): ("_sources", "_targets"),
-    (Collector, "OpenCollector"): (
-        *("_carrier", "_wrapped_policy", "_should_use_random_frames"),
-        *("_frames", "_iter", "_increment_frames"),
-    ),
-    (GymWrapper, "gymnasium_env"): ("_env",),
     (TensorDict, "unchecked_tensordict"): ("_new_unsafe",),
     (TensorDictReplayBuffer, "SeamReplayBuffer"): (
         *("_init", "_initialized", "_sample", "_rng", "_transform", "_collate_fn"),

@@ -104,7 +104,7 @@ def _closest_batch(
     policy = policy_action(actor, observations(candidates.select(*observations.in_keys)))
     stored = candidates["action"].to(policy.device)
     chosen = int(action_distances(stored, policy, number).argmin())
-    candidates = candidates.select(*keys, "index", "index_generation", strict=False)
+    candidates = candidates.select(*keys, "index")
     return candidates[chosen * size : (chosen + 1) * size]
 
 

@@ -34,7 +34,7 @@ class Observations(TensorDictModuleBase):
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self._device = torch.device(device)
+        self.device = torch.device(device)
 
     def stored_keys(self, entries: Sequence[str]) -> list[str]:
         """The stored entries from which a batch with some entries is made."""
@@ -49,12 +49,12 @@ class Observations(TensorDictModuleBase):
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on raw observations of the environment."""
-        return actor if self._device.type == "cpu" else ObservingPolicy(self, actor)
+        return actor if self.device.type == "cpu" else ObservingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
         # `to` takes time even if there is nothing to copy.
-        return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
+        return tensordict if self.device.type == "cpu" else tensordict.to(self.device)
 
 
 class NormalizedObservations(Observations):

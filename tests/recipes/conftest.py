@@ -20,8 +20,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
-from vmfer_recipes.collection.collectors import TransitionCollector
-from vmfer_recipes.collection.vectorized import VectorCollector
+from vmfer_recipes.collection.collectors import SingleCollector, WorkersCollector
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run import session
 from vmfer_recipes.run.curve import draw_learning_curve
@@ -119,8 +118,8 @@ def _at_step(step: int, act):
         return act_and_collect
 
     with pytest.MonkeyPatch.context() as patch:
-        for collector, name in ((TransitionCollector, "next"), (VectorCollector, "collect")):
-            patch.setattr(collector, name, after_act(getattr(collector, name)))
+        for collector in (SingleCollector, WorkersCollector):
+            patch.setattr(collector, "collect", after_act(collector.collect))
         yield
 
 
@@ -179,8 +178,10 @@ def _assert_same_run(left: Path, right: Path) -> None:
         # The length of train.csv depends on the number of digits of the speed.
         checkpoint["parts"].pop("training")
         checkpoint["run"].pop("dataset", None)  # a path
-        collector = checkpoint["parts"].get("collector", {"environment": {}})  # none offline
-        environments = collector.get("environments") or [collector["environment"]]
+        collector = checkpoint["parts"].get("collector", {})  # none offline
+        environments = collector.get("environments", [])
+        for state in collector.get("states", []):
+            environments = environments + (state["environments"] if state else [])
         environments = [*environments, checkpoint["parts"]["evaluation"]]
         for layer in itertools.chain(*(each["layers"] for each in environments if each)):
             for kind, simulation, *_ in filter(_is_tagged, layer["attributes"].values()):

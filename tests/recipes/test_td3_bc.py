@@ -246,7 +246,7 @@ def test_a_longer_run_continues_exactly(learn, finished_run, tmp_path, assert_sa
         (["init_random_frames=60"], "init_random_frames=60 has no effect on td3_bc"),
         slow(["num_envs=2"], "num_envs=2 has no effect on td3_bc"),
         slow(["utd_ratio=2"], "utd_ratio=2 has no effect on td3_bc"),
-        (["collector=multi_sync"], "collector=multi_sync has no effect on td3_bc"),
+        (["collector=processes"], "collector=processes has no effect on td3_bc"),
         (["env.normalize_observations=true"], "use normalize=true"),
         (["replay=her"], "replay=her requires whole episodes"),
         (["num_critics=1"], "needs several critics"),

@@ -177,7 +177,6 @@ def test_hindsight_does_not_mix_the_episodes_of_several_environments(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("collector=multi_sync",), "num_envs=8 is for collector=single"),
         (("replay.buffer_size=4",), "replay.buffer_size=4 cannot hold"),
     ],
 )
