@@ -22,10 +22,10 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, describe, key
 from vmfer_recipes.config.launch import Recipe, program
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.report.runs import area, final
-from vmfer_recipes.run.directory import MAY_CHANGE
+from vmfer_recipes.report.runs import objective
+from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.files import lock, replacing
-from vmfer_recipes.run.tables import read_columns
+from vmfer_recipes.run.tables import Evaluation
 from vmfer_recipes.train import load_recipe
 
 optuna: Any = import_module("optuna") if util.find_spec("optuna") else None
@@ -37,7 +37,7 @@ class TuneConfig(Config):
 
     trials: int = key(20, "trials of the whole search, with those of earlier starts", low=1)
     objective: str = key("final", "what to optimize", choices=("final", "best", "area"))
-    metric: str = key("return_mean", "column of eval.csv")
+    metric: str = key("return_mean", "column of eval.csv", choices=Evaluation._fields)
     direction: str = key("maximize", "whether more is better", choices=("maximize", "minimize"))
     study_seed: int = key(0, "seed of Optuna's sampler", low=0, high=10_000)
 
@@ -47,26 +47,49 @@ def main() -> None:
     """Runs the trials that are missing and prints the best one."""
     names = ("--help", "-h", *(f"{each.name}=" for each in describe(TuneConfig)))
     mine = [each for each in sys.argv[1:] if each.startswith(names)]
-    usage = "python recipes/tune.py <algorithm> [key=value or range]"
-    options = read_options(usage, mine, TuneConfig)
+    options = read_options("python recipes/tune.py <algorithm> [key=range ...]", mine, TuneConfig)
     if optuna is None:
         raise UserError("A search needs another package: pip install '.[search]'.")
     name, *given = [each for each in sys.argv[1:] if each not in mine] or [""]
     recipe = load_recipe(name)
     fixed, space, folder = _read(given, recipe)
     cfg = _check(fixed, space, recipe)
-    values = {name: value for name, value in cfg.as_dict().items() if name not in MAY_CHANGE}
-    identity = repr((values, space, replace(options, trials=1)))
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    search = repr((identity(cfg), cfg.total_frames, space, replace(options, trials=1)))
+    digest = hashlib.sha256(search.encode()).hexdigest()[:8]
     folder = folder or Path(f"runs/search/{name}-{digest}")
     with lock(folder):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         storage = f"sqlite:///{(folder / 'trials.db').absolute()}"
         if optuna.get_all_study_names(storage) not in ([], [digest]):
             raise UserError(f"{folder} holds another search: choose another run_dir.")
-        goal: Any = {"direction": options.direction, "load_if_exists": True}
+        goal = {"direction": options.direction, "load_if_exists": True}
         study = optuna.create_study(storage=storage, study_name=digest, **goal)
-        _search(study, recipe, fixed, space, folder, options)
+        for number in range(len(study.trials), options.trials):
+            # Only ended trials are stored. The values of a trial depend on its number and on those
+            # before it, so an interrupted one is drawn again and resumes in its directory.
+            sampler = optuna.samplers.TPESampler(seed=options.study_seed * 100_000 + number)
+            draw = optuna.create_study(sampler=sampler, direction=options.direction)
+            draw.add_trials(study.trials)
+            values, run_dir = draw.ask(space).params, folder / f"trial{number:03d}"
+            print(f"Trial {number}: {' '.join(_written(values))}", file=sys.stderr)
+            sys.argv[1:] = [*fixed, *_written(values), f"run_dir='{run_dir}'"]
+            trial = {"params": values, "distributions": space, **_result(recipe, run_dir, options)}
+            study.add_trial(optuna.trial.create_trial(**trial))
+            with replacing(folder / "trials.csv") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(["trial", "state", options.objective, *space])
+                for each in study.trials:
+                    found = (each.params[name] for name in space)
+                    writer.writerow([each.number, each.state.name.lower(), each.value, *found])
+    failed = sum(each.value is None for each in study.trials)
+    if failed == len(study.trials):
+        raise UserError(f"All {failed} trials of {folder} failed: change the ranges.")
+    best, note = study.best_trial, f", {failed} failed" if failed else ""
+    score = f"{options.objective} {options.metric} {best.value:.1f}"
+    print(f"Best of {len(study.trials)} trials{note}: trial {best.number} with {score}.")
+    print(f"  values     {' '.join(_written({name: best.params[name] for name in space}))}")
+    print(f"  run        {folder / f'trial{best.number:03d}'}")
+    print(f"  all trials {folder / 'trials.csv'}")
 
 
 def _read(given: list[str], recipe: Recipe) -> tuple[list[str], dict[str, Any], Path | None]:
@@ -105,9 +128,7 @@ def _check(fixed: list[str], space: dict[str, Any], recipe: Recipe) -> TrainingC
     for changed in [*({name: value} for name in ends for value in ends[name]), {}]:
         cfg = recipe.compose([*fixed, *_written(first | changed)])
     if not (space and isinstance(cfg, TrainingConfig)):
-        raise UserError(
-            "Give a recipe that writes eval.csv and a range: td3 'tau=interval(0,0.1)'."
-        )
+        raise UserError("Give a training recipe and a range, such as td3 'tau=interval(0,0.1)'.")
     return cfg
 
 
@@ -115,56 +136,17 @@ def _written(values: dict[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in values.items()]
 
 
-def _search(
-    study: Any, recipe: Recipe, fixed: list[str], space: Any, folder: Path, options: TuneConfig
-) -> None:
-    """Runs the missing trials. Those that fail, or whose objective is not finite, count as well."""
-    states, seed = optuna.trial.TrialState, options.study_seed * 100_000
-    while (number := len(study.trials)) < options.trials:
-        # Only ended trials are stored. The values of a trial depend on its number and on those
-        # before it, so an interrupted one is drawn again and resumes in its directory.
-        sampler = optuna.samplers.TPESampler(seed=seed + number)
-        draw = optuna.create_study(sampler=sampler, direction=options.direction)
-        draw.add_trials(study.trials)
-        values, run_dir = draw.ask(space).params, folder / f"trial{number:03d}"
-        print(f"Trial {number}: {' '.join(_written(values))}", file=sys.stderr)
-        sys.argv[1:] = [*fixed, *_written(values), f"run_dir='{run_dir}'"]
-        trial = {"params": values, "distributions": space, "state": states.FAIL}
-        try:
-            recipe()
-            value = objective(run_dir, options)
-            if math.isfinite(value):
-                trial |= {"value": value, "state": states.COMPLETE}
-        except SystemExit as end:
-            if end.code != 2:  # Ctrl-C or SIGTERM
-                raise
-        study.add_trial(optuna.trial.create_trial(**trial))
-        with replacing(folder / "trials.csv") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["trial", "state", options.objective, *space])
-            for each in study.trials:
-                found = [each.params[name] for name in space]
-                writer.writerow([each.number, each.state.name.lower(), each.value, *found])
-    failed = sum(each.value is None for each in study.trials)
-    if failed == number:
-        raise UserError(f"All {number} trials of {folder} failed: change the ranges.")
-    best, note = study.best_trial, f", {failed} failed" if failed else ""
-    score = f"{options.objective} {options.metric} {best.value:.1f}"
-    print(f"Best of {number} trials{note}: trial {best.number} with {score}.")
-    print(f"  values     {' '.join(_written({name: best.params[name] for name in space}))}")
-    print(f"  run        {folder / f'trial{best.number:03d}'}")
-    print(f"  all trials {folder / 'trials.csv'}")
-
-
-def objective(run_dir: Path, options: TuneConfig) -> float:
-    """The number to optimize, from the evaluations of a finished run."""
-    table, metric = read_columns(run_dir / "eval.csv"), options.metric
-    if metric not in table:
-        raise UserError(f"eval.csv has no column metric={metric}: it has {', '.join(table)}.")
-    steps, values = table["step"], table[metric]
-    if options.objective == "final":
-        return final(steps, values, int(steps[-1]))
-    return float(values.max()) if options.objective == "best" else area(steps, values)
+def _result(recipe: Recipe, run_dir: Path, options: TuneConfig) -> dict[str, Any]:
+    """Runs a trial. One that fails, or whose objective is not finite, counts as well."""
+    try:
+        recipe()
+        value = objective(run_dir, options.metric, options.objective, options.direction)
+        if math.isfinite(value):
+            return {"value": value}
+    except SystemExit as end:
+        if end.code != 2:  # Ctrl-C or SIGTERM
+            raise
+    return {"state": optuna.trial.TrialState.FAIL}
 
 
 if __name__ == "__main__":

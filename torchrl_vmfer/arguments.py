@@ -1,4 +1,4 @@
-"""The arguments of samplers: default, range and meaning of each in one place.
+"""The arguments of samplers and losses: default, range and meaning of each in one place.
 
 The constructors check their arguments with them, and the recipes make configuration keys of them.
 This module imports no other package, so that ``--help`` of a recipe is fast.
@@ -11,26 +11,10 @@ import numbers
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    *(
-        "AGE_EXPONENT",
-        "CYCLE",
-        "DECAY",
-        "EXPONENT",
-        "FLOOR",
-        "HER_RATIO",
-        "INITIAL_FACTOR",
-        "MIN_SIZE",
-        "MODE",
-    ),
-    *("NORM_POWER", "POOL_SIZE", "POWER", "RANK_ALPHA", "RANK_BETA", "SMOOTHING", "STRATEGY"),
-    "Argument",
-]
-
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a sampler.
+    """An argument of a sampler or a loss.
 
     Args:
         default: the default value.
@@ -66,7 +50,8 @@ class Argument:
         number = numbers.Integral if self.is_integer else numbers.Real
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
-        if isinstance(value, number) and type(value) is not bool and low <= float(value) <= high:
+        is_number = isinstance(value, number) and type(value) is not bool
+        if is_number and low <= value <= high:
             return
         what = "be an integer" if self.is_integer else "be a number"
         if self.high is None:
@@ -119,3 +104,17 @@ AGE_EXPONENT = Argument(
 )
 HER_RATIO = Argument(0.8, "fraction of a batch whose goals are relabeled", low=0, high=1)
 STRATEGY = Argument("future", "where new goals come from", choices=("future", "final", "episode"))
+TARGET_CRITICS = Argument(2, "critics that form the TD target", low=1, is_integer=True)
+USED = Argument(
+    "first", "the critic whose gradient moves the actor", choices=("first", "min", "mean")
+)
+OBJECTIVE = Argument(
+    "first",
+    "what the actor maximizes: the first critic, or the mean of the critics in the TD target",
+    choices=("first", "mean"),
+)
+DIRECTIONS = Argument(
+    "action",
+    "factors compare gradients with respect to the action, or to the pre-tanh action",
+    choices=("action", "pre_tanh"),
+)

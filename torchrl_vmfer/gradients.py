@@ -1,30 +1,26 @@
-"""Per-critic action gradients, and the critic whose gradient moves the actor."""
+"""The action gradient of each critic, and a mixin that extracts them from a TorchRL loss."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
-from tensordict import NestedKey, TensorDictBase, unravel_key
+from tensordict import NestedKey, TensorDict, TensorDictBase, unravel_key
+from tensordict.nn import dispatch
 from torch import Tensor
-from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.objectives import REDQLoss, TD3BCLoss, TD3Loss, TQCLoss
 from torchrl.objectives.common import LossModule
 
-from torchrl_vmfer._torchrl import paired_critics
-from torchrl_vmfer.directional import Used, mean_gradient
-from torchrl_vmfer.networks import evaluating
+from torchrl_vmfer import arguments
+from torchrl_vmfer._torchrl import TappedLoss
+from torchrl_vmfer.directional import Used, factor_and_length, mean_gradient, used_gradient
+from torchrl_vmfer.squashing import Directions, Squashing, make_squashing
 
 __all__ = [
-    "UsedCritic",
-    "action_gradients",
-    "action_leaves",
-    "checked_critic",
-    "directed",
-    "followed_critic",
-    "linearized_values",
-    "resolved_critic",
+    *("AllCriticsTap", "GradientTap", "UsedCritic"),
+    *("action_leaves", "directed", "followed_critic", "linearized_values", "resolved_critic"),
 ]
 
 UsedCritic: TypeAlias = Literal["first", "min", "mean"]
@@ -37,13 +33,6 @@ def followed_critic(loss: LossModule) -> UsedCritic:
     if isinstance(loss, (TD3Loss, TD3BCLoss)):
         return getattr(loss, "objective", "first")
     return "mean" if isinstance(loss, (REDQLoss, TQCLoss)) else "min"
-
-
-def checked_critic(used: str) -> UsedCritic:
-    """Validates ``used`` and returns it."""
-    if used not in get_args(UsedCritic):
-        raise ValueError(f"used must be 'first', 'min' or 'mean', got {used!r}.")
-    return cast(UsedCritic, used)
 
 
 def resolved_critic(used: UsedCritic, loss: LossModule, gradients: Tensor, values: Tensor) -> Used:
@@ -152,34 +141,200 @@ def _at_least_single(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
-def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
-    """Evaluates all critics of a loss at the action of its policy, in one pass.
+class GradientTap(TappedLoss):
+    """Intercepts the calls of a TorchRL loss to its critics and keeps the action gradients.
 
-    Returns:
-        the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
-        respect to the action, or to the pre-tanh action if the loss has ``directions="pre_tanh"``.
+    TorchRL's losses call their critics through one batched callable, which :meth:`critics`
+    replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
+    A loss may override :meth:`perturbed` and :meth:`loss_gradients`. The arguments are described in
+    :class:`~torchrl_vmfer.VMFTD3Loss` and :class:`~torchrl_vmfer.VMFSACLoss`.
+
+    Attributes:
+        critic_loss_name: the name of TorchRL's method for the critic loss.
+        selected_out_keys: the keys chosen by ``select_out_keys``, or ``None`` if it was not called.
+        tapped_action: the policy's action in the current ``actor_loss`` call.
+        tapped_values: the critics' values ``[N, *batch]`` in that call.
+        tapped_gradients: the gradients ``[N, *batch, action]`` of l_i = -Q_i in that call.
     """
-    actor, critic = loss.actor_network, loss.qvalue_network
-    action_key = loss.tensor_keys.action
-    params = loss.qvalue_network_params.detach()
-    observed = dict.fromkeys([*actor.in_keys, *critic.in_keys])
-    # Not strict: a composite policy lists the parameters of its distribution as inputs.
-    inputs = tensordict.select(*(key for key in observed if key != action_key), strict=False)
-    with loss.actor_network_params.to_module(actor):
-        if isinstance(loss, (TD3Loss, TD3BCLoss)) or not hasattr(actor, "get_dist"):
-            with set_exploration_type(loss.deterministic_sampling_mode):
-                inputs = actor(inputs)
-        else:
-            with set_exploration_type(ExplorationType.RANDOM):
-                inputs.set(action_key, actor.get_dist(inputs).rsample())
-    inputs = inputs.select(*critic.in_keys)
-    ensemble = paired_critics(loss)
-    # Measuring must not update the running statistics of normalization layers.
-    with evaluating(critic):
-        values, gradients = linearized_values(
-            lambda inputs: ensemble(inputs, params),
-            inputs.expand(params.batch_size[0], *inputs.batch_size),
-            action_key=action_key,
-            value_key=loss.tensor_keys.state_action_value,
+
+    critic_loss_name: ClassVar[str]
+    tapped_action: Tensor | TensorDictBase
+    tapped_values: Tensor
+    tapped_gradients: Tensor
+    squashing: Squashing | None
+    _in_actor_loss = False
+    _report: dict[str, Tensor] | None = None
+    selected_out_keys: list[NestedKey] | None = None
+
+    def __init__(
+        self,
+        *args: Any,
+        num_target_critics: int | None = 2,
+        measure: bool = True,
+        used: UsedCritic | None = None,
+        directions: Directions = "action",
+        gradient_norm: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.used = used or followed_critic(self)
+        arguments.USED.check("used", self.used)
+        arguments.DIRECTIONS.check("directions", directions)
+        if num_target_critics is not None:  # None for all
+            arguments.TARGET_CRITICS.check("num_target_critics", num_target_critics)
+        self.num_target_critics = num_target_critics
+        self.measure, self.gradient_norm = measure, gradient_norm
+        super().__init__(*args, **kwargs)
+        if measure and self.num_qvalue_nets == 1:
+            warnings.warn(
+                f"{type(self).__name__} has one critic: all its factors equal e, and vMFER samples "
+                "uniformly: pass num_qvalue_nets=2 or more, or measure=False.",
+                stacklevel=3,
+            )
+        self.squashing = None
+        if directions == "pre_tanh":
+            self.squashing = make_squashing(self, kwargs.get("action_spec"))
+
+    @property
+    def target_count(self) -> int:
+        """The number of critics that form the TD target."""
+        return min(self.num_target_critics or self.num_qvalue_nets, self.num_qvalue_nets)
+
+    @property
+    def taps(self) -> bool:
+        """Whether ``actor_loss`` needs the gradient of each critic."""
+        return self.measure or self.gradient_norm
+
+    @property
+    def stock_out_keys(self) -> list[NestedKey]:
+        """The keys that ``forward`` of the TorchRL loss returns."""
+        return list(super().out_keys)
+
+    @property
+    def out_keys(self) -> list[NestedKey]:
+        """The keys that ``forward`` returns: all of them, or the selected ones."""
+        return self.selected_out_keys or self._all_out_keys()
+
+    @out_keys.setter
+    def out_keys(self, keys: list[NestedKey]) -> None:
+        self.selected_out_keys = None if keys == self._all_out_keys() else keys
+
+    def _all_out_keys(self) -> list[NestedKey]:
+        own = ["vmf_factor", "vmf_resultant_length"] if self.measure else []
+        own += ["vmf_gradient_norm"] if self.gradient_norm else []
+        return [*self.stock_out_keys, *own]
+
+    @property
+    def keyword_out_keys(self) -> list[NestedKey]:
+        """The keys that a call with keyword arguments returns: TorchRL's, or the selected ones."""
+        return self.selected_out_keys or self.stock_out_keys
+
+    @dispatch(dest="keyword_out_keys")
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Computes TorchRL's losses and the metadata of :meth:`agreement`.
+
+        A call with keyword arguments returns the tuple of :attr:`keyword_out_keys`.
+
+        ``vmf_factor`` and ``vmf_gradient_norm`` are also written into the batch, as TorchRL writes
+        the TD error, so that ``buffer.update_tensordict_priority(batch)`` finds the factor there.
+        """
+        report: dict[str, Tensor] = {}
+        self._report = report
+        try:
+            losses = super().forward(tensordict)
+        finally:
+            self._report = None
+        losses.update(report)
+        for name in ("vmf_factor", "vmf_gradient_norm"):
+            if name in report:
+                tensordict.set(name, report[name])
+        return losses
+
+    def critic_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the critic loss. This method has the same name in all losses."""
+        return getattr(self, self.critic_loss_name)(tensordict)
+
+    def actor_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes TorchRL's actor loss, with the factors and lengths as additional metadata."""
+        if not self.taps:
+            return super().actor_loss(tensordict)
+        self._in_actor_loss = True
+        try:
+            loss, metadata = super().actor_loss(tensordict)
+        finally:
+            self._in_actor_loss = False
+        metadata = metadata | self.tapped_metadata(tensordict)
+        del self.tapped_action, self.tapped_values, self.tapped_gradients
+        return loss, metadata
+
+    def tapped_metadata(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
+        """Returns the metadata that the tap adds to those of TorchRL's actor loss."""
+        return self.agreement(self.loss_gradients(tensordict))
+
+    def agreement(self, gradients: Tensor) -> dict[str, Tensor]:
+        """Returns metadata on how much the critics agree, and on what moves the actor."""
+        metadata, values = {}, self.tapped_values
+        gradients = directed(self, gradients, self.tapped_action)
+        if self.measure:
+            used = resolved_critic(self.used, self, gradients, values)
+            factor, length = factor_and_length(gradients, used)
+            metadata = {"vmf_factor": factor, "vmf_resultant_length": length}
+        if self.gradient_norm:
+            used = resolved_critic(followed_critic(self), self, gradients, values)
+            gradient = used_gradient(gradients, used)
+            metadata["vmf_gradient_norm"] = torch.linalg.vector_norm(gradient, dim=-1)
+        if self._report is not None:
+            self._report.update(metadata)
+        return metadata
+
+    def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values of the critics, for the actor loss, the TD target or the prediction."""
+        if self._in_actor_loss:
+            return self.actor_critics(tensordict, params)
+        is_target = params is not self.qvalue_network_params
+        if is_target and self.target_count < self.num_qvalue_nets:
+            params = params[: self.target_count]
+            if not self.has_shared_inputs:
+                tensordict = tensordict[: self.target_count]
+        return self.stock_critics(tensordict, params)
+
+    def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values that the actor maximizes, linear in the action. Keeps their gradients."""
+        inputs = tensordict
+        if self.has_shared_inputs:
+            inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
+        actions = inputs.get(self.tensor_keys.action).detach()
+        self.tapped_action = actions[0]
+        at = self.perturbed(self.tapped_action)  # the same for all critics
+        value_key = self.tensor_keys.state_action_value
+        values, self.tapped_gradients = linearized_values(
+            lambda inputs: self.paired_critics(inputs, params),
+            inputs,
+            action_key=self.tensor_keys.action,
+            value_key=value_key,
+            mean=self.reduction == "mean",
+            at=None if at is None else at.expand_as(actions),
         )
-    return values.mean(-1), directed(loss, gradients, inputs.get(action_key))
+        self.tapped_values = values.detach().mean(-1)
+        if followed_critic(self) == "min":
+            values = values[: self.target_count]
+        return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])
+
+    def perturbed(self, action: Any) -> Tensor | None:
+        """The action ``[*batch, action]`` where the critics are evaluated, if it is another one."""
+        return None
+
+    def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:
+        """The gradients of the losses l_i with respect to the action, ``[N, *batch, action]``."""
+        return self.tapped_gradients
+
+
+class AllCriticsTap(GradientTap):
+    """A :class:`GradientTap` for losses whose TD target is defined over all critics."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if "num_target_critics" in kwargs:
+            raise TypeError(
+                f"All critics of {type(self).__name__} form the TD target: leave out "
+                "num_target_critics."
+            )
+        super().__init__(*args, num_target_critics=None, **kwargs)

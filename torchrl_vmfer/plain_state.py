@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import zipfile
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torchrl_vmfer.files import replacing
 
 __all__ = [
+    "check_saved",
     "load_checked",
     "load_file",
     "plain",
@@ -103,6 +105,37 @@ def _non_tensor(value: Any, ndim: int) -> Any:
     if ndim == 0:
         return NonTensorData(value)
     return NonTensorStack(*(_non_tensor(item, ndim - 1) for item in value))
+
+
+def check_saved(
+    state: Any, own: dict[str, Any], settings: Sequence[str] = (), numbers: Sequence[str] = ()
+) -> None:
+    """Raises an error if a state cannot be loaded into the sampler with the state ``own``.
+
+    It must have been saved by the same class (the entry ``"sampler"``), have the same entries, and
+    agree in the ``settings``. The ``numbers`` are finite and at least 0.
+    """
+    name = own["sampler"]
+    saved = state.get("sampler") if isinstance(state, dict) else None
+    if saved != name:
+        raise ValueError(
+            f"The state was not saved by {name} but by {saved or 'another class'}: load it into a "
+            "sampler of the class that saved it."
+        )
+    missing = own.keys() - state.keys()
+    if missing:
+        raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
+    for setting in settings:
+        if state[setting] != own[setting]:
+            raise ValueError(
+                f"The state was saved with {setting}={state[setting]!r}, but this sampler has "
+                f"{setting}={own[setting]!r}: construct it with the {setting} of the state."
+            )
+    for entry in numbers:
+        if not (isinstance(state[entry], (int, float)) and 0 <= state[entry] < math.inf):
+            raise ValueError(
+                f"{entry} of the state is {state[entry]!r}, not a number of at least 0."
+            )
 
 
 def save_file(state: Any, file: Path) -> None:

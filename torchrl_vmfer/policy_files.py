@@ -7,8 +7,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from torchrl_vmfer.networks import ACTIVATIONS, KINDS, NetworkSpec
 from torchrl_vmfer.plain_state import load_checked, save_file
 from torchrl_vmfer.policies import POLICY_FORMAT, Normalization, Policy
@@ -77,7 +75,8 @@ def _load(file: Path) -> Policy:
     except ImportError as error:
         raise PolicyError(f"{file}: {error}") from error
     except Exception as error:
-        reason = textwrap.shorten(str(error) or type(error).__name__, 300)
+        reason = f"no entry {error}" if isinstance(error, KeyError) else str(error)
+        reason = textwrap.shorten(reason or type(error).__name__, 300)
         raise PolicyError(
             f"{file} cannot be read ({reason}): pass a run directory, or a policy.pt written by a "
             "training run."
@@ -95,54 +94,35 @@ def _from_data(data: Any) -> Policy:
             f"its format has version {data.get('version')!r}, and this torchrl_vmfer reads version "
             f"{POLICY_FORMAT['version']}"
         )
-    spec = NetworkSpec(**_typed(data, "network", dict))
-    inputs = {}
-    for entry in _typed(data, "inputs", list):
-        names, shape = _typed(entry, "key", list), _typed(entry, "shape", list)
-        inputs[names[0] if len(names) == 1 else tuple(names)] = tuple(map(int, shape))
-    action = _typed(data, "action", dict)
-    low, high = _typed(action, "low", Tensor), _typed(action, "high", Tensor)
-    given = data.get("normalization")
-    normalization = None
-    if given is not None:
-        mean, deviation = _typed(given, "mean", Tensor), _typed(given, "deviation", Tensor)
-        normalization = Normalization(mean, deviation, _typed(given, "clip", float))
+    action, given, step = data["action"], data["normalization"], data["step"]
+    normalization = None if given is None else Normalization(**given)
+    inputs = {
+        entry["key"][0] if len(entry["key"]) == 1 else tuple(entry["key"]): tuple(entry["shape"])
+        for entry in data["inputs"]
+    }
     size = sum(math.prod(shape) for shape in inputs.values())
+    low, high = action["low"], action["high"]
     is_valid = {
-        "kind": data.get("kind") in KINDS,
-        "step": isinstance(data.get("step"), int | None),
-        "network": isinstance(spec.network, str)
-        and isinstance(spec.network_kwargs, dict)
-        and isinstance(spec.hidden, list)
-        and all(type(units) is int and units > 0 for units in spec.hidden)
-        and spec.activation in ACTIVATIONS
-        and isinstance(spec.layer_norm, bool)
-        and isinstance(spec.batch_renorm, bool)
-        and isinstance(spec.batch_renorm_warmup, int),
+        "kind": data["kind"] in KINDS,
+        "network": data["network"].get("activation") in ACTIVATIONS,
+        "step": step is None or isinstance(step, int),
         "inputs": size > 0 and min(min(shape, default=1) for shape in inputs.values()) > 0,
         "action": low.ndim == 1 and low.shape == high.shape and bool((low <= high).all()),
         "normalization": normalization is None
-        or (normalization.mean.shape == normalization.deviation.shape == (size,)),
+        or normalization.mean.shape == normalization.deviation.shape == (size,),
     }
     for entry, holds in is_valid.items():
         if not holds:
             raise ValueError(f"its entry {entry!r} has a wrong value")
     return Policy(
         data["kind"],
-        spec,
+        NetworkSpec(**data["network"]),
         inputs,
         low,
         high,
-        _typed(action, "dtype", str),
+        action["dtype"],
         normalization=normalization,
-        weights=_typed(data, "weights", dict),
-        environment=_typed(data, "environment", str),
-        step=data.get("step"),
+        weights=data["weights"],
+        environment=data["environment"],
+        step=step,
     )
-
-
-def _typed(data: Any, key: str, kind: type) -> Any:
-    value = data.get(key) if isinstance(data, dict) else None
-    if not isinstance(value, kind):
-        raise ValueError(f"its entry {key!r} has a wrong value")
-    return value

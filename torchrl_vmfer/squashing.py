@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from tensordict.nn import ProbabilisticTensorDictModule
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 from torchrl.modules import TanhDelta, TanhNormal
 
-__all__ = ["Directions", "Squashing", "checked_directions", "make_squashing"]
+__all__ = ["Directions", "Squashing", "make_squashing"]
 
 Directions: TypeAlias = Literal["action", "pre_tanh"]
 """The variable whose gradients give the directions: the action, or the pre-tanh action."""
@@ -18,13 +18,6 @@ Directions: TypeAlias = Literal["action", "pre_tanh"]
 # TorchRL's TanhNormal keeps |tanh(u)| at a few multiples of eps below 1. Closer to a bound, the
 # derivative is a rounding error.
 _SATURATED = 32
-
-
-def checked_directions(directions: str) -> Directions:
-    """Validates ``directions`` and returns it."""
-    if directions not in get_args(Directions):
-        raise ValueError(f"directions must be 'action' or 'pre_tanh', got {directions!r}.")
-    return cast(Directions, directions)
 
 
 class Squashing(nn.Module):

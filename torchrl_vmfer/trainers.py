@@ -5,6 +5,8 @@ Import this module explicitly: ``import torchrl_vmfer`` does not import ``torchr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDict, TensorDictBase
@@ -44,7 +46,13 @@ class VMFTD3OptimizationStepper(TD3OptimizationStepper):
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
         """Updates the critics once, and the actor every ``policy_update_delay`` steps."""
-        return super().step(_ActorBatches(trainer), sub_batch)
+
+        def compute_loss(batch: TensorDictBase, method: str | None = None) -> Any:
+            if method == "actor_loss":
+                return _actor_loss(trainer)
+            return trainer.compute_loss(batch, method=method)
+
+        return super().step(_OtherLoss(trainer, compute_loss), sub_batch)
 
 
 class VMFSACOptimizationStepper(DefaultOptimizationStepper):
@@ -88,67 +96,56 @@ class VMFSACOptimizationStepper(DefaultOptimizationStepper):
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
         """Updates critics, actor and temperature once."""
-        return super().step(_ThreeLosses(trainer), sub_batch).detach()
+        losses = _OtherLoss(trainer, partial(_three_losses, trainer))
+        return super().step(losses, sub_batch).detach()
 
 
-class _Proxy:
-    """A proxy that replaces some methods of a trainer."""
+class _OtherLoss:
+    """A trainer with another ``compute_loss``."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, compute_loss: Callable[..., Any]) -> None:
         self._trainer = trainer
+        self.compute_loss = compute_loss
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._trainer, name)
 
-    def actor_loss(self) -> tuple[Tensor, Any]:
-        """Computes the actor loss on a separate batch and stores what it measured on that batch."""
-        buffer = self._trainer.replay_buffer
-        if not hasattr(buffer, "sample_actor"):
-            raise TypeError(
-                "The trainer requires replay_buffer=ActorCriticReplayBuffer(...), got "
-                f"{type(buffer).__name__}, which cannot sample batches for the actor."
-            )
-        batch = buffer.sample_actor()
-        loss, metadata = self._trainer.compute_loss(batch, method="actor_loss")
-        measured = batch.select("index", "index_generation", strict=False)
-        for entry in SIGNAL_ENTRIES.values():
-            values = metadata.get(entry, None)
-            if values is not None:
-                measured.set(entry, values)
-        buffer.update_tensordict_priority(measured)
-        return loss, metadata
 
-
-class _ActorBatches(_Proxy):
-    """A trainer that computes the actor loss on a separate batch."""
-
-    def compute_loss(self, sub_batch: TensorDictBase, method: str | None = None) -> Any:
-        """Computes the critic loss on this batch, or the actor loss on a separate one."""
-        if method == "actor_loss":
-            return self.actor_loss()
-        return self._trainer.compute_loss(sub_batch, method=method)
-
-
-class _ThreeLosses(_Proxy):
-    """A trainer that combines losses computed on two batches."""
-
-    def compute_loss(self, sub_batch: TensorDictBase) -> TensorDictBase:
-        """Computes the losses of critics, actor and temperature."""
-        trainer = self._trainer
-        critic_loss, critic_metadata = trainer.compute_loss(sub_batch, method="qvalue_v2_loss")
-        actor_loss, metadata = self.actor_loss()
-        alpha_loss = trainer.compute_loss(metadata["log_prob"], method="alpha_loss").mean()
-
-        priority_key = trainer.loss_module.tensor_keys.priority
-        sub_batch.set(priority_key, critic_metadata["td_error"].detach())
-        # The factors of this step belong to the actor's batch.
-        trainer.replay_buffer.update_tensordict_priority(sub_batch.exclude("vmf_factor"))
-        return TensorDict(
-            {
-                "loss_qvalue": critic_loss,
-                "loss_actor": actor_loss,
-                "loss_alpha": alpha_loss,
-                "alpha": trainer.loss_module.log_alpha.detach().exp(),
-                "entropy": -metadata["log_prob"].detach().mean(),
-            }
+def _actor_loss(trainer: Trainer) -> tuple[Tensor, Any]:
+    """Computes the actor loss on a separate batch and stores what it measured on that batch."""
+    buffer = trainer.replay_buffer
+    if not hasattr(buffer, "sample_actor"):
+        raise TypeError(
+            "The trainer requires replay_buffer=ActorCriticReplayBuffer(...), got "
+            f"{type(buffer).__name__}, which cannot sample batches for the actor."
         )
+    batch = buffer.sample_actor()
+    loss, metadata = trainer.compute_loss(batch, method="actor_loss")
+    measured = batch.select("index", "index_generation", strict=False)
+    for entry in SIGNAL_ENTRIES.values():
+        values = metadata.get(entry, None)
+        if values is not None:
+            measured.set(entry, values)
+    buffer.update_tensordict_priority(measured)
+    return loss, metadata
+
+
+def _three_losses(trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
+    """Computes the losses of critics, actor and temperature, on two batches."""
+    critic_loss, critic_metadata = trainer.compute_loss(sub_batch, method="qvalue_v2_loss")
+    actor_loss, metadata = _actor_loss(trainer)
+    alpha_loss = trainer.compute_loss(metadata["log_prob"], method="alpha_loss").mean()
+
+    priority_key = trainer.loss_module.tensor_keys.priority
+    sub_batch.set(priority_key, critic_metadata["td_error"].detach())
+    # The factors of this step belong to the actor's batch.
+    trainer.replay_buffer.update_tensordict_priority(sub_batch.exclude("vmf_factor"))
+    return TensorDict(
+        {
+            "loss_qvalue": critic_loss,
+            "loss_actor": actor_loss,
+            "loss_alpha": alpha_loss,
+            "alpha": trainer.loss_module.log_alpha.detach().exp(),
+            "entropy": -metadata["log_prob"].detach().mean(),
+        }
+    )

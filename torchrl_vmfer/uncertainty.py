@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModuleBase, dispatch
 from torch import Tensor
-from torchrl.objectives import IQLLoss
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.objectives import IQLLoss, TD3BCLoss, TD3Loss
 from torchrl.objectives.common import LossModule
 
-from torchrl_vmfer import directional
+from torchrl_vmfer import arguments, directional
+from torchrl_vmfer._torchrl import paired_critics
 from torchrl_vmfer.gradients import (
     UsedCritic,
-    action_gradients,
-    checked_critic,
+    directed,
     followed_critic,
+    linearized_values,
     resolved_critic,
 )
+from torchrl_vmfer.networks import evaluating
 
-__all__ = ["VMFUncertainty"]
+__all__ = ["VMFUncertainty", "action_gradients"]
 
 
 class VMFUncertainty(TensorDictModuleBase):
@@ -94,17 +97,11 @@ class VMFUncertainty(TensorDictModuleBase):
             )
         super().__init__()
         own = getattr(loss_module, "used", None)
-        self.used = checked_critic(used or own or followed_critic(loss_module))
+        self.used: UsedCritic = used or own or followed_critic(loss_module)
+        arguments.USED.check("used", self.used)
         # Bypasses nn.Module: otherwise the parameters of the loss would also be listed here.
         self.__dict__["_loss_module"] = loss_module
-        self.in_keys = list(
-            dict.fromkeys(
-                key
-                for network in (loss_module.actor_network, loss_module.qvalue_network)
-                for key in network.in_keys
-                if key != loss_module.tensor_keys.action
-            )
-        )
+        self.in_keys = _observed_keys(loss_module)
 
     @dispatch(auto_batch_size=False)
     @torch.no_grad()
@@ -141,3 +138,41 @@ class VMFUncertainty(TensorDictModuleBase):
             "concentration": directional.concentration(length, gradients.shape[-1]),
         }
         return TensorDict({"vmf": statistics}, batch_size=length.shape)
+
+
+def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
+    """Evaluates all critics of a loss at the action of its policy, in one pass.
+
+    Returns:
+        the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
+        respect to the action, or to the pre-tanh action if the loss has ``directions="pre_tanh"``.
+    """
+    actor, critic = loss.actor_network, loss.qvalue_network
+    action_key = loss.tensor_keys.action
+    params = loss.qvalue_network_params.detach()
+    # Not strict: a composite policy lists the parameters of its distribution as inputs.
+    inputs = tensordict.select(*_observed_keys(loss), strict=False)
+    with loss.actor_network_params.to_module(actor):
+        if isinstance(loss, (TD3Loss, TD3BCLoss)) or not hasattr(actor, "get_dist"):
+            with set_exploration_type(loss.deterministic_sampling_mode):
+                inputs = actor(inputs)
+        else:
+            with set_exploration_type(ExplorationType.RANDOM):
+                inputs.set(action_key, actor.get_dist(inputs).rsample())
+    inputs = inputs.select(*critic.in_keys)
+    ensemble = paired_critics(loss)
+    # Measuring must not update the running statistics of normalization layers.
+    with evaluating(critic):
+        values, gradients = linearized_values(
+            lambda inputs: ensemble(inputs, params),
+            inputs.expand(params.batch_size[0], *inputs.batch_size),
+            action_key=action_key,
+            value_key=loss.tensor_keys.state_action_value,
+        )
+    return values.mean(-1), directed(loss, gradients, inputs.get(action_key))
+
+
+def _observed_keys(loss: LossModule) -> list[NestedKey]:
+    """The inputs of the actor and the critics of a loss, except the action."""
+    keys = dict.fromkeys([*loss.actor_network.in_keys, *loss.qvalue_network.in_keys])
+    return [key for key in keys if key != loss.tensor_keys.action]

@@ -87,14 +87,17 @@ class Agent:
 
     def critic_batch(self) -> TensorDictBase:
         """Draws a batch for the critics."""
-        return self.observations(self.buffer.sample())
+        return self._observed(self.buffer.sample())
 
     def actor_batch(self, critic_batch: TensorDictBase) -> TensorDictBase:
         """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
         if self.sample_actor is None:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index")
-        return self.observations(self.sample_actor())
+        return self._observed(self.sample_actor())
+
+    def _observed(self, batch: TensorDictBase) -> TensorDictBase:
+        return self.observations(batch) if self.observations.has_effect else batch
 
     def update_targets(self) -> None:
         """Moves the target networks."""
@@ -208,15 +211,9 @@ class AgentMaker:
     ) -> Agent:
         """Makes the replay buffer and the collector, and combines all components.
 
-        Args:
-            actor: the actor.
-            loss: the loss.
-            explorer: the data-collection policy; ``None`` for training on a dataset.
-            critic_optimizer: the optimizer of the critics.
-            actor_optimizer: the optimizer of the actor.
-            alpha_optimizer: the optimizer of the temperature.
-            targets: a ``SoftUpdate`` of the target networks.
-            actor_keys: the entries of a transition that the actor loss reads.
+        ``explorer`` is the data-collection policy, ``None`` for training on a dataset. ``targets``
+        is a ``SoftUpdate`` of the target networks, ``alpha_optimizer`` optimizes the temperature,
+        and ``actor_keys`` are the entries of a transition that the actor loss reads.
         """
         cfg, observations = self._cfg, self._observations
         uncertainty = VMFUncertainty(loss)
@@ -287,8 +284,7 @@ def deterministic_agent(
     Args:
         cfg: the configuration of the run.
         make_loss: the class of the loss, or a function with its arguments.
-        exploration_noise: the standard deviation of the noise on collected actions; ``None`` for
-            training on a dataset.
+        exploration_noise: of collected actions; ``None`` for training on a dataset.
         actor_keys: the entries of a transition that the actor loss reads.
         **options: further arguments of the loss.
     """
@@ -302,11 +298,13 @@ def deterministic_agent(
         **options,
     }
     loss = maker.loss(make_loss, actor, critics, **options)
-    is_offline = exploration_noise is None
+    explorer = None
+    if exploration_noise is not None:
+        explorer = exploring(actor, cfg.fast, exploration_noise)
     return maker.agent(
         actor,
         loss,
-        explorer=None if is_offline else exploring(actor, cfg.fast, exploration_noise),
+        explorer=explorer,
         targets=SoftUpdate(loss, tau=cfg.tau),
         critic_optimizer=adam(loss.qvalue_network_params, cfg.critic_lr),
         actor_optimizer=adam(loss.actor_network_params, cfg.actor_lr),

@@ -19,7 +19,6 @@ from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.compiled.explorer import make_explorer
 from torchrl_vmfer.networks import Explorer, NetworkSpec, actor_network, check_ensemble
-from torchrl_vmfer.plain_state import save_file
 from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.agent.observations import ObservingPolicy
 from vmfer_recipes.config.errors import UserError, first_line
@@ -37,8 +36,9 @@ __all__ = [
     "network_inputs",
     "network_spec",
     "policy_data",
-    "write_policy",
 ]
+
+_RENORM = ("batch_renorm", "batch_renorm_warmup")  # keys of recipes for their critics
 
 
 def network_spec(cfg: TrainingConfig) -> NetworkSpec:
@@ -50,13 +50,9 @@ def network_spec(cfg: TrainingConfig) -> NetworkSpec:
 
 def critic_network_spec(cfg: TrainingConfig) -> NetworkSpec:
     """The networks of the critics, which differ from the actor's in recipes with keys for them."""
-    keys = {
-        "hidden": "critic_hidden",
-        "batch_renorm": "batch_renorm",
-        "batch_renorm_warmup": "batch_renorm_warmup",
-    }
-    own = {field: getattr(cfg, key) for field, key in keys.items() if hasattr(cfg, key)}
-    return replace(network_spec(cfg), **own)
+    own = {key: getattr(cfg, key) for key in _RENORM if hasattr(cfg, key)}
+    spec = network_spec(cfg)
+    return replace(spec, hidden=list(getattr(cfg, "critic_hidden", spec.hidden)), **own)
 
 
 def _sizes(env: EnvBase) -> tuple[int, int]:
@@ -105,10 +101,8 @@ def exploring(
 ) -> TensorDictModule:
     """The data-collection policy: the network of the actor, with exploration.
 
-    Args:
-        actor: an actor made by this module; its parameters are shared.
-        fast: whether to compute single actions in one compiled call, where possible.
-        noise: the standard deviation of the noise on the actions of a deterministic actor.
+    With ``fast``, it computes single actions in one compiled call, where possible. ``noise`` is the
+    standard deviation of the noise on the actions of a deterministic actor.
     """
     explorer = (make_explorer if fast else Explorer)(_network_of(actor), noise)
     return TensorDictModule(explorer, ["observation"], ["action"])
@@ -150,22 +144,21 @@ def policy_data(
 
     It is an actor of this module, with or without preprocessing, after some steps of the run.
     """
-    observations = policy.observations if isinstance(policy, ObservingPolicy) else None
-    actor = policy.actor if isinstance(policy, ObservingPolicy) else policy
-    is_gaussian = isinstance(actor, ProbabilisticActor)
-    space = env.own_action_space
+    actor, normalization, space = policy, None, env.own_action_space
+    if isinstance(policy, ObservingPolicy):
+        actor, normalization = policy.actor, policy.observations.normalization()
     try:
         network = _network_of(actor)
         # The constructor of the user's own network must not change the random numbers of the run.
         with torch.random.fork_rng(devices=[]):
             saved = Policy(
-                "gaussian" if is_gaussian else "deterministic",
+                "gaussian" if isinstance(actor, ProbabilisticActor) else "deterministic",
                 network_spec(cfg),
                 network_inputs(env),
                 space.low,
                 space.high,
                 space.dtype.name,
-                normalization=None if observations is None else observations.normalization(),
+                normalization=normalization,
                 weights=network.state_dict(),
                 environment=cfg.env.name,
                 step=step,
@@ -176,17 +169,6 @@ def policy_data(
             "or gaussian_actor of vmfer_recipes.agent.networks."
         ) from error
     return saved.data()
-
-
-def write_policy(
-    policy: TensorDictModuleBase,
-    env: Environment,
-    cfg: TrainingConfig,
-    path: Path,
-    step: int | None = None,
-) -> None:
-    """Writes a policy to a file, as :func:`policy_data` describes it."""
-    save_file(policy_data(policy, env, cfg, step), path)
 
 
 def load_policy_of_run(path: Path, which: str) -> Policy:

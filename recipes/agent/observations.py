@@ -27,7 +27,11 @@ __all__ = [
 
 
 class Observations(TensorDictModuleBase):
-    """Passes the stored observation to the networks, on their device, unchanged."""
+    """Passes the stored observation to the networks, on their device.
+
+    Attributes:
+        has_effect: whether batches change. Otherwise there is no need to call this module.
+    """
 
     in_keys: Sequence[str] = ["observation"]
     out_keys = ["observation"]
@@ -35,6 +39,7 @@ class Observations(TensorDictModuleBase):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device = torch.device(device)
+        self.has_effect = self.device.type != "cpu"
 
     def stored_keys(self, entries: Sequence[str]) -> list[str]:
         """The stored entries from which a batch with some entries is made."""
@@ -49,7 +54,7 @@ class Observations(TensorDictModuleBase):
 
     def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
         """The policy that acts on raw observations of the environment."""
-        return actor if self.device.type == "cpu" else ObservingPolicy(self, actor)
+        return ObservingPolicy(self, actor) if self.has_effect else actor
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
@@ -58,15 +63,14 @@ class Observations(TensorDictModuleBase):
 
 
 class NormalizedObservations(Observations):
-    """Normalizes observations for the networks.
+    """Normalizes samples by the mean and variance of all collected data, and clips them.
 
-    Mean and variance are computed over all collected data. The buffer stores raw data, and samples
-    are normalized with the current statistics and clipped to ± ``clip``. (TorchRL's ``VecNormV2``
-    normalizes data once, at collection.)
+    The buffer stores raw data. (TorchRL's ``VecNormV2`` normalizes data once, at collection.)
     """
 
     def __init__(self, size: int, clip: float, device: str) -> None:
         super().__init__(device)
+        self.has_effect = True
         self.clip = clip
         self.observation = RunningStatistics(size).to(device)
 
@@ -80,10 +84,6 @@ class NormalizedObservations(Observations):
         mean = torch.cat([part.mean for part in parts])
         deviation = torch.cat([part.deviation() for part in parts])
         return Normalization(mean.float(), deviation.float(), self.clip)
-
-    def before(self, actor: TensorDictModuleBase) -> TensorDictModuleBase:
-        """The policy that acts on raw observations of the environment."""
-        return ObservingPolicy(self, actor)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""

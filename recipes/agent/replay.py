@@ -20,7 +20,7 @@ from torchrl_vmfer import (
     MixedSampler,
     VMFSampler,
 )
-from torchrl_vmfer.replay.rows import RowStorage, RowWriter
+from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError

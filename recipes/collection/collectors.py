@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrl.data import TensorDictReplayBuffer
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.replay.rows import extend
+from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.processes import ProcessPool
 from vmfer_recipes.collection.transitions import ENVIRONMENT, EpisodeReturns
@@ -88,7 +88,8 @@ class Collector:
         if self._has_labels:
             numbers = first + torch.arange(count) % self._cfg.num_envs
             transitions = TensorDict({**transitions, ENVIRONMENT: numbers.unsqueeze(-1)}, [count])
-        self._observations.learn(transitions)
+        if self._observations.has_effect:
+            self._observations.learn(transitions)
         self._extend(self._buffer, transitions)
         outcome = transitions.get("next")
         rewards, ends = (outcome.get(key).view(-1).tolist() for key in ("reward", "done"))

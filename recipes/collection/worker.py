@@ -147,7 +147,7 @@ def _seed(*numbers: int) -> int:
 
 def is_whole(state: dict[str, Any] | None) -> bool:
     """Whether a state of a worker holds that of all its environments."""
-    return state is not None and not any("unsaved" in each for each in state["environments"])
+    return state is not None and all("saved" in each for each in state["environments"])
 
 
 @dataclass(frozen=True)

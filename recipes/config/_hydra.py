@@ -6,26 +6,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.plugin import Plugin
-from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, open_dict
 
-__all__ = [
-    *("RELIED_ON", "SweepComposer", "current_job", "register_launcher", "register_sweeper"),
-    "without_hydra",
-]
+__all__ = ["RELIED_ON", "SweepComposer", "current_job", "option_parser", "register_plugin"]
 
 # The undocumented attributes used below, by the class or the singleton that has them.
 RELIED_ON: dict[str, tuple[str, ...]] = {
@@ -35,19 +32,18 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
 }
 
 
-def register_sweeper(name: str, conf: Any, sweeper: type[Sweeper]) -> None:
-    """Makes Hydra use a sweeper for ``hydra/sweeper=<name>``."""
-    _register("hydra/sweeper", name, conf, sweeper)
+def option_parser(on_error: Callable[[str], NoReturn]) -> tuple[ArgumentParser, set[str]]:
+    """Hydra's parser of command lines, with a function for errors, and the names of its options."""
+    parser = get_args_parser()
+    parser.error = on_error  # type: ignore[assignment,method-assign]
+    flags = {name for action in parser._actions for name in action.option_strings}
+    return parser, flags - {"--experimental-rerun"}
 
 
-def register_launcher(name: str, conf: Any, launcher: type[Launcher]) -> None:
-    """Makes Hydra use a launcher for ``hydra/launcher=<name>``."""
-    _register("hydra/launcher", name, conf, launcher)
-
-
-def _register(group: str, name: str, conf: Any, plugin: type[Plugin]) -> None:
+def register_plugin(group: str, name: str, conf: Any, plugin: type[Plugin]) -> None:
+    """Makes Hydra use a sweeper or a launcher, for ``hydra/sweeper=<name>`` and the like."""
     classes = Plugins.instance().class_name_to_class  # first: it registers those of Hydra
-    ConfigStore.instance().store(name, conf, group=group, provider="vmfer_recipes")
+    ConfigStore.instance().store(name, conf, group=f"hydra/{group}", provider="vmfer_recipes")
     # Hydra accepts targets in the package `hydra_plugins` only.
     classes[conf._target_] = plugin
 
@@ -97,20 +93,19 @@ class SweepComposer:
 
 
 @contextmanager
-def current_job(composed: DictConfig, number: int) -> Iterator[None]:
-    """A context in which values may refer to the job that will start: ``${hydra:job.num}``."""
+def current_job(composed: DictConfig, number: int) -> Iterator[DictConfig]:
+    """A context in which values may refer to the job that will start: ``${hydra:job.num}``.
+
+    It yields the configuration without Hydra's part, as a recipe receives it. The argument is
+    changed, which is faster than a copy.
+    """
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(composed)
-    try:
-        yield
-    finally:
-        HydraConfig.instance().cfg = before
-
-
-def without_hydra(composed: DictConfig) -> DictConfig:
-    """A composed configuration as a recipe receives it. The argument is changed, which is fast."""
     with open_dict(composed):
         del composed["hydra"]
-    return composed
+    try:
+        yield composed
+    finally:
+        HydraConfig.instance().cfg = before

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
+from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import key, recipe_schemas, schema
-from vmfer_recipes.config.names import dataset_name
+from vmfer_recipes.config.keys import argument, key, schema, schemas_of
+from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
     LAPReplayConfig,
@@ -19,11 +22,11 @@ __all__ = [
     *("TemperatureConfig", "algorithms"),
 ]
 
+_WITHOUT_STEPS = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "collector": "single"}
 _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
 @schema("td3")
-@dataclass
 class TD3Config(TrainingConfig):
     """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
 
@@ -31,11 +34,7 @@ class TD3Config(TrainingConfig):
     policy_delay: int = key(
         2, "environment steps per actor update, and critic updates per target update", low=1
     )
-    actor_objective: str = key(
-        "first",
-        "what the actor maximizes: the first critic, or the mean of the critics in the TD target",
-        choices=("first", "mean"),
-    )
+    actor_objective: str = argument(arguments.OBJECTIVE)
     exploration_noise: float = key(
         0.1, "standard deviation of the noise on collected actions", low=0
     )
@@ -61,7 +60,6 @@ class TemperatureConfig(TrainingConfig):
 
 
 @schema("sac")
-@dataclass
 class SACConfig(TemperatureConfig):
     """SAC with vMFER (Algorithm 2 of the paper; SAC column of its hyperparameters)."""
 
@@ -82,7 +80,6 @@ class SACConfig(TemperatureConfig):
 
 
 @schema("redq")
-@dataclass
 class REDQConfig(TemperatureConfig):
     """REDQ with vMFER (Chen et al., 2021, with the settings of their code)."""
 
@@ -117,7 +114,6 @@ class REDQConfig(TemperatureConfig):
 
 
 @schema("tqc")
-@dataclass
 class TQCConfig(TemperatureConfig):
     """TQC with vMFER (Kuznetsov et al., 2020, with the hyperparameters of their appendix)."""
 
@@ -159,7 +155,6 @@ class TQCConfig(TemperatureConfig):
 
 
 @schema("crossq")
-@dataclass
 class CrossQConfig(TemperatureConfig):
     """CrossQ with vMFER (Bhatt et al., 2024, with the hyperparameters of their appendix)."""
 
@@ -195,7 +190,6 @@ class CrossQConfig(TemperatureConfig):
 
 
 @schema("td3_bc")
-@dataclass
 class TD3BCConfig(TrainingConfig):
     """TD3+BC (Fujimoto and Gu, 2021) with vMFER: offline learning from a dataset.
 
@@ -233,8 +227,8 @@ class TD3BCConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         # Two spellings of a path are the same configuration, and the same task in reports.
-        if self.dataset is not None:
-            self.dataset = dataset_name(self.dataset)
+        if self.dataset and not self.dataset.startswith(MINARI_PREFIX):
+            self.dataset = str(Path(os.path.expanduser(self.dataset)))
 
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
@@ -248,17 +242,13 @@ class TD3BCConfig(TrainingConfig):
                 f"replay=her requires whole episodes, which a dataset does not store: use "
                 f"another replay= for {self.algorithm}."
             )
-        for name, only in {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1}.items():
-            if getattr(self, name) != only:
+        values = vars(self) | {"collector": self.collector.name}
+        for name, only in _WITHOUT_STEPS.items():
+            if values[name] != only:
                 raise UserError(
-                    f"{name}={getattr(self, name)} has no effect on {self.algorithm}, which takes "
-                    "no environment steps: leave it out."
+                    f"{name}={values[name]} has no effect on {self.algorithm}, which takes no "
+                    "environment steps: leave it out."
                 )
-        if not self.collector.is_single:
-            raise UserError(
-                f"collector={self.collector.name} has no effect on {self.algorithm}, which takes "
-                "no environment steps: leave it out."
-            )
         if self.env.normalize_observations:
             raise UserError(
                 f"env.normalize_observations=true has no effect on {self.algorithm}: use "
@@ -294,5 +284,5 @@ def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
 
 def algorithms() -> dict[str, type[TrainingConfig]]:
     """The configurations of the algorithms of this package, by name."""
-    schemas = recipe_schemas().items()
+    schemas = schemas_of().items()
     return {name: config for name, config in schemas if issubclass(config, TrainingConfig)}

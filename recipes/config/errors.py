@@ -8,8 +8,7 @@ import pickle
 from collections.abc import Iterable
 
 __all__ = [
-    *("UserError", "counted", "did_you_mean", "diverged", "first_line", "near_names", "nearest"),
-    "unwritable",
+    *("UserError", "counted", "did_you_mean", "diverged", "first_line", "near_names", "unwritable"),
 ]
 
 
@@ -45,16 +44,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         'Known names: a, b, c, ...; --help lists all.'
     """
     known = sorted(known)
-    if near_names(name, known):
-        return f"Did you mean: {nearest(name, known)}?"
-    return f"Known names: {nearest(name, known)}; --help lists all."
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Up to three known names most similar to ``name``; the first three if none is similar."""
-    known = sorted(known)
-    shown = near_names(name, known) or [*known[:3], *(["..."] if len(known) > 3 else [])]
-    return ", ".join(shown)
+    if near := near_names(name, known):
+        return f"Did you mean: {', '.join(near)}?"
+    shown = [*known[:3], *(["..."] if len(known) > 3 else [])]
+    return f"Known names: {', '.join(shown)}; --help lists all."
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

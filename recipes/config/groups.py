@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema, target
+from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema
 
 __all__ = [
     *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
@@ -48,7 +48,6 @@ class CollectorConfig(Config):
 
 
 @schema("single", group="collector")
-@dataclass
 class SingleCollectorConfig(CollectorConfig):
     """Environments in the training process."""
 
@@ -69,7 +68,6 @@ class WorkersConfig(CollectorConfig):
 
 
 @schema("processes", group="collector")
-@dataclass
 class ProcessesCollectorConfig(WorkersConfig):
     """Worker processes on this machine."""
 
@@ -77,7 +75,6 @@ class ProcessesCollectorConfig(WorkersConfig):
 
 
 @schema("ray", group="collector")
-@dataclass
 class RayCollectorConfig(WorkersConfig):
     """Ray actors as workers, on one machine or several."""
 
@@ -90,34 +87,30 @@ class LoggerConfig(PartConfig):
 
 
 @schema("csv", group="logger")
-@dataclass
 class CSVLoggerConfig(LoggerConfig):
     """Only eval.csv and train.csv."""
 
-    _target_: str | None = target(None)
-
 
 @schema("tensorboard", group="logger")
-@dataclass
 class TensorBoardLoggerConfig(LoggerConfig):
     """Also TensorBoard event files in the run directory."""
 
-    _target_: str = target("torchrl.record.loggers.TensorboardLogger")
+    _target_: str = "torchrl.record.loggers.TensorboardLogger"
 
 
 @schema("wandb", group="logger")
-@dataclass
 class WandbLoggerConfig(LoggerConfig):
     """Also Weights & Biases."""
 
-    _target_: str = target("torchrl.record.loggers.WandbLogger")
-    project: str = key("torchrl_vmfer", "project at Weights & Biases")
-    offline: bool = key(False, "keep the data in run_dir, for a later `wandb sync`")
+    _target_: str = "torchrl.record.loggers.WandbLogger"
+    project: str = key("torchrl_vmfer", "project at Weights & Biases", is_argument=True)
+    offline: bool = key(
+        False, "keep the data in run_dir, for a later `wandb sync`", is_argument=True
+    )
 
 
 @schema("custom", group="logger")
-@dataclass
 class CustomLoggerConfig(LoggerConfig):
     """A logger of the user, derived from TorchRL's: ``logger=my_package.MyLogger``."""
 
-    _target_: str = target(MISSING)
+    _target_: str = MISSING

@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
+from typing_extensions import dataclass_transform
 
 from torchrl_vmfer.arguments import Argument
 from vmfer_recipes.config.names import folder_name
 
 __all__ = [
     *("MISSING", "Config", "Key", "PartConfig", "argument", "describe", "group", "groups", "key"),
-    *("other_default", "recipe_schemas", "schema", "schemas_of", "target"),
+    *("schema", "schemas_of"),
 ]
 
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
@@ -25,8 +26,17 @@ OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""
 _DESCRIBED: dict[type[Config], tuple[Key, ...]] = {}
-_NO_ARGUMENTS = ("_target_", "name")
-_Class = TypeVar("_Class", bound="type[Config]")
+_Class = TypeVar("_Class", bound="Config")
+# What to expect of a key, by the first of these types that it has.
+_EXPECTED: dict[Any, str] = {
+    bool: "true or false",
+    list[int]: "a list of whole numbers from {}, such as [100,200]",
+    list[str]: "a list of strings, such as [a,b]",
+    dict[str, Any]: "a dictionary, such as {{a: 1, b: 2}}",
+    float: "a number from {}",
+    int: "a whole number from {}",
+    str: "a non-empty string",
+}
 
 
 class Config:
@@ -49,27 +59,27 @@ class Key:
 
     Attributes:
         name: the dotted name, as on the command line.
-        types: the allowed types. A ``dict`` has keys of the user's choice: ``env.kwargs.gain=2``.
-        items: the type of the items of a list.
+        types: the allowed types. A dictionary has keys of the user's choice: ``env.kwargs.gain=2``.
         default: the default value, or ``MISSING``.
         meaning: what the key does, in one line.
         low: the smallest number.
         high: the largest number.
         choices: the allowed strings. Values of the other types are allowed as well.
         aka: names under which users of other libraries look for this key.
+        is_argument: whether it is an argument of the class that its group names.
         only: the choices of a group that define this key, if not all do.
     """
 
     name: str
-    types: tuple[type, ...]
+    types: tuple[Any, ...]
     default: Any
     meaning: str
-    low: float | None = None
-    high: float | None = None
+    low: float = -_LARGEST
+    high: float = _LARGEST
     choices: tuple[str, ...] = ()
     aka: tuple[str, ...] = ()
+    is_argument: bool = False
     only: tuple[str, ...] = ()
-    items: type = int
 
     @property
     def is_fixed(self) -> bool:
@@ -78,75 +88,52 @@ class Key:
         return is_only or self.name == "algorithm" or self.name.endswith("_target_")
 
     @property
+    def is_list(self) -> bool:
+        """Whether the value is a list."""
+        return any(get_origin(each) is list for each in self.types)
+
+    @property
     def range(self) -> str:
         """The allowed values in the short form of a table; empty if all values are allowed."""
         parts = [*self.choices]
-        if self._is_numeric and (self.low, self.high) != (None, None):
-            bounds = f"≥ {self._least:.10g}" if self.high is None else self._bounds
-            parts.append(f"each {bounds}" if list in self.types else bounds)
+        if (self.low, self.high) != (-_LARGEST, _LARGEST):
+            bounds = f"≥ {self.low:.10g}" if self.high == _LARGEST else self._bounds
+            parts.append(f"each {bounds}" if self.is_list else bounds)
         return ", ".join(parts)
 
     @property
     def expected(self) -> str:
         """The allowed values, in words."""
+        kinds = [kind for kind in _EXPECTED if kind in self.types]
         parts = [*self.choices]
-        if bool in self.types:
-            parts.append("true or false")
-        elif list in self.types and self.items is int:
-            parts.append(f"a list of whole numbers from {self._bounds}, such as [100,200]")
-        elif list in self.types:
-            parts.append("a list of strings, such as [a,b]")
-        elif dict in self.types:
-            parts.append("a dictionary, such as {a: 1, b: 2}")
-        elif float in self.types:
-            parts.append(f"a number from {self._bounds}")
-        elif int in self.types:
-            parts.append(f"a whole number from {self._bounds}")
-        elif not self.choices:
-            parts.append("a non-empty string")
+        if kinds != [str] or not self.choices:
+            parts.append(_EXPECTED[kinds[0]].format(self._bounds))
         if types.NoneType in self.types:
             parts.append("null")
         *first, last = parts
         return f"{', '.join(first)} or {last}" if first else last
 
     @property
-    def _is_numeric(self) -> bool:
-        return bool({int, float, list} & {*self.types}) and self.items is int
-
-    @property
-    def _least(self) -> float:
-        return -_LARGEST if self.low is None else self.low
-
-    @property
-    def _most(self) -> float:
-        return _LARGEST if self.high is None else self.high
-
-    @property
     def _bounds(self) -> str:
-        return f"{self._least:.10g} to {self._most:.10g}"
+        return f"{self.low:.10g} to {self.high:.10g}"
 
     def allows(self, value: Any) -> bool:
         """Whether a value has the right type and lies in the range."""
-        if value is None:
-            return types.NoneType in self.types
-        if isinstance(value, bool):
-            return bool in self.types
+        return self._allows(value, self.types)
+
+    def _allows(self, value: Any, allowed: tuple[Any, ...]) -> bool:
+        kind = type(value)
+        if kind is list:
+            items = [get_args(each) for each in allowed if get_origin(each) is list]
+            return bool(items) and all(self._allows(item, items[0]) for item in value)
+        if kind is dict:
+            return dict[str, Any] in allowed
         if isinstance(value, str):
-            return str in self.types and (value in self.choices if self.choices else value != "")
-        if isinstance(value, list):
-            return list in self.types and all(self._allows_item(item) for item in value)
-        if isinstance(value, dict):
-            return dict in self.types
-        numbers = (int, float) if float in self.types else (int,)
-        return bool({*numbers} & {*self.types}) and type(value) in numbers and self._fits(value)
-
-    def _allows_item(self, item: Any) -> bool:
-        if self.items is str:
-            return isinstance(item, str) and item != ""
-        return type(item) is int and self._fits(item)
-
-    def _fits(self, value: float) -> bool:
-        return self._least <= value <= self._most  # false for NaN
+            return str in allowed and (value in self.choices if self.choices else value != "")
+        if kind in (int, float):
+            is_right = float in allowed or kind in allowed
+            return is_right and self.low <= value <= self.high  # false for NaN
+        return kind in allowed
 
 
 def key(
@@ -157,11 +144,12 @@ def key(
     high: float | None = None,
     choices: tuple[str, ...] = (),
     aka: tuple[str, ...] = (),
+    is_argument: bool = False,
 ) -> Any:
     """Defines a configuration key, as a field of a ``Config`` dataclass.
 
-    To change only the default, a subclass assigns it, ``init_random_frames: int = 10_000``, or uses
-    :func:`other_default` for a list or a dictionary.
+    To change only the default, a subclass assigns it, ``init_random_frames: int = 10_000``, or
+    ``hidden: list[int] = dataclasses.field(default_factory=lambda: [64])``.
 
     Args:
         default: the default value; ``MISSING`` if a group file or the user must set it.
@@ -170,6 +158,7 @@ def key(
         high: the largest number, or the largest number of a list.
         choices: the allowed strings.
         aka: names under which users of other libraries look for this key.
+        is_argument: whether it is an argument of the class that its group names.
 
     Example:
         >>> @dataclass
@@ -178,7 +167,14 @@ def key(
         >>> describe(MyConfig)[0].range
         '0 to 1'
     """
-    metadata = {"meaning": meaning, "low": low, "high": high, "choices": choices, "aka": aka}
+    metadata = {
+        "meaning": meaning,
+        "low": -_LARGEST if low is None else low,
+        "high": _LARGEST if high is None else high,
+        "choices": choices,
+        "aka": aka,
+        "is_argument": is_argument,
+    }
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -186,47 +182,21 @@ def key(
 
 def argument(defined: Argument) -> Any:
     """Makes a configuration key of an argument of this library."""
-    return key(
-        defined.default,
-        defined.meaning,
-        low=defined.low,
-        high=defined.high,
-        choices=defined.choices,
-    )
-
-
-def target(path: str | None) -> Any:
-    """Defines the key ``_target_`` of a group: the import path of the class, or ``None``."""
-    return key(path, "import path of the class")
+    values = {name: getattr(defined, name) for name in ("default", "meaning", "choices")}
+    return key(**values, low=defined.low, high=defined.high, is_argument=True)
 
 
 @dataclass
 class PartConfig(Config):
     """Base class of groups whose choices are classes, which ``instantiate`` creates."""
 
-    _target_: str | None = target(None)
+    _target_: str | None = key(None, "import path of the class")
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the class: all other keys."""
-        values = {name: value for name, value in vars(self).items() if name not in _NO_ARGUMENTS}
-        return values | values.pop("kwargs", {})
-
-
-def other_default(value: list[Any] | dict[str, Any]) -> Any:
-    """Changes the default of an inherited key to another list or dictionary.
-
-    Example:
-        >>> @dataclass
-        ... class MyConfig(Config):
-        ...     hidden: list[int] = key([256, 256], "hidden units", low=1)
-        >>> @dataclass
-        ... class SmallConfig(MyConfig):
-        ...     hidden: list[int] = other_default([64])
-        >>> describe(SmallConfig)[0].default, describe(SmallConfig)[0].meaning
-        ([64], 'hidden units')
-    """
-    return dataclasses.field(default_factory=lambda: copy.copy(value))
+        """The arguments of the class."""
+        names = [each.name for each in describe(type(self)) if each.is_argument]
+        return {name: getattr(self, name) for name in names} | getattr(self, "kwargs", {})
 
 
 def group(meaning: str) -> Any:
@@ -237,29 +207,26 @@ def group(meaning: str) -> Any:
     return dataclasses.field(default=MISSING, metadata={"meaning": meaning})
 
 
-def schema(name: str, group: str = "") -> Callable[[_Class], _Class]:
-    """Registers a dataclass with Hydra, which validates configurations against it.
+@dataclass_transform()
+def schema(name: str, group: str = "") -> Callable[[type[_Class]], type[_Class]]:
+    """Makes a class a dataclass and registers it with Hydra, which validates configurations by it.
 
     A configuration file refers to it in its defaults list: ``schema/<name>@_here_``.
     """
 
-    def register(config: _Class) -> _Class:
-        _SCHEMAS.setdefault(group, {})[name] = config
+    def register(config: type[_Class]) -> type[_Class]:
+        made = dataclass(config)
+        _SCHEMAS.setdefault(group, {})[name] = made
         _DESCRIBED.clear()
-        ConfigStore.instance().store(name, config, group=f"{group}/schema" if group else "schema")
-        return config
+        ConfigStore.instance().store(name, made, group=f"{group}/schema" if group else "schema")
+        return made
 
     return register
 
 
-def recipe_schemas() -> dict[str, type[Config]]:
-    """The registered configurations of recipes, by name."""
-    return dict(_SCHEMAS.get("", {}))
-
-
-def schemas_of(group: str) -> dict[str, type[Config]]:
-    """The registered configurations of a group, by name; none for a group with one dataclass."""
-    return dict(_SCHEMAS.get(group, {}))
+def schemas_of(group: str = "") -> dict[str, type[Config]]:
+    """The registered configurations of a group, or of recipes, by name."""
+    return _SCHEMAS.get(group, {})
 
 
 def groups(config: type[Config]) -> dict[str, str]:
@@ -274,26 +241,20 @@ def groups(config: type[Config]) -> dict[str, str]:
 
 def describe(config: type[Config]) -> tuple[Key, ...]:
     """All keys of a recipe, including those of its groups."""
-    if config in _DESCRIBED:
-        return _DESCRIBED[config]
+    if config not in _DESCRIBED:
+        _DESCRIBED[config] = tuple(_described(config))
+    return _DESCRIBED[config]
+
+
+def _described(config: type[Config]) -> Iterator[Key]:
     hints = get_type_hints(config)
-    described: list[Key] = []
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         hint = hints[field.name]
         if _is_config(hint):
-            described += _describe_group(field.name, hint)
+            yield from _describe_group(field.name, hint)
         else:
-            described.append(
-                Key(
-                    field.name,
-                    _types(hint),
-                    _default(field),
-                    **_metadata(config, field),
-                    items=str if hint == list[str] else int,
-                )
-            )
-    _DESCRIBED[config] = tuple(described)
-    return _DESCRIBED[config]
+            allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+            yield Key(field.name, allowed, _default(field), **_metadata(config, field))
 
 
 def _describe_group(name: str, base: type[Config]) -> list[Key]:
@@ -316,12 +277,6 @@ def _is_config(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Config)
 
 
-def _types(hint: Any) -> tuple[type, ...]:
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(each for part in get_args(hint) for each in _types(part))
-    return (get_origin(hint) or hint,)
-
-
 def _default(field: dataclasses.Field[Any]) -> Any:
     # Not compared with `dataclasses.MISSING`: a worker of a sweep has a copy of the class of a
     # recipe, with a copy of that object.
@@ -333,8 +288,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def _metadata(config: type[Config], field: dataclasses.Field[Any]) -> dict[str, Any]:
     """The metadata of a field, from the base class that defines it if only the default is new."""
     for base in config.__mro__:
-        if dataclasses.is_dataclass(base):
-            for candidate in dataclasses.fields(base):
-                if candidate.name == field.name and candidate.metadata:
-                    return dict(candidate.metadata)
+        defined = getattr(base, "__dataclass_fields__", {}).get(field.name)
+        if defined is not None and defined.metadata:
+            return dict(defined.metadata)
     raise TypeError(f"{config.__name__}.{field.name} has no meaning: define it with key().")

@@ -9,23 +9,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from vmfer_recipes import stopping_while_starting
-from vmfer_recipes.config._hydra import (
-    current_job,
-    register_launcher,
-    register_sweeper,
-    without_hydra,
-)
+from vmfer_recipes.config._hydra import current_job, register_plugin
 from vmfer_recipes.config.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.help import help_text
@@ -45,6 +39,7 @@ from vmfer_recipes.run.interruption import (
 
 __all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
 
+_FOR_COMPOSING = {"config_dir", "config_name", "config_path", "run"}  # options of a single run
 _USER_ERRORS = (UserError, OmegaConfBaseException)
 
 
@@ -89,11 +84,10 @@ class Recipe:
         functools.update_wrapper(self, run)
         self.config = config
         self._file = name
-        self._name = register_recipe(name, config, algorithm, CONFIGS)
+        self._name = register_recipe(name, config, algorithm)
         is_own = self._name != name
         self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
         self._run = run
-        self._has_started = False
 
     def __call__(self, program_name: str | None = None) -> None:
         """Runs the program. User errors end it with a one-line message and exit code 2."""
@@ -106,31 +100,31 @@ class Recipe:
 
     def _main(self) -> None:
         line = read_command_line(sys.argv[1:], self.config)
-        self._has_started = False
-        if line.is_help:
+        if "help" in line.given:
             print(help_text(self._file, self.config, self._program))
-        elif line.needs_hydra:
-            self._launch(line)
-        else:
+        elif line.given.keys() <= _FOR_COMPOSING:
             self._execute(self._composed(line))
+        else:
+            self._launch(line)
 
     def _composed(self, line: CommandLine) -> Any:
-        overrides = line.overrides
-        if line.config_dir is not None:
-            folder = Path(line.config_dir).absolute()
+        overrides, given = line.overrides, line.given
+        if "config_dir" in given:
+            folder = Path(given["config_dir"]).absolute()
             overrides = [*overrides, f"hydra.searchpath=['file://{folder}']"]
+        configs = os.path.abspath(given.get("config_path", CONFIGS))
         with self._explaining():
-            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-                composed = compose(self._name, overrides, return_hydra_config=True)
-            with current_job(composed, number=0):
-                return to_config(without_hydra(composed))
+            with initialize_config_dir(configs, version_base="1.3"):
+                name = given.get("config_name", self._name)
+                composed = compose(name, overrides, return_hydra_config=True)
+            with current_job(composed, number=0) as cfg:
+                return to_config(cfg)
 
     def _execute(self, config: Any) -> None:
         # Modules of the user may import anything: they wait for the run.
         is_named = isinstance(config, TrainingConfig) and ":" not in config.env.name
         if is_named and config.env.backend == "gymnasium":
             registered_id(config.env.name)
-        self._has_started = True
         quiet_torchrl()
         self._run(config)
 
@@ -142,8 +136,6 @@ class Recipe:
         except HydraException as error:
             raise explain(error, self.config) from error
         except (ValueError, OverflowError, RecursionError) as error:
-            if self._has_started:
-                raise
             given = " ".join(sys.argv[1:])
             raise UserError(
                 f"{given!r} cannot be composed ({first_line(error)}): write key=value."
@@ -151,12 +143,17 @@ class Recipe:
 
     def _launch(self, line: CommandLine) -> None:
         """Lets Hydra answer a question, or start the runs of a sweep."""
-        sys.argv[1:] = line.arguments
+        # The order that Hydra's parser accepts.
+        sys.argv[1:] = [*line.overrides, *line.options]
         os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra formats errors itself and exits
-        if line.is_sweep:  # a single run starts faster without them
-            _register_sweepers()
+        if "multirun" in line.given:  # a question is answered faster without them
+            from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
+            from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
+
+            register_plugin("sweeper", "basic", GridConf, GridSweeper)
+            register_plugin("launcher", "population", PopulationConf, PopulationLauncher)
         main = hydra.main(config_path=str(CONFIGS), config_name=self._name, version_base="1.3")
-        has_workers = line.is_sweep and "hydra/launcher=joblib" in line.overrides
+        has_workers = "hydra/launcher=joblib" in line.overrides
         try:
             with (
                 self._explaining(),
@@ -168,10 +165,9 @@ class Recipe:
             sys.exit(130)
 
     def _job(self, cfg: DictConfig) -> None:
-        """Executes one run, in this process or in a worker of a sweep."""
+        """Executes one run of a sweep, in this process or in a worker."""
         job = HydraConfig.get()
-        is_sweep = job.mode == RunMode.MULTIRUN
-        of_joblib = is_sweep and job.runtime.choices["hydra/launcher"] == "joblib"
+        of_joblib = job.runtime.choices["hydra/launcher"] == "joblib"
         if of_joblib and Interruption.came:
             raise StoppedError
         os.chdir(job.runtime.cwd)  # a worker on a cluster may have started elsewhere
@@ -181,22 +177,21 @@ class Recipe:
             if of_joblib:
                 raise StoppedError from None
             raise
+        except LockedError as error:  # several sweeps can share their work
+            print(f"{error} The sweep continues without it.", file=sys.stderr)
         except Exception as error:
-            if is_sweep:
-                _end_run_of_sweep(" ".join(job.overrides.task), error)
-            elif isinstance(error, _USER_ERRORS):
-                _fail(str(error))  # inside Hydra, which would otherwise print the overrides first
+            # It is printed immediately, because a sweep takes a long time. The exception raised
+            # here reaches the process that started the sweep, which reports the first one after
+            # all runs have ended.
+            if isinstance(error, _USER_ERRORS):
+                _print_error(str(error))
             else:
-                raise
-
-
-def _register_sweepers() -> None:
-    """Makes Hydra use the sweeper and the launcher of this package."""
-    from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
-    from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
-
-    register_sweeper("basic", GridConf, GridSweeper)
-    register_launcher("population", PopulationConf, PopulationLauncher)
+                traceback.print_exception(error)
+            run = " ".join(job.overrides.task)
+            raise UserError(
+                f"{run} failed ({first_line(error)}). The other runs have ended; run the same "
+                "command to complete the sweep."
+            ) from None
 
 
 def program(main: Callable[[], None]) -> Callable[[], None]:
@@ -209,7 +204,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
                 main()
             sys.stdout.flush()
         except _USER_ERRORS as error:
-            _fail(str(error))
+            _print_error(str(error))
+            sys.exit(2)
         except BrokenPipeError:  # the reader of the output, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.exit(141)  # the exit code of shells for SIGPIPE
@@ -217,12 +213,6 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(130)  # the exit code of shells for SIGINT
 
     return run
-
-
-def _fail(message: str) -> NoReturn:
-    """Prints an error and ends the program."""
-    _print_error(message)
-    sys.exit(2)
 
 
 def _print_error(message: str) -> None:
@@ -236,23 +226,3 @@ def quiet_torchrl() -> None:
         from torchrl import torchrl_logger
 
     torchrl_logger.setLevel("WARNING")
-
-
-def _end_run_of_sweep(run: str, error: Exception) -> None:
-    """Reports the error of one run of a sweep; the other runs continue.
-
-    The error is printed immediately, because a sweep takes a long time. The exception raised here
-    is propagated to the process that started the sweep, which reports the first one after all runs
-    have ended.
-    """
-    if isinstance(error, LockedError):  # several sweeps can share their work
-        print(f"{error} The sweep continues without it.", file=sys.stderr)
-        return
-    if isinstance(error, _USER_ERRORS):
-        _print_error(str(error))
-    else:
-        traceback.print_exception(error)
-    raise UserError(
-        f"{run} failed ({first_line(error)}). The other runs have ended; run the same command "
-        "to complete the sweep."
-    )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 __all__ = [
-    *("CONFIGS", "MINARI_PREFIX", "choices_of", "dataset_name", "differing", "flat", "folder_name"),
-    *("group_name", "run_name", "run_title"),
+    *("CONFIGS", "MINARI_PREFIX", "choices_of", "differing", "flat", "folder_name"),
+    *("group_name", "run_name", "run_title", "written"),
 ]
 
 MINARI_PREFIX = "minari:"
@@ -43,16 +42,18 @@ def folder_name(name: Any) -> str:
     return re.sub(r"[^\w.+-]+", "-", str(name))
 
 
-def dataset_name(dataset: str) -> str:
-    """Normalizes a value of ``dataset=``: a path without ``~`` or a trailing slash.
+def written(value: Any) -> str:
+    """A value as on the command line.
 
     Example:
-        >>> dataset_name("./runs/td3/"), dataset_name("minari:mujoco/hopper/medium-v0")
-        ('runs/td3', 'minari:mujoco/hopper/medium-v0')
+        >>> written(None), written([True, 0.5, "a"])
+        ('null', '[true,0.5,a]')
     """
-    if not dataset or dataset.startswith(MINARI_PREFIX):
-        return dataset
-    return str(Path(os.path.expanduser(dataset)))  # leaves the home of an unknown user as it is
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
 CONFIGS = Path(str(files("vmfer_recipes.configs")))

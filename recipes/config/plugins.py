@@ -16,18 +16,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import hydra.utils
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
+from torchrl_vmfer import imports
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import CustomLoggerConfig
-from vmfer_recipes.config.keys import Config, PartConfig, describe, recipe_schemas
+from vmfer_recipes.config.keys import Config, PartConfig, describe, schemas_of
+from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.replay_groups import CustomReplayConfig, CustomSamplerConfig
 
 __all__ = [
-    *("import_class", "import_module", "importing", "instantiate", "is_custom", "own_choice"),
-    *("register_choice", "register_recipe", "script_name"),
+    *("import_class", "import_module", "importing", "instantiate", "is_custom", "register_choice"),
+    *("register_recipe", "script_name"),
 ]
 
 _GROUPS: dict[str, Callable[..., Config]] = {
@@ -37,15 +40,6 @@ _GROUPS: dict[str, Callable[..., Config]] = {
 }
 
 
-def own_choice(group: str, choice: str) -> Config | None:
-    """The configuration of a choice such as ``sampler=my_package.MySampler``."""
-    *module, name = choice.split(".")
-    if group not in _GROUPS or not module or not all(map(str.isidentifier, [*module, name])):
-        return None
-    named = {} if group == "logger" else {"name": name}
-    return _GROUPS[group](_target_=choice, **named)
-
-
 def is_custom(part: Config) -> bool:
     """Whether a choice of a group is a class of the user."""
     return type(part) in _GROUPS.values()
@@ -53,23 +47,23 @@ def is_custom(part: Config) -> bool:
 
 def register_choice(group: str, choice: str) -> None:
     """Registers the configuration of a choice by import path; other choices have files."""
-    config = own_choice(group, choice)
-    if config is not None:
+    *module, name = choice.split(".")
+    if group in _GROUPS and module and all(map(str.isidentifier, [*module, name])):
+        named = {} if group == "logger" else {"name": name}
+        config = _GROUPS[group](_target_=choice, **named)
         ConfigStore.instance().store(choice, config, group=group)
 
 
-def register_recipe(base: str, config: type[Config], algorithm: str, configs: Path) -> str:
+def register_recipe(base: str, config: type[Config], algorithm: str) -> str:
     """Registers the configuration of a recipe, unless it is one of this package."""
-    file = configs / f"{base}.yaml"
-    if (algorithm == base and recipe_schemas().get(base) is config) or not file.exists():
+    file = CONFIGS / f"{base}.yaml"
+    if (algorithm == base and schemas_of().get(base) is config) or not file.exists():
         return base
     name, store = f"own_{algorithm}", ConfigStore.instance()
     store.store(name, config, group="schema")
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
-    content["defaults"] = [
-        f"schema/{name}@_here_" if entry == f"schema/{base}@_here_" else entry
-        for entry in content["defaults"]
-    ]
+    defaults = content["defaults"]
+    defaults[defaults.index(f"schema/{base}@_here_")] = f"schema/{name}@_here_"
     if "algorithm" in {key.name for key in describe(config)}:
         content["algorithm"] = algorithm
     store.store(name, content)
@@ -90,8 +84,6 @@ _Base = TypeVar("_Base")
 
 def import_class(path: str, base: type[_Base], key: str) -> type[_Base]:
     """Imports a class such as ``my_package.MySampler``."""
-    from torchrl_vmfer import imports  # imported here, so that --help stays fast
-
     with importing():
         return imports.import_class(path, base, f"{key}={path}")
 
@@ -101,15 +93,8 @@ def instantiate(
 ) -> _Base:
     """Creates the object of a ``_target_``, whether the class is one of this package or not.
 
-    Args:
-        part: the configuration.
-        base: the class that its class must be derived from.
-        group: the group, for error messages.
-        *first: its first arguments, which are not part of the configuration.
-        **further: other arguments of this sort.
+    Its class must be derived from ``base``. Arguments after the group are not in the configuration.
     """
-    import hydra.utils
-
     path, arguments = str(part._target_), part.arguments
     checked = {"_target_": import_class(path, base, group), **arguments, **further}
     try:
@@ -127,8 +112,6 @@ def instantiate(
 
 def import_module(name: str, setting: str) -> ModuleType:
     """Imports a module that is installed or lies in the current directory."""
-    from torchrl_vmfer import imports
-
     with importing():
         return imports.import_module(name, setting)
 

@@ -6,11 +6,11 @@ are defined in ``torchrl_vmfer.arguments``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchrl_vmfer import arguments as library
-from vmfer_recipes.config.keys import MISSING, PartConfig, argument, key, schema, target
+from vmfer_recipes.config.keys import MISSING, PartConfig, argument, key, schema
 
 __all__ = [
     *("CustomReplayConfig", "CustomSamplerConfig", "DirectSamplerConfig", "FreshSamplerConfig"),
@@ -33,27 +33,22 @@ class SamplerConfig(PartConfig):
 
 
 @schema("shared", group="sampler")
-@dataclass
 class SharedSamplerConfig(SamplerConfig):
     """The actor uses the critics' batch."""
 
-    _target_: str | None = target(None)
-
 
 @schema("fresh", group="sampler")
-@dataclass
 class FreshSamplerConfig(SamplerConfig):
     """The actor draws its own uniform batch."""
 
-    _target_: str = target(_UNIFORM)
+    _target_: str = _UNIFORM
 
 
 @schema("vmf", group="sampler")
-@dataclass
 class VMFSamplerConfig(SamplerConfig):
     """VMFSampler draws the actor's batch by stored factors."""
 
-    _target_: str = target("torchrl_vmfer.VMFSampler")
+    _target_: str = "torchrl_vmfer.VMFSampler"
     mode: str = argument(library.MODE)
     power: float = argument(library.POWER)
     share: float = key(
@@ -63,18 +58,12 @@ class VMFSamplerConfig(SamplerConfig):
     smoothing: float = argument(library.SMOOTHING)
     pool_size: int | None = argument(library.POOL_SIZE)
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the sampler; ``share`` is one of ``MixedSampler``."""
-        return {name: value for name, value in super().arguments.items() if name != "share"}
-
 
 @schema("direct", group="sampler")
-@dataclass
 class DirectSamplerConfig(SamplerConfig):
     """The batch is resampled from candidates scored by the current networks."""
 
-    _target_: str = target("torchrl_vmfer.CandidatePool")
+    _target_: str = "torchrl_vmfer.CandidatePool"
     mode: str = argument(library.MODE)
     num_candidates: int = key(
         2560, "candidates scored for each batch; the paper uses 256, 2560 and 12800", low=1
@@ -82,92 +71,75 @@ class DirectSamplerConfig(SamplerConfig):
 
 
 @schema("weighted", group="sampler")
-@dataclass
 class WeightedSamplerConfig(SamplerConfig):
     """The actor draws its own uniform batch, and its loss is weighted by the factors."""
 
-    _target_: str = target(_UNIFORM)
+    _target_: str = _UNIFORM
     weight: str = key("factor", "what the actor's loss is weighted by", choices=("factor",))
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the sampler: none."""
-        return {}
 
 
 @schema("inverse_td", group="sampler")
-@dataclass
 class InverseTDSamplerConfig(SamplerConfig):
     """InverseTDSampler draws the actor's batch by stored TD errors: small ones are preferred."""
 
-    _target_: str = target("torchrl_vmfer.InverseTDSampler")
+    _target_: str = "torchrl_vmfer.InverseTDSampler"
     exponent: float = argument(library.EXPONENT)
     floor: float = argument(library.FLOOR)
 
 
 @schema("gradient_norm", group="sampler")
-@dataclass
 class GradientNormSamplerConfig(SamplerConfig):
     """GradientNormSampler draws the actor's batch by stored norms of the action gradient."""
 
-    _target_: str = target("torchrl_vmfer.GradientNormSampler")
+    _target_: str = "torchrl_vmfer.GradientNormSampler"
     power: float = argument(library.NORM_POWER)
 
 
 @schema("saturated", group="sampler")
-@dataclass
 class SaturatedSamplerConfig(SamplerConfig):
     """The actor's batch is drawn by how close the policy's stored actions are to their bounds."""
 
-    _target_: str = target("vmfer_recipes.agent.replay.SaturatedSampler")
-    power: float = key(
-        4.0,
-        "P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
-        low=library.POWER.low,
-        high=library.POWER.high,
+    _target_: str = "vmfer_recipes.agent.replay.SaturatedSampler"
+    power: float = argument(
+        replace(
+            library.POWER,
+            default=4.0,
+            meaning="P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
+        )
     )
 
 
 @schema("recent", group="sampler")
-@dataclass
 class RecentSamplerConfig(SamplerConfig):
     """RecentSampler draws the actor's batch from the newest transitions."""
 
-    _target_: str = target("torchrl_vmfer.RecentSampler")
+    _target_: str = "torchrl_vmfer.RecentSampler"
     decay: float = argument(library.DECAY)
     min_size: int = argument(library.MIN_SIZE)
     cycle: int = argument(library.CYCLE)
 
 
 @schema("old", group="sampler")
-@dataclass
 class OldSamplerConfig(SamplerConfig):
     """OldSampler prefers old transitions for the actor's batch."""
 
-    _target_: str = target("torchrl_vmfer.OldSampler")
+    _target_: str = "torchrl_vmfer.OldSampler"
     exponent: float = argument(library.AGE_EXPONENT)
 
 
 @schema("on_policy", group="sampler")
-@dataclass
 class OnPolicySamplerConfig(SamplerConfig):
     """The actor uses the one of several uniform batches that is closest to its policy."""
 
-    _target_: str = target(_UNIFORM)
+    _target_: str = _UNIFORM
     num_batches: int = key(3, "candidate batches, from which one is chosen", low=1, high=1000)
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the sampler: none."""
-        return {}
 
 
 @schema("custom", group="sampler")
-@dataclass
 class CustomSamplerConfig(SamplerConfig):
     """A sampler of the user, named by its import path."""
 
-    _target_: str = target(MISSING)
+    _target_: str = MISSING
     kwargs: dict[str, Any] = key({}, "arguments of the sampler: sampler.kwargs.alpha=0.5")
 
 
@@ -176,7 +148,7 @@ class ReplayConfig(PartConfig):
     """The replay buffer, and how the critics' batch is drawn."""
 
     name: str = key(MISSING, _RUN_NAME)
-    _target_: str = target(_UNIFORM)
+    _target_: str = _UNIFORM
     buffer_size: int = key(1_000_000, "capacity in transitions", low=1)
 
     @property
@@ -184,26 +156,19 @@ class ReplayConfig(PartConfig):
         """Whether the task has goals, which are relabeled."""
         return isinstance(self, HindsightReplayConfig)
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the sampler."""
-        return {name: value for name, value in super().arguments.items() if name != "buffer_size"}
-
 
 @schema("uniform", group="replay")
-@dataclass
 class UniformReplayConfig(ReplayConfig):
     """Uniform replay."""
 
 
 @schema("per", group="replay")
-@dataclass
 class PrioritizedReplayConfig(ReplayConfig):
     """Proportional prioritized replay."""
 
-    _target_: str = target("torchrl.data.PrioritizedSampler")
-    alpha: float = key(0.6, "exponent of the priority; 0 is uniform", low=0, high=7)
-    beta: float = key(0.4, library.RANK_BETA.meaning, low=0, high=1)
+    _target_: str = "torchrl.data.PrioritizedSampler"
+    alpha: float = argument(replace(library.RANK_ALPHA, default=0.6, high=7))
+    beta: float = argument(replace(library.RANK_BETA, default=0.4))
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -212,21 +177,19 @@ class PrioritizedReplayConfig(ReplayConfig):
 
 
 @schema("per_rank", group="replay")
-@dataclass
 class RankPrioritizedReplayConfig(ReplayConfig):
     """Rank-based prioritized replay."""
 
-    _target_: str = target("torchrl_vmfer.RankPrioritizedSampler")
+    _target_: str = "torchrl_vmfer.RankPrioritizedSampler"
     alpha: float = argument(library.RANK_ALPHA)
     beta: float = argument(library.RANK_BETA)
 
 
 @schema("lap", group="replay")
-@dataclass
 class LAPReplayConfig(ReplayConfig):
     """Loss-adjusted prioritized replay: prefers TD errors above 1, with the Huber loss."""
 
-    _target_: str = target("torchrl_vmfer.LAPSampler")
+    _target_: str = "torchrl_vmfer.LAPSampler"
     alpha: float = argument(library.EXPONENT)
 
     @property
@@ -236,7 +199,6 @@ class LAPReplayConfig(ReplayConfig):
 
 
 @schema("her", group="replay")
-@dataclass
 class HindsightReplayConfig(ReplayConfig):
     """Uniform replay with hindsight relabeling."""
 
@@ -252,9 +214,8 @@ class HindsightReplayConfig(ReplayConfig):
 
 
 @schema("custom", group="replay")
-@dataclass
 class CustomReplayConfig(ReplayConfig):
     """A sampler of the user for the critics, named by its import path."""
 
-    _target_: str = target(MISSING)
+    _target_: str = MISSING
     kwargs: dict[str, Any] = key({}, "arguments of the sampler: replay.kwargs.alpha=0.5")

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.keys import MISSING, Config, describe, schemas_of
+from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
@@ -90,10 +90,9 @@ def _restored(config: type[Config], saved: dict[str, Any], prefix: str) -> Any:
     for name in sorted(hints.keys() ^ values.keys()):
         what = "has no value" if name in hints else "is not one of its keys"
         raise UserError(f"{prefix}{name} {what}")
-    for name, hint in hints.items():
-        if isinstance(hint, type) and issubclass(hint, Config):
-            chosen = _class_of(name, hint, values[name])
-            values[name] = _restored(chosen, values[name], f"{name}.")
+    for name in groups(config):
+        chosen = _class_of(name, hints[name], values[name])
+        values[name] = _restored(chosen, values[name], f"{name}.")
     return config(**values)
 
 
@@ -102,8 +101,7 @@ def _class_of(group: str, base: type[Config], saved: dict[str, Any]) -> type[Con
     for choice in schemas_of(group).values():
         keys = describe(choice)
         fixed = {key.name: key.default for key in keys if key.is_fixed and key.default != MISSING}
-        is_same = all(saved.get(name, MISSING) == value for name, value in fixed.items())
-        if is_same and saved.keys() == {key.name for key in keys}:
+        if saved.keys() == {key.name for key in keys} and fixed.items() <= saved.items():
             return choice
     if schemas_of(group):
         raise UserError(f"there is no {group}= with the keys {', '.join(map(str, saved))}")

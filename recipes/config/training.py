@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
-from vmfer_recipes.config.keys import MISSING, Config, group, key
+from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
     LAPReplayConfig,
@@ -70,11 +71,7 @@ class TrainingConfig(Config):
         2, "size of the ensemble; critics beyond the second measure the uncertainty", low=1
     )
     batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
-    directions: str = key(
-        "action",
-        "factors compare gradients with respect to the action, or to the pre-tanh action",
-        choices=("action", "pre_tanh"),
-    )
+    directions: str = argument(arguments.DIRECTIONS)
     gamma: float = key(0.99, "discount factor", low=0, high=1)
     tau: float = key(
         0.005, "weight of the new parameters when target networks are updated", low=0, high=1

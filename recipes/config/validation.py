@@ -10,6 +10,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, Key, describe
+from vmfer_recipes.config.names import flat
 
 __all__ = ["to_config", "validate", "wrong_value"]
 
@@ -46,26 +47,17 @@ def wrong_value(name: str, expected: Key, value: Any) -> UserError:
 def to_config(cfg: DictConfig) -> Any:
     """Converts a composed Hydra configuration to its dataclass and validates it."""
     try:
-        config = OmegaConf.to_object(cfg)
+        config: Any = OmegaConf.to_object(cfg)
     except MissingMandatoryValue as error:
         name = error.full_key or ""
         raise UserError(f"{name} has no value: set it with {name}=.") from error
     except OmegaConfBaseException as error:
         name = str(error.full_key).partition("[")[0]
+        written = flat(OmegaConf.to_container(cfg, resolve=False)).get(name)
         raise UserError(
-            f"{name}={_unresolved(cfg, name)} cannot be resolved ({first_line(error)}): refer only "
-            "to keys and variables that exist."
+            f"{name}={written} cannot be resolved ({first_line(error)}): refer only to keys and "
+            "variables that exist."
         ) from error
-    if not isinstance(config, Config):
-        raise TypeError(f"A configuration composed with a schema is required, got {type(config)}.")
     validate(config)
     config.check()
     return config
-
-
-def _unresolved(cfg: DictConfig, name: str) -> Any:
-    """A value as written, with unresolved references."""
-    value: Any = OmegaConf.to_container(cfg, resolve=False)
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value

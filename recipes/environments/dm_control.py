@@ -16,15 +16,11 @@ __all__ = ["ControlSuite"]
 
 
 class ControlSuite(gym.Env):
-    """A task of the Control Suite.
+    """A task of the Control Suite, such as ``cheetah-run`` or ``cheetah/run``.
 
     Its observation is the concatenation of the task's observations. An episode is terminated if the
-    task ends it with the discount 0, and truncated if it ends by its time limit.
-
-    Args:
-        name: domain and task, as in ``cheetah-run`` or ``cheetah/run``.
-        render_mode: ``rgb_array``, or ``None``.
-        **kwargs: passed to ``dm_control.suite.load``, such as ``task_kwargs={"time_limit": 5}``.
+    task ends it with the discount 0, and truncated if it ends by its time limit. ``kwargs`` are
+    those of ``dm_control.suite.load``, such as ``task_kwargs={"time_limit": 5}``.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}

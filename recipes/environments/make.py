@@ -44,16 +44,10 @@ class Environment(GymWrapper):
 def make_environment(
     cfg: EnvConfig, seed: int, goals: bool = False, render_mode: str | None = None
 ) -> Environment:
-    """Makes an environment for TorchRL, for any data types of its spaces.
+    """Makes an environment with float32 observations, and float32 actions in [-1, 1].
 
-    Actions are float32 in [-1, 1], observations are float32.
-
-    Args:
-        cfg: the configuration of the environment: its name, arguments and wrappers.
-        seed: the seed of its random generator.
-        goals: whether to return achieved and desired goals as separate entries. Otherwise the
-            desired goal, if the task has one, is part of the observation.
-        render_mode: as in ``gymnasium.make``.
+    With ``goals``, achieved and desired goals are separate entries. Otherwise the desired goal, if
+    the task has one, is part of the observation.
     """
     kwargs = dict(cfg.kwargs)
     if render_mode is not None:
@@ -68,13 +62,9 @@ def make_environment(
             simulator = ActionRepeat(simulator, cfg.action_repeat)
         _check_actions(simulator.action_space, cfg.name)
         _check_observations(simulator.observation_space, cfg.name)
-        own_spaces = simulator.observation_space, simulator.action_space
-        if simulator.action_space.dtype == np.float32:
-            simulator = gym.wrappers.RescaleAction(simulator, np.float32(-1), np.float32(1))
-        else:
-            simulator = Float32Actions(simulator)
-        env = Environment(_observed(simulator, cfg.name, goals))
-    env.own_observation_space, env.own_action_space = own_spaces
+        env = Environment(_observed(_rescaled(simulator), cfg.name, goals))
+    env.own_observation_space = simulator.observation_space
+    env.own_action_space = simulator.action_space
     env.set_seed(seed)
     return env
 
@@ -156,28 +146,22 @@ class ActionRepeat(gym.Wrapper):
         return observation, total, terminated, truncated, info
 
 
-class Float32Actions(gym.ActionWrapper):
-    """Accepts float32 actions in [-1, 1] for an environment whose actions have another data type.
+def _rescaled(env: gym.Env) -> gym.Env:
+    """The environment with float32 actions in [-1, 1]; integer actions are rounded."""
+    space = env.action_space
+    assert isinstance(space, gym.spaces.Box)
+    if space.dtype == np.float32:
+        return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+    # Gymnasium's `RescaleAction` keeps the data type.
+    dtype, low, high = space.dtype, space.low.astype(np.float64), space.high.astype(np.float64)
 
-    The actions are rescaled to the simulator's bounds and converted to its data type. Integer
-    actions are rounded to the nearest value. (Gymnasium's ``RescaleAction`` keeps the data type.)
-    """
-
-    def __init__(self, env: gym.Env) -> None:
-        super().__init__(env)
-        assert isinstance(env.action_space, gym.spaces.Box)
-        self._dtype = env.action_space.dtype
-        self._low = env.action_space.low.astype(np.float64)
-        self._high = env.action_space.high.astype(np.float64)
-        self.action_space = gym.spaces.Box(-1, 1, env.action_space.shape, np.float32)
-
-    def action(self, action: np.ndarray) -> np.ndarray:
-        """Rescales and converts an action."""
+    def rescale(action: np.ndarray) -> np.ndarray:
         fraction = (action.astype(np.float64) + 1) / 2
-        scaled = np.clip(self._low + fraction * (self._high - self._low), self._low, self._high)
-        if np.issubdtype(self._dtype, np.integer):
-            scaled = np.rint(scaled)
-        return scaled.astype(self._dtype)
+        scaled = np.clip(low + fraction * (high - low), low, high)
+        return (np.rint(scaled) if np.issubdtype(dtype, np.integer) else scaled).astype(dtype)
+
+    unit = gym.spaces.Box(-1, 1, space.shape, np.float32)
+    return gym.wrappers.TransformAction(env, rescale, unit)
 
 
 def _observed(env: gym.Env, name: str, goals: bool) -> gym.Env:

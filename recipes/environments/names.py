@@ -16,10 +16,7 @@ def registered_id(name: str) -> str:
     import gymnasium as gym
 
     module, colon, identifier = name.rpartition(":")
-    if colon:
-        import_module(module, f"env.name={name}")
-    else:
-        import_module("vmfer_recipes.environments.tasks", f"env.name={name}")
+    import_module(module or "vmfer_recipes.environments.tasks", f"env.name={name}")
     if not colon and name not in gym.registry:
         # The Fetch tasks. The package takes a second to import and prints outdated warnings.
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
@@ -29,12 +26,11 @@ def registered_id(name: str) -> str:
     if identifier in gym.registry:
         return identifier
     near = near_names(identifier, gym.registry)
+    cure = f"Did you mean: {', '.join(near)}?" if near else ""
     if colon:
-        cure = f"call gymnasium.register({identifier!r}, ...) in it."
-        cure = f"Did you mean: {', '.join(near)}?" if near else cure.capitalize()
+        cure = cure or f"Call gymnasium.register({identifier!r}, ...) in it."
         raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
-    cure = f"Did you mean: {', '.join(near)}?" if near else "See `gymnasium.pprint_registry()`."
     raise UserError(
-        f"There is no environment {name!r}. {cure} One of your own module: "
-        f"env.name=my_module:{name}."
+        f"There is no environment {name!r}. {cure or 'See `gymnasium.pprint_registry()`.'} One of "
+        f"your own module: env.name=my_module:{name}."
     )

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torchrl.checkpoint import GlobalRNGState
 
+from torchrl_vmfer.plain_state import save_file
 from vmfer_recipes.agent.agent import Agent
-from vmfer_recipes.agent.networks import write_policy
+from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, counted, unwritable
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
@@ -34,8 +35,8 @@ from vmfer_recipes.fork.start import (
 from vmfer_recipes.run.checkpoints import Checkpoints
 from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.files import LockedError, replacing
+from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED, Session
-from vmfer_recipes.run.tables import RunLog
 
 __all__ = ["run_forks"]
 
@@ -170,7 +171,8 @@ def _train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
             log = RunLog(fork.path, cfg)
             log.clear()
             log.write_evaluation(cfg.total_frames, result)
-            write_policy(agent.policy, agent.env, cfg, fork.path / "policy.pt", cfg.total_frames)
+            policy = policy_data(agent.policy, agent.env, cfg, cfg.total_frames)
+            save_file(policy, fork.path / "policy.pt")
             (fork.path / "finished").touch()
 
 

@@ -14,7 +14,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vmfer_recipes.config._hydra import SweepComposer, current_job, without_hydra
+from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
@@ -66,8 +66,8 @@ class PopulationLauncher(Launcher):
         compose = SweepComposer(self._context.config_loader, self._config)
         for number, overrides in enumerate(job_overrides):
             composed = compose(overrides)
-            with current_job(composed, initial_job_idx + number):
-                configs.append(to_config(without_hydra(composed)))
+            with current_job(composed, initial_job_idx + number) as cfg:
+                configs.append(to_config(cfg))
             check_served(configs[-1])
         groups = grouped(configs, self._size)
         errors: list[Exception | None] = [None] * len(configs)

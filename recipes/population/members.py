@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchrl_vmfer._torchrl import stored_rows
 from torchrl_vmfer.compiled import CompiledUpdates
-from torchrl_vmfer.replay.rows import extend
+from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import exploring
 from vmfer_recipes.collection.transitions import EpisodeReturns, kept

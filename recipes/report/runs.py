@@ -18,8 +18,8 @@ from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
-    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "final", "read_runs"),
-    "read_training_config",
+    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "final", "objective"),
+    *("read_runs", "read_training_config"),
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
@@ -61,6 +61,15 @@ def area(steps: np.ndarray, values: np.ndarray) -> float:
     if span == 0:
         return float(values[0])
     return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)
+
+
+def objective(run_dir: Path, metric: str, kind: str, direction: str) -> float:
+    """A number that says how good a run was: the ``final``, ``best`` or mean (``area``) value."""
+    table = read_columns(run_dir / "eval.csv")
+    steps, values = table["step"], table[metric]
+    if kind == "best":
+        return float(values.max() if direction == "maximize" else values.min())
+    return area(steps, values) if kind == "area" else final(steps, values, int(steps[-1]))
 
 
 def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:

@@ -8,7 +8,6 @@ byte, and it writes storages at full capacity.)
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,27 +15,21 @@ from typing import Any
 
 import torch
 
-from torchrl_vmfer.plain_state import load_checked, plain, save_file
+from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
 
 __all__ = [
-    "BestPolicy",
     "Checkpoints",
     "MismatchError",
     "UnreadableError",
-    "UnsavableError",
-    "check_readable",
     "load_parts",
+    "plain_data",
 ]
 
 
 class UnreadableError(UserError):
     """Raised if there are checkpoints, but none can be read."""
-
-
-class UnsavableError(UserError):
-    """Raised if a state holds an object that a checkpoint cannot store."""
 
 
 class MismatchError(Exception):
@@ -52,27 +45,12 @@ def load_parts(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         raise MismatchError(first_line(error)) from error
 
 
-def _plain_data(value: Any, place: str) -> Any:
+def plain_data(value: Any, place: str) -> Any:
     """Converts a state to tensors, which are not copied, numbers, strings and containers."""
     try:
         return plain(value, place, copy=False)
     except TypeError as error:
-        raise UnsavableError(f"A checkpoint cannot be saved: {error}") from error
-
-
-def check_readable(state: dict[str, Any]) -> None:
-    """Saves a state to memory and loads it as :meth:`Checkpoints.load` does."""
-    file = io.BytesIO()
-    state = _plain_data(state, "the state")
-    try:
-        torch.save(state, file)
-        file.seek(0)
-        torch.load(file, weights_only=True, map_location="cpu")
-    except Exception as error:
-        raise UnsavableError(
-            f"A checkpoint of this run could not be read back ({first_line(error)}): return only "
-            "tensors, numbers and strings from each `state_dict`."
-        ) from error
+        raise UserError(f"A checkpoint cannot be saved: {error}") from error
 
 
 class Checkpoints:
@@ -101,7 +79,7 @@ class Checkpoints:
 
     def save(self, step: int, state: dict[str, Any]) -> bool:
         """Saves a state, then deletes the oldest. Returns whether saving succeeded."""
-        state = _plain_data(state, f"the state of step {step}")
+        state = plain_data(state, f"the state of step {step}")
         file = self._folder / f"step_{step:012d}.pt"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -163,41 +141,3 @@ class Checkpoints:
         if files:
             raise UnreadableError(f"No checkpoint in {self._folder} can be read")
         return None
-
-
-class BestPolicy:
-    """A file with the policy of the evaluation with the highest mean return.
-
-    Of several evaluations with the same return, the earliest counts. The state holds the policy
-    itself: loading a state restores the file, whatever was written since.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._state: dict[str, Any] = {}
-
-    def exceeds(self, return_mean: float) -> bool:
-        """Whether an earlier policy was at least as good."""
-        return bool(self._state) and self._state["return_mean"] >= return_mean
-
-    def replace(self, step: int, return_mean: float, policy: dict[str, Any]) -> None:
-        """Writes a better policy, of which the plain data are copied."""
-        policy = plain(policy, "the policy")
-        self._state = {"step": step, "return_mean": return_mean, "policy": policy}
-        save_file(policy, self._path)
-
-    def clear(self) -> None:
-        """Deletes the file."""
-        self.load_state_dict({})
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best policy, with the step and the return of its evaluation."""
-        return self._state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the file of that time."""
-        self._state = state
-        if state:
-            save_file(state["policy"], self._path)
-        else:
-            self._path.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.names import run_title
 from vmfer_recipes.config.saved import read_config
-from vmfer_recipes.run.evaluation import Solved, solved_at
+from vmfer_recipes.run.results import solved_at
 from vmfer_recipes.run.tables import read_columns
 
 if TYPE_CHECKING:
@@ -66,40 +68,41 @@ def _draw(run_dir: Path) -> Path:
     from matplotlib.figure import Figure
 
     cfg = _config(run_dir / "config.yaml")
-    evaluations = _columns(run_dir / "eval.csv")
-    at_random = _columns(run_dir / "random.csv")
-    training = _with_fractions(_columns(run_dir / "train.csv"))
+    evaluations, at_random, training = (
+        read_columns(run_dir / name) if (run_dir / name).exists() else {}
+        for name in ("eval.csv", "random.csv", "train.csv")
+    )
+    if {"effective_sample_size", "stored_transitions"} <= training.keys():
+        fraction = training["effective_sample_size"] / training["stored_transitions"]
+        training["effective_fraction"] = fraction
     has_success = not np.isnan(evaluations["success_rate"]).all()
-    solved = solved_at(cfg, has_success)
-    signs_only = _are_signs(training, cfg.num_critics)
-    quantiles = [] if signs_only else [name for name in _QUANTILES if f"{name}_q50" in training]
+    levels = {"random policy": at_random, "solved": solved_at(cfg, has_success)}
+    panels: list[Callable[[Axes], None]] = [partial(_draw_returns, evaluations, levels)]
+    if has_success:
+        panels.append(partial(_draw_success, evaluations, levels))
+    if _are_signs(training, cfg.num_critics):
+        panels.append(partial(_draw_mean_agreement, training, cfg.num_critics))
+    else:
+        names = [name for name in _QUANTILES if f"{name}_q50" in training]
+        panels += [partial(_draw_quantiles, training, name) for name in names]
     diagnosed = [names for names in (_SAMPLING, _GRADIENT) if not training.keys().isdisjoint(names)]
-    heights = [1.8] + [1] * (has_success + signs_only + len(quantiles) + len(diagnosed))
+    panels += [partial(_draw_diagnostics, training, names) for names in diagnosed]
+    heights = [1.8] + [1] * (len(panels) - 1)
     figure = Figure(figsize=(8, 1.8 * sum(heights) + 1), layout="constrained")
     axes = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    rest = iter(axes[1:])
-    _draw_returns(axes[0], evaluations, at_random, solved)
-    axes[0].set_title(f"{run_title(cfg)}, seed {cfg.seed}", parse_math=False)
-    if has_success:
-        _draw_success(next(rest), evaluations, at_random, solved)
-    if signs_only:
-        _draw_mean_agreement(next(rest), training, cfg.num_critics)
-    for name in quantiles:
-        _draw_quantiles(next(rest), training, name)
-    for names in diagnosed:
-        _draw_diagnostics(next(rest), training, names)
-    for axis in axes:
+    named: dict[str, Any] = {}
+    for axis, draw in zip(axes, panels, strict=True):
+        draw(axis)
         if (end := cfg.init_random_frames) > 0:
             axis.axvspan(0, end, color=GRAY, alpha=0.12, lw=0, label="random actions")
         axis.grid(alpha=0.3)
         axis.margins(x=0.01)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("environment steps")
-    figure.align_ylabels(axes)
-    named: dict[str, Any] = {}
-    for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
+    axes[0].set_title(f"{run_title(cfg)}, seed {cfg.seed}", parse_math=False)
+    axes[-1].set_xlabel("environment steps")
+    figure.align_ylabels(axes)
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=2, frameon=False)
     path = run_dir / "learning_curve.png"
     figure.savefig(path, dpi=110)
@@ -109,49 +112,38 @@ def _draw(run_dir: Path) -> Path:
 def _config(file: Path) -> DictConfig:
     """The configuration of a run; a key that it lacks is as if it were not set."""
     known = {
-        "algorithm": "",
-        "seed": 0,
-        "num_critics": 2,
-        "init_random_frames": 0,
-        "solved_at": None,
-        "env": {"name": "", "kwargs": None, "wrappers": None},
-        "sampler": {"name": ""},
-        "replay": {"name": ""},
+        **{"algorithm": "", "seed": 0, "num_critics": 2, "init_random_frames": 0},
+        **{"solved_at": None, "env": {"name": "", "kwargs": None, "wrappers": None}},
+        **{"sampler": {"name": ""}, "replay": {"name": ""}},
     }
-    loaded = read_config(file) if file.exists() else {}
-    cfg = OmegaConf.merge(known, loaded)
+    cfg = OmegaConf.merge(known, read_config(file) if file.exists() else {})
     assert isinstance(cfg, DictConfig)
     return cfg
 
 
-def _draw_returns(
-    axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
-) -> None:
-    steps, mean = evaluations["step"], evaluations["return_mean"]
-    spread, label = evaluations["return_std"], "± standard deviation over episodes"
+def _draw_returns(evaluations: Columns, levels: dict[str, Any], axis: Axes) -> None:
+    steps, mean, spread = (evaluations[key] for key in ("step", "return_mean", "return_std"))
     axis.plot(steps, mean, "o-", color=BLUE, markersize=4, label="evaluation: mean over episodes")
+    label = "± standard deviation over episodes"
     band = mean - spread, mean + spread
     axis.fill_between(steps, *band, color=BLUE, alpha=0.2, linewidth=0, label=label)
-    _draw_levels(axis, at_random.get("return_mean"), solved, of_success=False)
+    _draw_levels(axis, "return_mean", levels)
     axis.set_ylabel("evaluation return")
 
 
-def _draw_success(
-    axis: Axes, evaluations: Columns, at_random: Columns, solved: Solved | None
-) -> None:
+def _draw_success(evaluations: Columns, levels: dict[str, Any], axis: Axes) -> None:
     axis.plot(evaluations["step"], evaluations["success_rate"], "o-", color=BLUE, markersize=4)
-    _draw_levels(axis, at_random.get("success_rate"), solved, of_success=True)
+    _draw_levels(axis, "success_rate", levels)
     axis.set_ylim(-0.05, 1.05)
     axis.set_ylabel("success rate")
 
 
-def _draw_levels(
-    axis: Axes, at_random: np.ndarray | None, solved: Solved | None, of_success: bool
-) -> None:
-    """Draws the return of the random policy and the level at which the task counts as solved."""
-    if at_random is not None and len(at_random):
+def _draw_levels(axis: Axes, name: str, levels: dict[str, Any]) -> None:
+    """Draws the result of the random policy and the level at which the task counts as solved."""
+    at_random, solved = levels["random policy"].get(name, ()), levels["solved"]
+    if len(at_random):
         axis.axhline(float(at_random[-1]), color=GRAY, linestyle="--", label="random policy")
-    if solved is not None and solved.is_success_rate == of_success:
+    if solved is not None and solved.is_success_rate == (name == "success_rate"):
         label = f"solved (at {solved.level:g})"
         axis.axhline(solved.level, color=GREEN, linestyle="-.", label=label)
 
@@ -167,7 +159,7 @@ def _are_signs(training: Columns, critics: int) -> bool:
     return len(values) > 0 and bool(np.allclose(values, np.round(values), atol=1e-4))
 
 
-def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
+def _draw_mean_agreement(training: Columns, critics: int, axis: Axes) -> None:
     """Draws one line, because quantiles of signs are not informative."""
     # Two signs agree (R = 1) or do not (R = 0), so that the mean is a fraction of the batch.
     label = "fraction of the batch with agreement"
@@ -178,31 +170,15 @@ def _draw_mean_agreement(axis: Axes, training: Columns, critics: int) -> None:
     axis.set_ylabel("agreement")
 
 
-def _draw_quantiles(axis: Axes, training: Columns, name: str) -> None:
+def _draw_quantiles(training: Columns, name: str, axis: Axes) -> None:
     _draw_line(axis, training, f"{name}_q50", "median over the actor's batch")
-    low, high = training[f"{name}_q10"], training[f"{name}_q90"]
+    band = training["step"], training[f"{name}_q10"], training[f"{name}_q90"]
     label = "10 % to 90 % of the actor's batch"
-    axis.fill_between(
-        training["step"], low, high, color=ORANGE, alpha=0.3, linewidth=0, label=label
-    )
+    axis.fill_between(*band, color=ORANGE, alpha=0.3, linewidth=0, label=label)
     axis.set_ylabel(_QUANTILES[name])
 
 
-def _draw_line(
-    axis: Axes,
-    training: Columns,
-    name: str,
-    label: str,
-    color: str = VERMILION,
-    marker: str = ".",
-) -> None:
-    known = np.isfinite(training[name])
-    points = training["step"][known], training[name][known]
-    axis.plot(*points, f"{marker}-", color=color, markersize=3, linewidth=1, label=label)
-
-
-def _draw_diagnostics(axis: Axes, training: Columns, names: dict[str, Any]) -> None:
-    """Draws one of the panels of diagnostics."""
+def _draw_diagnostics(training: Columns, names: dict[str, Any], axis: Axes) -> None:
     for name in [name for name in names if name in training]:
         _draw_line(axis, training, name, *names[name])
     if names is _GRADIENT:
@@ -219,15 +195,9 @@ def _draw_diagnostics(axis: Axes, training: Columns, names: dict[str, Any]) -> N
         axis.set_ylim(-0.05, 1.05)
 
 
-def _with_fractions(training: Columns) -> Columns:
-    """Adds the effective sample size as a fraction of the stored transitions, if it is known."""
-    names = ("effective_sample_size", "stored_transitions")
-    if any(name not in training for name in names):
-        return training
-    size, stored = (training[name] for name in names)
-    return {**training, "effective_fraction": size / stored}
-
-
-def _columns(path: Path) -> Columns:
-    """The columns of a table of numbers by name; none if there is no table."""
-    return read_columns(path) if path.exists() else {}
+def _draw_line(
+    axis: Axes, training: Columns, name: str, label: str, color: str = VERMILION, marker: str = "."
+) -> None:
+    known = np.isfinite(training[name])
+    points = training["step"][known], training[name][known]
+    axis.plot(*points, f"{marker}-", color=color, markersize=3, linewidth=1, label=label)

@@ -100,23 +100,20 @@ class RunDirectory:
 
     def _check_length(self, before: int, now: int) -> None:
         """Checks whether a run can end at another step than before."""
-        saved = max(map(step_of, checkpoint_files(self.path / "checkpoint")), default=None)
+        saved = max(map(step_of, checkpoint_files(self.path / "checkpoint")), default=0)
+        reached, what = saved, f"a run that is already at step {saved}"
         if self._has_end_mark:
-            if now < before:
-                raise UserError(
-                    f"{self.path} holds a finished run of {before} steps, more than "
-                    f"total_frames={now}: use at least {before}, or choose another run_dir."
-                )
-            if now > before and saved is None:
-                raise UserError(
-                    f"{self.path} holds a finished run of {before} steps without a checkpoint, so "
-                    f"it cannot be continued to total_frames={now}: choose another run_dir to "
-                    "train from step 0, with keep_checkpoint=true."
-                )
-        elif now < before and saved is not None and now < saved:
+            reached, what = before, f"a finished run of {before} steps"
+        if now < reached:
             raise UserError(
-                f"{self.path} holds a run that is already at step {saved}, more than "
-                f"total_frames={now}: use at least {saved}, or choose another run_dir."
+                f"{self.path} holds {what}, more than total_frames={now}: use at least {reached}, "
+                "or choose another run_dir."
+            )
+        if self._has_end_mark and now > before and not saved:
+            raise UserError(
+                f"{self.path} holds {what} without a checkpoint, so it cannot be continued to "
+                f"total_frames={now}: choose another run_dir to train from step 0, with "
+                "keep_checkpoint=true."
             )
 
     @property

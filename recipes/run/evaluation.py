@@ -26,12 +26,9 @@ from vmfer_recipes.run.tables import Evaluation
 __all__ = [
     "Episode",
     "Evaluation",
-    "Solved",
     "evaluate",
     "play_episode",
     "record_video",
-    "solved_at",
-    "summary",
 ]
 
 
@@ -51,15 +48,10 @@ def play_episode(
     on_step: Callable[[], None] = lambda: None,
     max_steps: int = 10_000,
 ) -> Episode:
-    """Plays one episode without exploration; a longer one than ``max_steps`` is an error.
+    """Plays one episode without exploration; the policy ``None`` acts at random.
 
-    Args:
-        policy: the policy; ``None`` acts at random.
-        simulator: the Gymnasium environment. It is stepped directly: an episode has a thousand
-            steps, and none is stored.
-        seed: the seed of the initial state.
-        on_step: called after the reset and after every step.
-        max_steps: the number of steps that an episode may have.
+    The Gymnasium environment is stepped directly: an episode has a thousand steps, and none is
+    stored. ``on_step`` is called after the reset and after every step.
     """
     observation, info = simulator.reset(seed=seed)
     on_step()
@@ -99,16 +91,9 @@ def evaluate(
 ) -> Evaluation:
     """Plays whole episodes without exploration, and with the policy in evaluation mode.
 
-    Args:
-        policy: the policy; ``None`` acts at random.
-        env: an environment used only for evaluation.
-        episodes: the number of episodes to play.
-        seed: the seed of the first episode, incremented for each further episode. Every evaluation
-            uses the same seeds, so that differences between evaluations come from the policy.
-        on_episode: called before each episode with its number, from 1, and ``episodes``, and with
-            0 after the last one.
-        on_step: as in :func:`play_episode`.
-        max_steps: as there.
+    The seed is that of the first episode, incremented for each further one. Every evaluation uses
+    the same seeds, so that differences between evaluations come from the policy. ``on_episode`` is
+    called before each episode with its number, from 1, and ``episodes``, and with 0 at the end.
     """
     env.simulator.action_space.seed(seed)
     played = []
@@ -173,55 +158,3 @@ def record_video(
     finally:
         unfinished.unlink(missing_ok=True)
     return path
-
-
-class Solved(NamedTuple):
-    """The return or success rate at which a task counts as solved."""
-
-    level: float
-    is_success_rate: bool
-
-    def includes(self, result: Evaluation) -> bool:
-        """Whether the result of an evaluation reaches the level."""
-        score = result.success_rate if self.is_success_rate else result.return_mean
-        return score is not None and score >= self.level
-
-
-def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
-    """The level of ``solved_at``, or else the reward threshold that Gymnasium registers.
-
-    The threshold is that of the task as registered: it does not hold with other arguments or
-    wrappers. If the task reports success, the level is a success rate.
-    """
-    if cfg.solved_at is not None:
-        return Solved(cfg.solved_at, reports_success)
-    env = cfg.env
-    is_changed = getattr(env, "kwargs", None) or getattr(env, "wrappers", None)
-    spec = gym.registry.get(env.name)
-    if is_changed or reports_success or spec is None or spec.reward_threshold is None:
-        return None
-    return Solved(float(spec.reward_threshold), False)
-
-
-def summary(
-    trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
-) -> str:
-    """The result of a run in one line: its last evaluation, and that of the random policy."""
-    played = "1 episode" if episodes == 1 else f"{episodes} episodes"
-    line = (
-        f"{_shown(trained)} over {played}; the random policy gets "
-        f"{_shown(at_random).removeprefix('Return ')}."
-    )
-    if solved is None:
-        return line
-    level = (
-        f"success rate {solved.level:g}" if solved.is_success_rate else f"return {solved.level:g}"
-    )
-    return f"{'Solved' if solved.includes(trained) else 'Not solved'} (at {level}): {line}"
-
-
-def _shown(result: Evaluation) -> str:
-    text = f"Return {result.return_mean:.1f} ± {result.return_std:.1f}"
-    if result.success_rate is not None:
-        text += f" (success rate {result.success_rate:.2f})"
-    return text

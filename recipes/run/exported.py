@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,7 @@ _BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)
 
 
 def export(policy: Policy, file: Path) -> float:
-    """Exports a policy to a file, which is checked before anything is replaced.
-
-    Returns:
-        The largest difference of an action from the original.
-    """
+    """Exports a policy, checked before a file is replaced. Returns the largest difference."""
     unfinished = file.with_name(f"{file.name}.unfinished")
     try:
         try:
@@ -43,7 +39,7 @@ def export(policy: Policy, file: Path) -> float:
                 f"{policy.source} cannot be exported ({type(error).__name__}: "
                 f"{first_line(error)}): its network uses an operation that ONNX lacks."
             ) from error
-        difference = _difference(policy, _load(unfinished))
+        difference = _difference(policy, unfinished)
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -98,47 +94,39 @@ def _write(policy: Policy, file: Path) -> None:
         )
 
 
-def _load(file: Path) -> Callable[[Sequence[Tensor]], Tensor]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-
-    def run(observations: Sequence[Tensor]) -> Tensor:
-        arrays = [observation.numpy() for observation in observations]
-        return torch.from_numpy(session.run(None, dict(zip(names, arrays, strict=True)))[0])
-
-    return run
-
-
 @torch.no_grad()
 @set_exploration_type(ExplorationType.DETERMINISTIC)
-def _difference(policy: Policy, exported: Callable[[Sequence[Tensor]], Tensor]) -> float:
+def _difference(policy: Policy, file: Path) -> float:
     """The largest difference of an exported action; raises an error if it is too large."""
+    import onnxruntime
+
+    exported = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    names = [each.name for each in exported.get_inputs()]
     largest = 0.0
     # A whole action may be rounded up instead of down.
     allowed = _TOLERANCE * (policy.high - policy.low).double()
     if not np.issubdtype(policy.action_low.dtype, np.floating):
         allowed = allowed.clamp(min=1)
-    for batch in _BATCHES:
-        for scale in _SCALES:
-            observations = _examples(policy, batch, scale)
-            expected = policy.action(*observations)
-            try:
-                actions = exported(observations)
-                difference = (actions.double() - expected.double()).abs()
-            except Exception as error:
-                raise UserError(
-                    f"The exported policy fails for a batch of {batch} ({first_line(error)}); no "
-                    "file was written. The network may depend on the batch size: change it."
-                ) from error
-            if actions.dtype != expected.dtype or not bool((difference <= allowed).all()):
-                raise UserError(
-                    "The exported policy differs from the original by up to "
-                    f"{difference.max():.1e} for a batch of {batch}; no file was written. The "
-                    "network may depend on values or be random: change it."
-                )
-            largest = max(largest, float(difference.max()))
+    for batch, scale in itertools.product(_BATCHES, _SCALES):
+        observations = _examples(policy, batch, scale)
+        expected = policy.action(*observations)
+        try:
+            arrays = [observation.numpy() for observation in observations]
+            outputs = exported.run(None, dict(zip(names, arrays, strict=True)))
+            actions = torch.from_numpy(outputs[0])
+            difference = (actions.double() - expected.double()).abs()
+        except Exception as error:
+            raise UserError(
+                f"The exported policy fails for a batch of {batch} ({first_line(error)}); no "
+                "file was written. The network may depend on the batch size: change it."
+            ) from error
+        if actions.dtype != expected.dtype or not bool((difference <= allowed).all()):
+            raise UserError(
+                "The exported policy differs from the original by up to "
+                f"{difference.max():.1e} for a batch of {batch}; no file was written. The "
+                "network may depend on values or be random: change it."
+            )
+        largest = max(largest, float(difference.max()))
     return largest
 
 

@@ -33,7 +33,11 @@ def check_logger(cfg: LoggerConfig) -> None:
     package = _PACKAGES.get(type(cfg))
     if package is None:
         return
-    if not _is_installed(package):
+    try:
+        is_installed = importlib.util.find_spec(package) is not None
+    except ValueError:  # excluded by `sys.modules[package] = None`
+        is_installed = False
+    if not is_installed:
         raise UserError(
             f"logger={package} needs a package that is not installed: "
             f"`pip install {package}`, or use logger=csv."
@@ -47,34 +51,26 @@ def check_logger(cfg: LoggerConfig) -> None:
             )
 
 
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ValueError:  # excluded by `sys.modules[package] = None`
-        return False
-
-
 def make_logger(cfg: TrainingConfig, run_dir: Path) -> Any:
     """The logger of a run, in addition to its CSV files; ``None`` for ``logger=csv``."""
     if cfg.logger._target_ is None:
         return None
     from torchrl.record.loggers import Logger
 
-    folder, name = str(run_dir), run_name(cfg)
+    folder, name, settings = str(run_dir), run_name(cfg), flat(cfg.as_dict())
     if isinstance(cfg.logger, WandbLoggerConfig):
-        settings = {"save_dir": folder, **_wandb_settings(cfg, run_dir)}
         try:
-            return instantiate(cfg.logger, Logger, "logger", exp_name=name, **settings)
+            options = {"save_dir": folder, "config": settings, **_wandb_options(cfg, run_dir)}
+            return instantiate(cfg.logger, Logger, "logger", exp_name=name, **options)
         except UserError as error:
             cure = "Use logger.offline=true and `wandb sync` later, or logger=csv."
             raise UserError(f"{error} {cure}") from error
     if isinstance(cfg.logger, TensorBoardLoggerConfig):
-        name = folder_name(name)
-    logger = instantiate(cfg.logger, Logger, "logger", name, folder)
-    if isinstance(cfg.logger, TensorBoardLoggerConfig):
-        _log_to_tensorboard(logger, flat(cfg.as_dict()))
+        logger = instantiate(cfg.logger, Logger, "logger", folder_name(name), folder)
+        _log_to_tensorboard(logger, settings)
     else:
-        logger.log_hparams(flat(cfg.as_dict()))
+        logger = instantiate(cfg.logger, Logger, "logger", name, folder)
+        logger.log_hparams(settings)
     return logger
 
 
@@ -93,22 +89,17 @@ def _log_to_tensorboard(logger: Any, settings: dict[str, Any]) -> None:
     logger.experiment.add_text("hyper-parameters", table, 0)
 
 
-def _wandb_settings(cfg: TrainingConfig, run_dir: Path) -> dict[str, Any]:
+def _wandb_options(cfg: TrainingConfig, run_dir: Path) -> dict[str, Any]:
     import wandb
 
+    saved_id = run_dir / "wandb_id"  # so that a resumed run continues the same one
+    if not saved_id.exists():
+        with replacing(saved_id) as new:
+            new.write(uuid.uuid4().hex[:8])
     return {
-        "id": _saved_id(run_dir / "wandb_id"),
+        "id": saved_id.read_text().strip(),
         "group": group_name(cfg),
         "tags": [cfg.algorithm, cfg.env.name, cfg.replay.name, cfg.sampler.name],
-        "config": flat(cfg.as_dict()),
         "settings": wandb.Settings(init_timeout=_SECONDS),
         "log_env_packages": False,
     }
-
-
-def _saved_id(file: Path) -> str:
-    """The id of the run at Weights & Biases, so that a resumed run continues the same one."""
-    if not file.exists():
-        with replacing(file) as new:
-            new.write(uuid.uuid4().hex[:8])
-    return file.read_text().strip()

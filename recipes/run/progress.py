@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, ClassVar, TextIO
+from typing import Any, ClassVar
 
 import torch
 from tqdm import tqdm
@@ -108,24 +108,14 @@ def start_message(cfg: TrainingConfig, start: int) -> str:
 class Progress(tqdm):
     """Shows how far a run is: a bar on a terminal, or a line every 30 seconds in a log file.
 
-    Args:
-        start: the step at which the run starts or resumes.
-        total: its last step.
-        random_steps: the steps of random actions before learning starts.
-        stream: where to write; by default stderr.
-        seconds: the seconds between lines in a log file.
+    The first steps of a run, ``random_steps``, are shown as such.
     """
 
-    monitor_interval = 0  # no thread: every step looks at the clock
+    monitor_interval = 0  # no thread: the session looks at the clock
     _newest: ClassVar[Progress | None] = None
 
     def __init__(
-        self,
-        start: int,
-        total: int,
-        random_steps: int,
-        stream: TextIO | None = None,
-        seconds: float = 30,
+        self, start: int, total: int, random_steps: int, stream: Any = None, seconds: float = 30
     ) -> None:
         # A failed run of a sweep may leave its bar open: Hydra keeps the exception and its frames.
         if Progress._newest is not None:

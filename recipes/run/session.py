@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,30 +15,25 @@ import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 
-from vmfer_recipes.agent.networks import policy_data, write_policy
+from torchrl_vmfer.plain_state import save_file
+from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, environment_state
-from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.checkpoints import (
-    BestPolicy,
-    Checkpoints,
-    MismatchError,
-    check_readable,
-    load_parts,
-)
+from vmfer_recipes.run.checkpoints import Checkpoints, MismatchError, load_parts, plain_data
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
-from vmfer_recipes.run.evaluation import Evaluation, evaluate, solved_at, summary
+from vmfer_recipes.run.evaluation import Evaluation, evaluate
 from vmfer_recipes.run.interruption import Interruption, SignalError
+from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.progress import Averages, Clock, Progress, start_message
-from vmfer_recipes.run.tables import RunLog
+from vmfer_recipes.run.results import print_results
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 
-# Far from the seeds of training environments.
-EVALUATION_SEED = 1_000_000
+EVALUATION_SEED = 1_000_000  # far from the seeds of training environments
+_SECONDS = 0.2  # between two reports of the progress
 
 
 class Stateful(Protocol):
@@ -110,20 +105,16 @@ class Session(TrainingSession):
         self._log = RunLog(path, cfg)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
         self._kept = Checkpoints(path / "checkpoint" / "kept", keep=None)
-        self._best = BestPolicy(path / "policy_best.pt")
-        # The files that must match a checkpoint: loading a state undoes later changes.
-        self._files: dict[str, Stateful] = {**self._log.tables, "best": self._best}
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
-        self._is_reported = False  # that episodes cannot be saved
+        self._shown_at = 0.0  # the time at which progress was last reported
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
 
-        Between steps, at the configured intervals, it evaluates the policy, writes metrics and
-        saves checkpoints. The run directory is locked during the run. After SIGINT or SIGTERM, it
-        completes the current step, saves a checkpoint and ends the program. An evaluation is not
-        completed, but repeated when the run resumes.
+        Between steps, it evaluates the policy, writes metrics and saves checkpoints. After SIGINT
+        or SIGTERM, it completes the current step, saves a checkpoint and ends the program. An
+        evaluation is not completed, but repeated when the run resumes.
 
         A run ends with an evaluation and a row of metrics. If its last step is not a multiple of
         the intervals, a longer run would not have these: they are written after the last
@@ -154,7 +145,7 @@ class Session(TrainingSession):
                 if last % self.cfg.eval_interval:
                     self._evaluate(last)
             except SignalError:
-                return self._stop(step, step > 0 and self._save(step))
+                return self._stop(step, is_saved=step == 0 or self._save(step))
             if last % self.cfg.log_interval:
                 self._write_metrics(last)
             try:
@@ -169,7 +160,6 @@ class Session(TrainingSession):
     def progress(self, start: int) -> AbstractContextManager[Progress]:
         """Announces the run, which starts or resumes at a step. Returns what shows its progress."""
         print(start_message(self.cfg, start), file=sys.stderr)
-        self._report_unsaved()
         return Progress(start, self.cfg.total_frames, self.cfg.init_random_frames)
 
     # --- The start of a run.
@@ -182,10 +172,9 @@ class Session(TrainingSession):
             start = self._restore()
         if start == 0:
             # Checked now, not after hours of training that could not be resumed.
-            check_readable(self._state(0))
+            plain_data(self._state(0), "the state")
             with self._directory.writing():
                 self._log.clear()
-                self._best.clear()
         self._directory.write_config()
         return start
 
@@ -198,17 +187,14 @@ class Session(TrainingSession):
             saved = state["parts"]
             load_parts(self._parts(), saved)
             self._evaluated = state["evaluated"]
-            files = {name: saved[name] for name in self._files}
+            self._log.check(saved)  # before any file is changed
         except (KeyError, TypeError, MismatchError) as error:
             raise UserError(
                 f"The checkpoint of step {state['step']} in {self._directory.path} does not match "
                 f"this configuration or version ({first_line(error)}): choose another run_dir."
             ) from error
-        for name, table in self._log.tables.items():
-            table.check(files[name])  # before any file is changed
         self._directory.reopen()
-        for name, file in self._files.items():
-            file.load_state_dict(files[name])
+        self._log.load_state_dict(saved)
         return state["step"]
 
     def _prepare(self, start: int) -> None:
@@ -217,7 +203,13 @@ class Session(TrainingSession):
             self._evaluate(start)
             if start:
                 self._save(start)
-        self._report_unsaved()  # again: the first episode may have added objects
+        attribute = environment_state(self._environment).get("unsaved")
+        if attribute is not None:
+            print(
+                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
+                "be saved: give its class the methods state_dict and load_state_dict.",
+                file=sys.stderr,
+            )
         self._kept.clean()
         missing = {step for step in self.cfg.keep_checkpoints_at if step <= start}
         missing -= self._kept.steps
@@ -230,23 +222,14 @@ class Session(TrainingSession):
                 file=sys.stderr,
             )
 
-    def _report_unsaved(self) -> None:
-        """Reports, once, that the environment has an attribute which a checkpoint cannot hold."""
-        attribute = environment_state(self._environment).get("unsaved")
-        if attribute is not None and not self._is_reported:
-            self._is_reported = True
-            print(
-                f"A resumed run will restart the interrupted episode, because {attribute} cannot "
-                "be saved: give its class the methods state_dict and load_state_dict.",
-                file=sys.stderr,
-            )
-
     # --- Between the steps.
 
     def _after(self, step: int) -> None:
         """Logs, evaluates and saves after a step, if it is time to."""
         cfg = self.cfg
-        self._progress.advance(step)
+        if step == cfg.total_frames or time.monotonic() > self._shown_at + _SECONDS:
+            self._progress.advance(step)
+            self._shown_at = time.monotonic()
         if step % cfg.log_interval == 0:
             self._write_metrics(step)
         if step % cfg.eval_interval == 0:
@@ -271,14 +254,17 @@ class Session(TrainingSession):
         }
 
     def _state(self, step: int) -> dict[str, Any]:
-        parts = {**self._parts(), **self._files}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
         return {
             "step": step,
             "run": self._directory.identity,
             "evaluated": self._evaluated,
-            "policy": policy_data(self._policy, self._environment, self.cfg, step),
-            "parts": {name: part.state_dict() for name, part in parts.items()},
+            "policy": self._policy_data(step),
+            "parts": {**parts, **self._log.state_dict()},
         }
+
+    def _policy_data(self, step: int) -> dict[str, Any]:
+        return policy_data(self._policy, self._environment, self.cfg, step)
 
     def _save(self, step: int, checkpoints: Checkpoints | None = None) -> bool:
         _check_finite(self.metrics.means(), step)
@@ -296,10 +282,7 @@ class Session(TrainingSession):
             load_parts(parts, before)
             raise
         with self._directory.writing():
-            self._log.write_evaluation(step, result)
-            if not self._best.exceeds(result.return_mean):
-                data = policy_data(self._policy, self._environment, self.cfg, step)
-                self._best.replace(step, result.return_mean, data)
+            self._log.write_evaluation(step, result, lambda: self._policy_data(step))
         self._progress.show(result)
         self._latest, self._evaluated = result, step
 
@@ -329,7 +312,7 @@ class Session(TrainingSession):
     # --- The end of a run.
 
     def _stop(self, step: int, is_saved: bool) -> None:
-        place = "there" if is_saved or not step else "the last checkpoint"
+        place = "there" if is_saved else "the last checkpoint"
         print(
             f"Stopped {self._directory.path} at step {step}. Run the same command to resume from "
             f"{place}.",
@@ -354,40 +337,11 @@ class Session(TrainingSession):
         self.report(trained, at_random, picture, checkpoint)
 
     def _write_policy(self) -> None:
-        file, last = self._directory.path / "policy.pt", self.cfg.total_frames
-        write_policy(self._policy, self._environment, self.cfg, file, last)
+        save_file(self._policy_data(self.cfg.total_frames), self._directory.path / "policy.pt")
 
-    def report(
-        self,
-        trained: Evaluation,
-        at_random: Evaluation | None,
-        picture: Path | None,
-        checkpoint: Path | None,
-    ) -> None:
+    def report(self, trained: Evaluation, *others: Any) -> None:
         """Prints the results of a finished run, and where its files are."""
-        path, cfg = self._directory.path, self.cfg
-        if at_random is not None:
-            solved = solved_at(cfg, trained.success_rate is not None)
-            print(summary(trained, at_random, cfg.num_eval_episodes, solved))
-        reference = reference_returns(cfg)
-        if reference is not None:
-            print(reference.describe(trained))
-        for label, file in {
-            "learning curve": picture,
-            "evaluations": path / "eval.csv",
-            "training metrics": path / "train.csv",
-            "policy": path / "policy.pt",
-            "best policy": path / "policy_best.pt",
-            "checkpoint": checkpoint,
-        }.items():
-            if file is not None:
-                size = f" ({_size(file)}, to train longer)" if file == checkpoint else ""
-                print(f"  {label:<17} {file}{size}")
-
-
-def _size(file: Path) -> str:
-    size = file.stat().st_size
-    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
+        print_results(self.cfg, self._directory.path, trained, *others)
 
 
 def _check_finite(means: dict[str, float], step: int) -> None:

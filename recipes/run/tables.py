@@ -7,20 +7,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.run.files import replacing
-from vmfer_recipes.run.loggers import make_logger
 
-if TYPE_CHECKING:
-    from torchrl.record.loggers import Logger
-
-    from vmfer_recipes.config.training import TrainingConfig
-
-__all__ = ["Evaluation", "RunLog", "Table", "aligned", "read_columns"]
+__all__ = ["Evaluation", "Table", "aligned", "read_columns"]
 
 
 class Evaluation(NamedTuple):
@@ -32,9 +26,6 @@ class Evaluation(NamedTuple):
     success_rate: float | None
 
 
-_EVALUATION = ("step", *Evaluation._fields)
-
-
 class Table:
     """A CSV file whose state is its size. Loading a state removes later rows and columns.
 
@@ -44,10 +35,6 @@ class Table:
     def __init__(self, path: Path, columns: Sequence[str] = ("step",)) -> None:
         self._path = path
         self._first_columns = list(columns)
-        # What is in the file, which is read only if something else changed its size.
-        self._columns: list[str] = []
-        self._length = 0
-        self._size = -1
 
     def clear(self) -> None:
         """Removes all rows."""
@@ -55,27 +42,20 @@ class Table:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends a row. Missing values are left blank, and new names add a column."""
-        self._look()
-        columns = list(dict.fromkeys([*(self._columns or self._first_columns), *row]))
-        if columns == self._columns:
-            with self._path.open("a") as file:
-                csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
-                file.flush()
-                os.fsync(file.fileno())  # a checkpoint may rely on this row
-            self._remember(self._length + 1, columns)
-        else:
-            self._rewrite([*self._read(), row], columns)
+        before = self._columns()
+        columns = list(dict.fromkeys([*(before or self._first_columns), *row]))
+        if columns != before:
+            return self._rewrite([*self._read(), row], columns)
+        with self._path.open("a") as file:
+            csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
+            file.flush()
+            os.fsync(file.fileno())  # a checkpoint may rely on this row
 
-    def _look(self) -> None:
-        """Reads length and columns again if the file was changed."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size != self._size:
-            rows = self._read()
-            self._remember(len(rows), list(rows[0]) if rows else [])
-
-    def _remember(self, length: int, columns: list[str]) -> None:
-        self._length, self._columns = length, columns if length else []
-        self._size = self._path.stat().st_size if self._path.exists() else 0
+    def _columns(self) -> list[str]:
+        if not self._path.exists():
+            return []
+        with self._path.open() as file:
+            return next(csv.reader(file), [])
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
@@ -88,12 +68,11 @@ class Table:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-        self._remember(len(rows), columns)
 
     def state_dict(self) -> dict[str, Any]:
         """The current number of rows, and the columns."""
-        self._look()
-        return {"rows": self._length, "columns": list(self._columns)}
+        rows = self._read()
+        return {"rows": len(rows), "columns": list(rows[0]) if rows else []}
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises an error if the file lacks some of the saved rows."""
@@ -113,58 +92,6 @@ class Table:
             self._rewrite([{name: row[name] for name in columns} for row in rows], columns)
         else:
             self.clear()
-
-
-class RunLog:
-    """The tables of a run, and the logger that mirrors them."""
-
-    def __init__(self, run_dir: Path, cfg: TrainingConfig) -> None:
-        self.tables = {
-            "evaluations": Table(run_dir / "eval.csv", _EVALUATION),
-            "training": Table(run_dir / "train.csv"),
-        }
-        self._run_dir = run_dir
-        self._cfg = cfg
-        self._logger: Logger | None = None
-
-    def open(self) -> None:
-        """Starts the logger."""
-        self._logger = make_logger(self._cfg, self._run_dir)
-
-    def clear(self) -> None:
-        """Deletes the tables."""
-        for table in self.tables.values():
-            table.clear()
-
-    def write_evaluation(self, step: int, result: Evaluation) -> None:
-        """Writes a row of ``eval.csv``."""
-        self.tables["evaluations"].write({"step": step, **result._asdict()})
-        known = {name: value for name, value in result._asdict().items() if value is not None}
-        self._mirror("eval", known, step)
-
-    def write_random(self, result: Evaluation) -> None:
-        """Writes ``random.csv``: an evaluation of the random policy, with the same seeds."""
-        table = Table(self._run_dir / "random.csv", _EVALUATION)
-        table.clear()
-        table.write({"step": 0, **result._asdict()})
-
-    def write_training(self, step: int, metrics: dict[str, float]) -> None:
-        """Writes a row of ``train.csv``."""
-        self.tables["training"].write({"step": step, **metrics})
-        self._mirror("train", metrics, step)
-
-    def _mirror(self, prefix: str, metrics: dict[str, float], step: int) -> None:
-        if self._logger is not None:
-            self._logger.log_metrics({f"{prefix}/{k}": v for k, v in metrics.items()}, step)
-
-    def close(self) -> None:
-        """Closes the logger."""
-        if self._logger is not None:
-            experiment = self._logger.experiment
-            for name in ("finish", "close"):  # W&B, TensorBoard; a custom one may have neither
-                if hasattr(experiment, name):
-                    getattr(experiment, name)()
-                    break
 
 
 def read_columns(file: Path) -> dict[str, np.ndarray]:

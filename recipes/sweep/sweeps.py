@@ -19,7 +19,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from vmfer_recipes.config._hydra import SweepComposer, current_job, without_hydra
+from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import groups
 from vmfer_recipes.config.training import TrainingConfig
@@ -141,8 +141,7 @@ def _validated(
 ) -> Job:
     """A run from its composed configuration, and its directory extended by swept keys if wanted."""
     job = Job(overrides, dict.fromkeys(swept), lists=list(composed.hydra.sweeper.params or {}))
-    with current_job(composed, number), job.not_started():
-        task = without_hydra(composed)
+    with current_job(composed, number) as task, job.not_started():
         written: Any = OmegaConf.to_container(task, resolve=False)
         job.template, job.config = str(written["run_dir"]), to_config(task)
         for key in swept:

@@ -2,6 +2,9 @@
 
 An episode is one shot from the same state, rewarded by how near it lands to the target's center.
 The networks of all seeds are trained together, each with the random numbers of its own seed.
+
+The paper's action space is the whole plane. TD3's policy ends in a tanh, and shots that are spread
+evenly need an edge, so this one is the square on which that policy is defined.
 """
 
 from __future__ import annotations
@@ -13,11 +16,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Actors", "Critics", "FixedCritics", "action_grid", "anywhere", "from_each", "reward"]
+__all__ = ["Actors", "Critics", "FixedCritics", "action_grid", "from_each", "reward"]
 
-# The paper's action space is the whole plane. TD3's policy ends in a tanh, and shots that are
-# spread evenly need an edge, so this one is the square on which that policy is defined.
-ACTION_BOUND = 1.0
 OPTIMAL_ACTION = (-0.5, -0.5)
 _STATE = torch.tensor([[-0.5, -0.5]])  # a batch of one
 
@@ -34,7 +34,7 @@ def reward(action: Tensor) -> Tensor:
     return -torch.linalg.vector_norm(action - action.new_tensor(OPTIMAL_ACTION), dim=-1)
 
 
-def action_grid(bound: float = ACTION_BOUND) -> Tensor:
+def action_grid(bound: float = 1.0) -> Tensor:
     """Actions ``[61, 61, 2]`` of a square, in the order in which Matplotlib draws a surface."""
     line = torch.linspace(-bound, bound, 61)
     return torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)
@@ -50,7 +50,7 @@ class Networks:
     """ReLU networks, ``count`` for each seed and copies of them, initialized like ``nn.Linear``."""
 
     def __init__(
-        self, count: int, sizes: Sequence[int], generators: Generators, copies: int = 1
+        self, count: int, sizes: Sequence[int], lr: float, generators: Generators, copies: int = 1
     ) -> None:
         self.shape = (count * copies, len(generators))
         self.parameters: list[Tensor] = []
@@ -59,6 +59,7 @@ class Networks:
                 values = from_each(generators, count, rows, outputs).transpose(0, 1)
                 values = ((values * 2 - 1) * (1 / math.sqrt(inputs))).flatten(0, 1)
                 self.parameters.append(values.repeat(copies, 1, 1).requires_grad_())
+        self._optimizer = torch.optim.Adam(self.parameters, lr, fused=True)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Maps ``[network, seed, batch, in]``, or what expands to it, to ``[..., out]``."""
@@ -72,27 +73,32 @@ class Networks:
                 values = torch.baddbmm(bias, values, weight)
         return values.unflatten(0, self.shape)
 
+    def descend(self, loss: Tensor) -> None:
+        """Takes a step of Adam."""
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
 
-class Critics:
-    """Two critics for each seed, trained with Adam."""
+
+class Critics(Networks):
+    """Two critics for each seed."""
 
     def __init__(self, hidden: Sequence[int], lr: float, generators: Generators) -> None:
-        self.networks = Networks(2, [4, *hidden, 1], generators)
-        self._optimizer = torch.optim.Adam(self.networks.parameters, lr, fused=True)
+        super().__init__(2, [4, *hidden, 1], lr, generators)
 
     def values(self, actions: Tensor) -> Tensor:
         """Q_i(s₀, a) ``[critic, seed, batch]`` for actions ``[*, batch, 2]``."""
-        return self.networks(torch.cat([_STATE.expand_as(actions), actions], -1)).squeeze(-1)
+        return self(torch.cat([_STATE.expand_as(actions), actions], -1)).squeeze(-1)
 
     def update(self, actions: Tensor) -> None:
         """Takes a step toward the rewards. Episodes have one step, so nothing is bootstrapped."""
         errors = self.values(actions) - reward(actions)
         # The sum over networks keeps the gradient of each what it would be on its own.
-        _descend(self._optimizer, errors.square().mean(-1).sum())
+        self.descend(errors.square().mean(-1).sum())
 
     def gradients(self, actions: Tensor) -> Tensor:
         """∂l_i/∂a ``[critic, seed, batch, 2]`` of l_i = -Q_i, for actions ``[seed, batch, 2]``."""
-        actions = actions.detach().expand(*self.networks.shape, -1, -1).clone().requires_grad_()
+        actions = actions.detach().expand(*self.shape, -1, -1).clone().requires_grad_()
         (gradients,) = torch.autograd.grad(-self.values(actions).sum(), actions)
         return gradients
 
@@ -119,21 +125,15 @@ class FixedCritics:
         return 2 * (actions - self._peaks + self._errors)
 
 
-class Actors:
+class Actors(Networks):
     """Deterministic policies that start as the same network, one for each way and seed."""
 
     def __init__(self, ways: int, hidden: Sequence[int], lr: float, generators: Generators) -> None:
-        self._networks = Networks(1, [2, *hidden, 2], generators, copies=ways)
-        self._optimizer = torch.optim.Adam(self._networks.parameters, lr, fused=True)
+        super().__init__(1, [2, *hidden, 2], lr, generators, copies=ways)
 
     def actions(self) -> Tensor:
         """π(s₀) ``[way, seed, 2]``."""
-        return ACTION_BOUND * self._networks(_STATE).squeeze(-2).tanh()
-
-    def explore(self, noise: float, generators: Generators) -> Tensor:
-        """:meth:`actions` with the same normally distributed noise for all ways of a seed."""
-        actions = self.actions().detach() + noise * from_each(generators, 2, normal=True)
-        return actions.clamp(-ACTION_BOUND, ACTION_BOUND)
+        return self(_STATE).squeeze(-2).tanh()
 
     def update(self, actions: Tensor, gradients: Tensor, used: Tensor) -> None:
         """Takes a step along the mean of the gradients ∂l_1/∂a ``[way, seed, batch, 2]`` used.
@@ -142,15 +142,4 @@ class Actors:
         """
         count = used.sum(-1, keepdim=True).clamp(min=1)
         mean = (gradients * used[..., None]).sum(-2) / count
-        _descend(self._optimizer, (actions * mean).sum())
-
-
-def anywhere(generators: Generators) -> Tensor:
-    """One action for each seed, spread evenly over the action space: ``[1, seed, 2]``."""
-    return ACTION_BOUND * (2 * from_each(generators, 2)[None] - 1)
-
-
-def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+        self.descend((actions * mean).sum())

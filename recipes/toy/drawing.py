@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from matplotlib.colors import Normalize
@@ -13,14 +13,16 @@ from matplotlib.patheffects import withStroke
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 from vmfer_recipes.toy.agents import OPTIMAL_ACTION, FixedCritics, action_grid
 from vmfer_recipes.toy.record import ANGLE_EDGES, WAYS, Record, angle, mean_interval
-from vmfer_recipes.toy.settings import ShootingConfig
+
+if TYPE_CHECKING:
+    from vmfer_recipes.shooting import ShootingConfig
 
 __all__ = ["draw"]
 
-_CRITICS = (ORANGE, SKY)
+_CRITICS = {"$Q_1$": ORANGE, "$Q_2$": SKY}
 _COLORS = dict(zip(WAYS, (GRAY, VERMILION, BLUE), strict=True))
-_DEGREES = Normalize(0, 180)
-_TICKS, _DEGREES_LABEL = range(0, 181, 45), "angle between gradients (°)"
+_SHADING: Any = {"cmap": "Greys", "norm": Normalize(0, 180)}
+_SCALE: Any = {"ticks": range(0, 181, 45), "label": "angle between gradients (°)"}
 
 
 def draw(record: Record, cfg: ShootingConfig, run_dir: Path) -> list[Path]:
@@ -44,41 +46,35 @@ def _example(noise: float, seed: int) -> Figure:
     actions = action_grid(3.0)
     generator = torch.Generator().manual_seed(seed)
     noisy = FixedCritics(noise * torch.randn(2, *actions.shape, generator=generator))
+    values, slopes = noisy.values(actions).numpy(), -noisy.gradients(actions)
     smooth = FixedCritics(torch.zeros(())).values(actions).numpy()
-    slopes = -noisy.gradients(actions)
     x, y = actions.numpy().transpose(2, 0, 1)
     figure = Figure(figsize=(15, 5.2), layout="constrained")
     figure.get_layout_engine().set(rect=(0, 0, 1, 0.97))  # type: ignore[union-attr, call-arg]
+    surfaces: Any = figure.add_subplot(1, 3, 1, projection="3d")
+    arrows, plane = figure.add_subplot(1, 3, 2), figure.add_subplot(1, 3, 3)
+    image = plane.pcolormesh(x, y, angle(slopes).numpy(), **_SHADING)
+    figure.colorbar(image, ax=plane, **_SCALE)
 
-    surfaces = figure.add_subplot(1, 3, 1, projection="3d")
-    for index, (values, color) in enumerate(zip(noisy.values(actions), _CRITICS, strict=True)):
-        surfaces.plot_surface(  # type: ignore[attr-defined]
-            x, y, values.numpy(), color=color, alpha=0.6, rcount=40, ccount=40
-        )
-        # A surface is not shown in the legend.
-        surfaces.plot([], [], [], color=color, linewidth=4, label=f"$Q_{index + 1}$")
-    surfaces.set_title("Two critics that still differ")
-    surfaces.view_init(elev=28, azim=-50)  # type: ignore[attr-defined]
-    surfaces.legend(loc="upper left", frameon=False)
-    surfaces.set_box_aspect(None, zoom=0.9)  # type: ignore[call-arg]
-
-    arrows = figure.add_subplot(1, 3, 2)
     # A few arrows can be told apart, and those at the edge would point out of the picture.
     some = (slice(3, None, 6), slice(3, None, 6))
-    for index, color in enumerate(_CRITICS):
+    size: Any = {"angles": "xy", "scale_units": "xy", "scale": 16, "width": 0.004}
+    for index, (name, color) in enumerate(_CRITICS.items()):
+        surfaces.plot_surface(x, y, values[index], color=color, alpha=0.6, rcount=40, ccount=40)
+        # A surface is not shown in the legend.
+        surfaces.plot([], [], [], color=color, linewidth=4, label=name)
         # Contours of the noise would hide the arrows.
         arrows.contour(x, y, smooth[index], levels=8, colors=color, alpha=0.35, linestyles="solid")
-        at, along = (x[some], y[some]), slopes[index][some].numpy().transpose(2, 0, 1)
-        name = f"$\\partial Q_{index + 1} / \\partial a$"
-        size: Any = {"angles": "xy", "scale_units": "xy", "scale": 16, "width": 0.004}
-        arrows.quiver(*at, *along, color=color, label=name, **size)
-    arrows.set_title("The direction in which each critic moves the action")
-
-    plane = figure.add_subplot(1, 3, 3)
-    image = plane.pcolormesh(x, y, angle(slopes).numpy(), cmap="Greys", norm=_DEGREES)
-    figure.colorbar(image, ax=plane, ticks=_TICKS, label=_DEGREES_LABEL)
-    for peak, color, name in zip((-1, 1), _CRITICS, ("$Q_1$", "$Q_2$"), strict=True):
+        along = slopes[index][some].numpy().transpose(2, 0, 1)
+        slope = f"$\\partial Q_{index + 1} / \\partial a$"
+        arrows.quiver(x[some], y[some], *along, color=color, label=slope, **size)
+        peak = 2 * index - 1
         plane.plot(peak, peak, "o", color=color, markeredgecolor="white", label=f"peak of {name}")
+    surfaces.set_title("Two critics that still differ")
+    surfaces.view_init(elev=28, azim=-50)
+    surfaces.legend(loc="upper left", frameon=False)
+    surfaces.set_box_aspect(None, zoom=0.9)
+    arrows.set_title("The direction in which each critic moves the action")
     plane.set_title("How much they disagree")
     for axes in (surfaces, arrows, plane):
         axes.set(xlabel="$a_1$", ylabel="$a_2$")
@@ -129,36 +125,37 @@ def _trajectories(record: Record) -> Figure:
 
     Critics that differ between the ways have a row for each way.
     """
-    rows = len({snapshot.ways for snapshot in record.snapshots})
-    columns = len(record.snapshots) // rows
+    columns, rows = len(record.snapshots), len(record.snapshots[0][1])
     figure = Figure(figsize=(3.4 * columns, 3.3 * rows + 1), layout="constrained")
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    x, y = action_grid().numpy().transpose(2, 0, 1)
+    grid = action_grid()
+    x, y = grid.numpy().transpose(2, 0, 1)
+    everywhere = grid.flatten(0, 1).expand(len(record.seeds), -1, -1)
     actions = torch.stack(record.actions).numpy()  # [update, way, seed, 2]
     outline = [withStroke(linewidth=3.5, foreground="white")]  # on dark ground, too
-    for axes, snapshot in zip(panels.T.flat, record.snapshots, strict=True):
-        axes.pcolormesh(x, y, snapshot.angles.numpy(), cmap="Greys", norm=_DEGREES)
-        for values, color in zip(snapshot.values.numpy(), _CRITICS, strict=True):
-            axes.contour(x, y, values, levels=8, colors=color, linewidths=0.8, linestyles="solid")
-        axes.set_aspect("equal")
-        star = {"color": GREEN, "markersize": 15, "markeredgecolor": "black"}
-        axes.plot(*OPTIMAL_ACTION, "*", label="best action $a^*$", **star)
-        for way in snapshot.ways:
-            path = actions[: snapshot.update + 1, WAYS.index(way), 0]
-            style = {"color": _COLORS[way], "label": way.capitalize(), "path_effects": outline}
-            axes.plot(*path.T, linewidth=2, **style)
-            axes.plot(*path[-1], "o", color=_COLORS[way], markeredgecolor="white")
-        axes.set_title(f"after {snapshot.update} updates")
-        axes.set_xlabel("$a_1$")
+    star = {"color": GREEN, "markersize": 15, "markeredgecolor": "black"}
+    for column, (update, critics) in zip(panels.T, record.snapshots, strict=True):
+        for index, (axes, critic) in enumerate(zip(column, critics, strict=True)):
+            angles = angle(critic.gradients(everywhere)[:, 0]).view(x.shape)
+            shaded = axes.pcolormesh(x, y, angles.numpy(), **_SHADING)
+            values = critic.values(everywhere)[:, 0].detach().view(2, *x.shape).numpy()
+            for each, color in zip(values, _CRITICS.values(), strict=True):
+                axes.contour(x, y, each, levels=8, colors=color, linewidths=0.8, linestyles="solid")
+            axes.set_aspect("equal")
+            axes.plot(*OPTIMAL_ACTION, "*", label="best action $a^*$", **star)
+            for way in WAYS if rows == 1 else WAYS[index : index + 1]:
+                path, color = actions[: update + 1, WAYS.index(way), 0], _COLORS[way]
+                name = way.capitalize()
+                axes.plot(*path.T, linewidth=2, color=color, label=name, path_effects=outline)
+                axes.plot(*path[-1], "o", color=color, markeredgecolor="white")
+            axes.set_title(f"after {update} updates")
+            axes.set_xlabel("$a_1$")
     for axes in panels[:, 0]:
         axes.set_ylabel("$a_2$")
-    for index, color in enumerate(_CRITICS):
-        panels[-1, 0].plot([], [], color=color, label=f"contours of $Q_{index + 1}$")
-    shaded = panels[0, -1].collections[0]
-    figure.colorbar(shaded, ax=panels, ticks=_TICKS, label=_DEGREES_LABEL, pad=0.01, shrink=0.8)
-    legends = [axes.get_legend_handles_labels() for axes in panels[:, 0]]
-    entries = {
-        name: line for lines, names in legends for line, name in zip(lines, names, strict=True)
-    }
+    for name, color in _CRITICS.items():
+        panels[-1, 0].plot([], [], color=color, label=f"contours of {name}")
+    figure.colorbar(shaded, ax=panels, **_SCALE, pad=0.01, shrink=0.8)
+    lines = [line for axes in panels[:, 0] for line in axes.get_legend_handles_labels()[0]]
+    entries = {line.get_label(): line for line in lines}
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=6)
     return figure

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,20 +20,19 @@ from torch import Tensor
 
 from torchrl_vmfer import directional
 from vmfer_recipes.toy.agents import (
-    ACTION_BOUND,
     OPTIMAL_ACTION,
     Actors,
     Critics,
     FixedCritics,
     Generators,
-    action_grid,
-    anywhere,
     from_each,
     reward,
 )
-from vmfer_recipes.toy.settings import ShootingConfig
 
-__all__ = ["WAYS", "Record", "Snapshot", "angle", "compare", "mean_interval", "verdict"]
+if TYPE_CHECKING:
+    from vmfer_recipes.shooting import ShootingConfig
+
+__all__ = ["WAYS", "Record", "angle", "compare", "mean_interval", "verdict"]
 
 WAYS = ("uniform", "uncertainty", "oracle")  # of choosing transitions
 
@@ -43,10 +41,7 @@ _BINS = len(ANGLE_EDGES) - 1
 # Critics change most at the beginning, so most of their pictures are taken there.
 _MOMENTS = (0.02, 0.06, 0.2, 0.4, 1.0)
 
-
-def uniform(gradients: Tensor) -> Tensor:
-    """Selects all transitions."""
-    return torch.ones(gradients.shape[1:-1], dtype=torch.bool)
+AllCritics = list[Critics | FixedCritics]  # those of each way, or one that all ways share
 
 
 def uncertainty(gradients: Tensor, low_uncertainty: float, largest_angle: float = 180.0) -> Tensor:
@@ -86,9 +81,6 @@ def compare(cfg: ShootingConfig) -> Record:
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     critics = _make_critics(cfg, generators)
     actors = Actors(len(WAYS), cfg.hidden, cfg.actor_lr, generators)
-    aim = partial(anywhere, generators)
-    if cfg.critics == "own":
-        aim = partial(actors.explore, cfg.exploration_noise, generators)
     critic_updates = cfg.updates * cfg.policy_delay
     num_shots = cfg.shots or critic_updates
     shots: list[Tensor] = []  # [buffer, seed, 2] each
@@ -97,7 +89,11 @@ def compare(cfg: ShootingConfig) -> Record:
     for update in range(1, cfg.updates + 1):
         for step in range((update - 1) * cfg.policy_delay, update * cfg.policy_delay):
             while len(shots) * critic_updates < (step + 1) * num_shots:
-                shots.append(aim())
+                if cfg.critics == "own":  # with the same noise for all ways of a seed
+                    noise = cfg.exploration_noise * from_each(generators, 2, normal=True)
+                    shots.append((actors.actions().detach() + noise).clamp(-1, 1))
+                else:
+                    shots.append(2 * from_each(generators, 2)[None] - 1)
             index = (from_each(generators, cfg.batch_size) * len(shots)).long()
             # In single precision, the largest number below one may round up.
             index = index.clamp(max=len(shots) - 1)[None, ..., None]
@@ -110,11 +106,11 @@ def compare(cfg: ShootingConfig) -> Record:
         # The noise is the same for the three ways, so that seeds can be compared in pairs.
         noise = cfg.actor_noise * from_each(generators, cfg.batch_size, 2, normal=True)
         noise = noise.clamp(-cfg.actor_noise_clip, cfg.actor_noise_clip)
-        noisy = (current[:, :, None] + noise).clamp(-ACTION_BOUND, ACTION_BOUND)
+        noisy = (current[:, :, None] + noise).clamp(-1, 1)
         followed = zip(cycle(critics), noisy, strict=False)
         gradients = torch.stack([each.gradients(at) for each, at in followed], 1)
         masks = [
-            uniform(gradients[:, 0]),
+            torch.ones(noisy.shape[1:-1], dtype=torch.bool),
             uncertainty(gradients[:, 1], cfg.low_uncertainty, cfg.largest_angle),
             oracle(gradients[:, 2], current[2]),
         ]
@@ -123,13 +119,13 @@ def compare(cfg: ShootingConfig) -> Record:
         record.actions.append(current)
         record.count_angles(gradients, used)
         if update in {max(1, round(moment * cfg.updates)) for moment in _MOMENTS}:
-            record.snapshots += _snapshots(update, critics, cfg.seeds)
+            record.snapshots.append((update, copy.deepcopy(critics)))
 
     record.actions.append(actors.actions().detach())
     return record
 
 
-def _make_critics(cfg: ShootingConfig, generators: Generators) -> list[Critics | FixedCritics]:
+def _make_critics(cfg: ShootingConfig, generators: Generators) -> AllCritics:
     """The critics that all ways share, or equal ones for each way."""
     if cfg.critics == "fixed":
         errors = cfg.example_noise * from_each(generators, 2, 1, 2, normal=True)
@@ -138,42 +134,14 @@ def _make_critics(cfg: ShootingConfig, generators: Generators) -> list[Critics |
     return [copy.deepcopy(critics) for _ in range(len(WAYS) if cfg.critics == "own" else 1)]
 
 
-class Snapshot(NamedTuple):
-    """Critics of the first seed over :func:`action_grid`, after a number of updates."""
-
-    ways: tuple[str, ...]  # whose actors follow these critics
-    update: int
-    values: Tensor  # [critic, side, side]
-    angles: Tensor  # between the critics' gradients, in degrees, [side, side]
-
-
-def _snapshots(
-    update: int, critics: list[Critics | FixedCritics], seeds: int
-) -> Iterator[Snapshot]:
-    grid = action_grid()
-    actions = grid.flatten(0, 1).expand(seeds, -1, -1)
-    for index, each in enumerate(critics):
-        ways = WAYS if len(critics) == 1 else (WAYS[index],)
-        values = each.values(actions).detach()[:, 0].unflatten(-1, grid.shape[:2])
-        angles = angle(each.gradients(actions)[:, 0]).unflatten(-1, grid.shape[:2])
-        yield Snapshot(ways, update, values, angles)
-
-
 @dataclass
 class Record:
-    """The course of a comparison.
-
-    Attributes:
-        seeds: the numbers of the seeds.
-        actions: π(s₀) ``[way, seed, 2]``, before each update and after the last.
-        angle_counts: the angles of the transitions used, ``[way, bin]``.
-        snapshots: the critics at some of the updates.
-    """
+    """The course of a comparison."""
 
     seeds: range
-    actions: list[Tensor] = field(default_factory=list)
+    actions: list[Tensor] = field(default_factory=list)  # [way, seed, 2], one more than updates
     angle_counts: Tensor = field(default_factory=lambda: torch.zeros(len(WAYS), _BINS))
-    snapshots: list[Snapshot] = field(default_factory=list)
+    snapshots: list[tuple[int, AllCritics]] = field(default_factory=list)  # update, critics
 
     def count_angles(self, gradients: Tensor, used: Tensor) -> None:
         """Counts the angles between ``[critic, way, seed, batch, 2]`` of the transitions used."""

@@ -7,7 +7,7 @@ import torch
 
 from helpers.compiled_agents import LOSSES, Shape, distance, make_batch, pair
 from torchrl_vmfer import directional
-from torchrl_vmfer.gradients import action_gradients
+from torchrl_vmfer.uncertainty import action_gradients
 
 # The largest relative distance of a parameter after one update, and of Adam's averages, which are
 # squared gradients.

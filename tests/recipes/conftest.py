@@ -9,6 +9,7 @@ import importlib
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium as gym
@@ -43,17 +44,23 @@ gym.register(
 ROOT = Path(__file__).parents[2]
 # Later overrides take precedence, so a test can replace any of these.
 SMALL = (
-    "env=InvertedPendulum-v4",
-    "hidden=[16,16]",
-    "batch_size=32",
-    "replay.buffer_size=5000",
-    "init_random_frames=60",
-    "total_frames=261",
-    "eval_interval=100",
-    "num_eval_episodes=1",
-    "log_interval=50",
-    "checkpoint_interval=65",
+    *("env=InvertedPendulum-v4", "hidden=[16,16]", "batch_size=32", "replay.buffer_size=5000"),
+    *("init_random_frames=60", "total_frames=261", "eval_interval=100", "num_eval_episodes=1"),
+    *("log_interval=50", "checkpoint_interval=65"),
 )
+# Checkpoints at 40, 80, 120 and 160. The crash comes after rows of both tables (140 and 150)
+# that the checkpoint of step 120 does not include, and after the end of an episode (150).
+INTERRUPTED = (
+    *("env.name=ShortCheetah-v0", "total_frames=161", "init_random_frames=30"),
+    *("checkpoint_interval=40", "eval_interval=70"),
+)
+
+
+def offered(function: Callable) -> Callable:
+    """Offers a function to tests as the fixture of its name."""
+    fixture = pytest.fixture(scope="session", name=function.__name__)
+    globals()[f"_{function.__name__}_fixture"] = fixture(lambda: function)
+    return function
 
 
 @functools.cache  # composing takes a third of the time of a short run
@@ -62,50 +69,45 @@ def _compose_anywhere(algorithm: str, *overrides: str) -> DictConfig:
         return compose(algorithm, [*SMALL, *overrides])
 
 
-def _compose(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
+@offered
+def configuration(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
+    """Composes a configuration like the command line."""
     cfg = _compose_anywhere(algorithm, *overrides).copy()
     cfg.run_dir = str(run_dir)
     return cfg
 
 
-def _train(algorithm: str, run_dir: Path, *overrides: str) -> Path:
+@offered
+def train(algorithm: str, run_dir: Path, *overrides: str) -> Path:
+    """A small, complete run in this process."""
     recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
-    recipe.main.__wrapped__(to_config(_compose(algorithm, run_dir, *overrides)))
+    recipe.main.__wrapped__(to_config(configuration(algorithm, run_dir, *overrides)))
     return run_dir
 
 
-def _command(algorithm: str, run_dir: Path, *overrides: str) -> list[str]:
+@offered
+def command(algorithm: str, run_dir: Path, *overrides: str) -> list[str]:
+    """The command line of a small run."""
     program = str(ROOT / "recipes" / f"{algorithm}.py")
     return [sys.executable, program, *SMALL, *overrides, f"run_dir={run_dir}"]
 
 
-def _run_command(
+@offered
+def run_command(
     algorithm: str, run_dir: Path, *overrides: str, **options
 ) -> subprocess.CompletedProcess[str]:
-    command = _command(algorithm, run_dir, *overrides)
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
-
-
-# Checkpoints at 40, 80, 120 and 160. The crash comes after rows of both tables (140 and 150)
-# that the checkpoint of step 120 does not include, and after the end of an episode (150).
-INTERRUPTED = (
-    "env.name=ShortCheetah-v0",
-    "total_frames=161",
-    "init_random_frames=30",
-    "checkpoint_interval=40",
-    "eval_interval=70",
-)
-
-
-SIMULATION = {"time", "qpos", "qvel", "act", "ctrl", "qacc_warmstart", "xpos", "cfrc_ext", "cvel"}
+    """A small run in a separate process. The options are those of ``subprocess.run``."""
+    words = command(algorithm, run_dir, *overrides)
+    return subprocess.run(words, capture_output=True, text=True, timeout=600, **options)
 
 
 class CrashError(Exception):
     pass
 
 
+@offered
 @contextlib.contextmanager
-def _at_step(step: int, act):
+def at_step(step: int, act):
     """Calls a function before the given step, counted from the start of a run."""
     calls = itertools.count(1)
 
@@ -123,33 +125,102 @@ def _at_step(step: int, act):
         yield
 
 
-def _crash(algorithm: str, run_dir: Path, *overrides: str, at: int = 155) -> Path:
-    def crash():
+@offered
+def crash(algorithm: str, run_dir: Path, *overrides: str, at: int = 155) -> Path:
+    """A run that fails before a step."""
+
+    def fail():
         raise CrashError
 
-    with _at_step(at, crash), pytest.raises(CrashError):
-        _train(algorithm, run_dir, *overrides)
+    with at_step(at, fail), pytest.raises(CrashError):
+        train(algorithm, run_dir, *overrides)
     return run_dir
 
 
-def _table(file: Path) -> list[dict[str, str]]:
+@offered
+def finish(algorithm: str, run_dir: Path, *overrides: str) -> Path:
+    """Resumes a copy of a crashed run."""
+    return train(algorithm, run_dir, *INTERRUPTED, *overrides)
+
+
+@pytest.fixture(scope="session")
+def straight_run(tmp_path_factory):
+    """``straight_run(algorithm, *overrides)``: an ``INTERRUPTED`` run without the interruption."""
+
+    @functools.cache
+    def run(algorithm: str, *overrides: str) -> Path:
+        return finish(algorithm, tmp_path_factory.mktemp("straight") / "run", *overrides)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def crashed_run(tmp_path_factory):
+    """``crashed_run(algorithm, *overrides)``: the same run, crashed between two checkpoints.
+
+    It is shared by tests: copy it before resuming it.
+    """
+
+    @functools.cache
+    def run(algorithm: str, *overrides: str) -> Path:
+        folder = tmp_path_factory.mktemp("crashed") / "run"
+        return crash(algorithm, folder, *INTERRUPTED, *overrides)
+
+    return run
+
+
+@pytest.fixture
+def assert_resumes_exactly(tmp_path):
+    """``assert_resumes_exactly(algorithm, *overrides, at, saved)``: crashes a run and resumes it.
+
+    ``saved`` is the step of its last checkpoint. Returns the same run without the crash.
+    """
+
+    def check(algorithm: str, *overrides: str, at: int = 100, saved: int = 65) -> Path:
+        straight = train(algorithm, tmp_path / "straight", *overrides)
+        crashed = crash(algorithm, tmp_path / "crashed", *overrides, at=at)
+        assert checkpoint(crashed)["step"] == saved
+        assert_same_run(straight, train(algorithm, crashed, *overrides))
+        return straight
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def recorded_run(tmp_path_factory):
+    """A finished run of TD3 with 100 transitions, to use as a dataset. Tests share it."""
+    return train("td3", tmp_path_factory.mktemp("recorded") / "run", "total_frames=100")
+
+
+@offered
+def table(file: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file, without the speed, the only column that depends on time."""
     with file.open() as stream:
         rows = list(csv.DictReader(stream))
     for row in rows:
-        row.pop("steps_per_second", None)  # the only column that depends on time
+        row.pop("steps_per_second", None)
     return rows
 
 
-def _assert_equal(left, right, path: str = "") -> None:
+@offered
+def checkpoint(run_dir: Path, position: int = -1):
+    """The contents of a checkpoint, the newest by default."""
+    files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
+    return torch.load(files[position], weights_only=True)
+
+
+@offered
+def assert_equal(left, right, path: str = "") -> None:
+    """Asserts that nested dictionaries and lists of tensors and numbers are bitwise equal."""
     assert type(left) is type(right), path
     if isinstance(left, dict):
         assert list(left) == list(right), path
         for key in left:
-            _assert_equal(left[key], right[key], f"{path}/{key}")
+            assert_equal(left[key], right[key], f"{path}/{key}")
     elif isinstance(left, list | tuple):
         assert len(left) == len(right), path
         for position, (one, other) in enumerate(zip(left, right, strict=True)):
-            _assert_equal(one, other, f"{path}/{position}")
+            assert_equal(one, other, f"{path}/{position}")
     elif isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype, path
         # NaN equals NaN here: the comparison is bitwise.
@@ -158,40 +229,18 @@ def _assert_equal(left, right, path: str = "") -> None:
         assert left == right, path
 
 
-def _is_tagged(value) -> bool:
-    return isinstance(value, list) and len(value) > 1
-
-
-def _checkpoint(run_dir: Path, position: int = -1):
-    files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
-    return torch.load(files[position], weights_only=True)
-
-
-def _assert_same_run(left: Path, right: Path) -> None:
+@offered
+def assert_same_run(left: Path, right: Path) -> None:
+    """Asserts that tables, last checkpoint and policy of two finished runs are bitwise equal."""
     assert (left / "finished").exists()
     assert (right / "finished").exists()
     assert (left / "eval.csv").read_bytes() == (right / "eval.csv").read_bytes()
-    assert _table(left / "train.csv") == _table(right / "train.csv")
-    ends = []
-    for run_dir in (left, right):
-        checkpoint = _checkpoint(run_dir)
-        # The length of train.csv depends on the number of digits of the speed.
-        checkpoint["parts"].pop("training")
-        checkpoint["run"].pop("dataset", None)  # a path
-        collector = checkpoint["parts"].get("collector", {})  # none offline
-        environments = collector.get("environments", [])
-        for state in collector.get("states", []):
-            environments = environments + (state["environments"] if state else [])
-        environments = [*environments, checkpoint["parts"]["evaluation"]]
-        for layer in itertools.chain(*(each["layers"] for each in environments if each)):
-            for kind, simulation, *_ in filter(_is_tagged, layer["attributes"].values()):
-                if kind == "simulation":
-                    # MuJoCo's scratch memory, such as that of contacts, is not part of the state.
-                    for key in simulation.keys() - SIMULATION:
-                        del simulation[key]
-        ends.append(checkpoint)
-    _assert_equal(*ends)
-    _assert_equal(*(dict(torch.load(d / "policy.pt", weights_only=True)) for d in (left, right)))
+    assert table(left / "train.csv") == table(right / "train.csv")
+    ends = [checkpoint(run_dir) for run_dir in (left, right)]
+    for end in ends:
+        end["run"].pop("dataset", None)  # a path
+    assert_equal(*ends)
+    assert_equal(*(dict(torch.load(d / "policy.pt", weights_only=True)) for d in (left, right)))
 
 
 def _draw_without_pixels(run_dir: Path) -> Path | None:
@@ -222,120 +271,6 @@ def _denormal_numbers():
     torch.set_flush_denormal(False)
 
 
-@pytest.fixture(scope="session")
-def straight_run(tmp_path_factory):
-    """``straight_run(algorithm, *overrides)``: an ``INTERRUPTED`` run without the interruption."""
-    done: dict[tuple[str, ...], Path] = {}
-
-    def run(algorithm: str, *overrides: str) -> Path:
-        key = (algorithm, *overrides)
-        if key not in done:
-            folder = tmp_path_factory.mktemp("straight") / "run"
-            done[key] = _train(algorithm, folder, *INTERRUPTED, *overrides)
-        return done[key]
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def crashed_run(tmp_path_factory):
-    """``crashed_run(algorithm, *overrides)``: the same run, crashed between two checkpoints.
-
-    It is shared by tests: copy it before resuming it.
-    """
-    done: dict[tuple[str, ...], Path] = {}
-
-    def run(algorithm: str, *overrides: str) -> Path:
-        key = (algorithm, *overrides)
-        if key not in done:
-            folder = tmp_path_factory.mktemp("crashed") / "run"
-            done[key] = _crash(algorithm, folder, *INTERRUPTED, *overrides)
-        return done[key]
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def crash():
-    """``crash(algorithm, run_dir, *overrides, at=155)``: a run that fails before a step."""
-    return _crash
-
-
-@pytest.fixture
-def assert_resumes_exactly(tmp_path):
-    """``assert_resumes_exactly(algorithm, *overrides, at, saved)``: crashes a run and resumes it.
-
-    ``saved`` is the step of its last checkpoint. Returns the same run without the crash.
-    """
-
-    def check(algorithm: str, *overrides: str, at: int = 100, saved: int = 65) -> Path:
-        straight = _train(algorithm, tmp_path / "straight", *overrides)
-        crashed = _crash(algorithm, tmp_path / "crashed", *overrides, at=at)
-        assert _checkpoint(crashed)["step"] == saved
-        _assert_same_run(straight, _train(algorithm, crashed, *overrides))
-        return straight
-
-    return check
-
-
-@pytest.fixture(scope="session")
-def at_step():
-    """``with at_step(step, act)``: calls ``act`` before the given step of a run."""
-    return _at_step
-
-
-@pytest.fixture(scope="session")
-def finish():
-    """``finish(algorithm, run_dir, *overrides)``: resumes a copy of a crashed run."""
-
-    def run(algorithm: str, run_dir: Path, *overrides: str) -> Path:
-        return _train(algorithm, run_dir, *INTERRUPTED, *overrides)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def recorded_run(tmp_path_factory):
-    """A finished run of TD3 with 100 transitions, to use as a dataset. Tests share it."""
-    return _train("td3", tmp_path_factory.mktemp("recorded") / "run", "total_frames=100")
-
-
-@pytest.fixture(scope="session")
-def assert_same_run():
-    """Asserts that tables, last checkpoint and policy of two finished runs are bitwise equal."""
-    return _assert_same_run
-
-
-@pytest.fixture(scope="session")
-def assert_equal():
-    """Asserts that nested dictionaries and lists of tensors and numbers are bitwise equal."""
-    return _assert_equal
-
-
-@pytest.fixture(scope="session")
-def checkpoint():
-    """``checkpoint(run_dir, position=-1)``: the contents of a checkpoint, the newest by default."""
-    return _checkpoint
-
-
-@pytest.fixture(scope="session")
-def table():
-    """``table(file)``: the rows of a CSV file, without the speed."""
-    return _table
-
-
-@pytest.fixture(scope="session")
-def configuration():
-    """``configuration(algorithm, run_dir, *overrides)``: composes it like the command line."""
-    return _compose
-
-
-@pytest.fixture(scope="session")
-def train():
-    """``train(algorithm, run_dir, *overrides)``: a small, complete run in this process."""
-    return _train
-
-
 @pytest.fixture
 def execute(monkeypatch):
     """``execute(program, *arguments)``: a command line, in this process."""
@@ -345,18 +280,3 @@ def execute(monkeypatch):
         program()
 
     return run
-
-
-@pytest.fixture(scope="session")
-def command():
-    """``command(algorithm, run_dir, *overrides)``: the command line of a small run."""
-    return _command
-
-
-@pytest.fixture(scope="session")
-def run_command():
-    """``run_command(algorithm, run_dir, *overrides)``: a small run in a separate process.
-
-    Keyword arguments are passed to ``subprocess.run``; the output is captured as a string.
-    """
-    return _run_command

@@ -17,7 +17,7 @@ import torch
 
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.checkpoints import Checkpoints, UnsavableError
+from vmfer_recipes.run.checkpoints import Checkpoints
 from vmfer_recipes.run.files import replacing
 
 RUN = ("td3", "sampler=vmf_rank")
@@ -182,7 +182,7 @@ def test_state_that_could_not_be_loaded_is_rejected_when_saving(bad, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, {"step": step})
-    with pytest.raises(UnsavableError, match=r"the state of step 3\['parts'\]\['x'\]\[1\] holds a"):
+    with pytest.raises(UserError, match=r"the state of step 3\['parts'\]\['x'\]\[1\] holds a"):
         checkpoints.save(3, {"step": 3, "parts": {"x": [1, bad]}})
     assert names(tmp_path) == ["step_000000000001.pt", "step_000000000002.pt"]
     assert checkpoints.load() == {"step": 2}

@@ -126,7 +126,7 @@ def test_franka_kitchen_trains_and_its_checkpoint_can_be_read(fast, train, check
     )
     saved = checkpoint(tmp_path)
     assert saved["step"] == 5
-    assert "layers" in saved["parts"]["collector"]["environments"][0]
+    assert "saved" in saved["parts"]["collector"]["environments"][0]
 
 
 def test_view_of_a_simulation_is_still_one_after_a_restore():

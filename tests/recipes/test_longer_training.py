@@ -10,7 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.run.checkpoints import BestPolicy
+from vmfer_recipes.run.log import BestPolicy
 
 RUN = ("td3", "sampler=vmf_rank")
 # Neither a multiple of the intervals between evaluations (70) nor between rows of train.csv (50),
@@ -159,31 +159,19 @@ def test_refused_continuation_leaves_the_finished_run_as_it_is(name, short_run, 
     assert content(run_dir) == before
 
 
-class TestBestPolicy:
-    def test_first_of_the_best_is_kept(self, tmp_path):
-        best = BestPolicy(tmp_path / "best.pt")
-        for step, value in enumerate((-2.0, 3.0, 1.0, 3.0)):
-            if not best.exceeds(value):
-                best.replace(step, value, {"weight": torch.tensor([value])})
-        assert best.state_dict()["step"] == 1
-        assert weights(tmp_path / "best.pt")["weight"].item() == 3
-
-    def test_later_training_does_not_change_it(self, tmp_path):
-        best, weight = BestPolicy(tmp_path / "best.pt"), torch.zeros(1)
-        best.replace(1, 0.5, {"weight": weight})
-        weight += 1
-        assert best.state_dict()["policy"]["weight"].item() == 0
-
-    def test_state_undoes_a_later_best(self, tmp_path):
-        best = BestPolicy(tmp_path / "best.pt")
-        best.replace(1, 0.5, {"weight": torch.zeros(1)})
-        saved = best.state_dict()
-        best.replace(2, 1.5, {"weight": torch.ones(1)})
-        best.load_state_dict(saved)
-        assert weights(tmp_path / "best.pt")["weight"].item() == 0
-        assert not best.exceeds(1.0)
-        best.clear()
-        assert not (tmp_path / "best.pt").exists()
+def test_first_of_the_best_policies_is_kept_until_a_state_undoes_it(tmp_path):
+    best, weight, saved = BestPolicy(tmp_path / "best.pt"), torch.zeros(1), None
+    for step, value in enumerate((-2.0, 1.0, 0.5, 1.0, 3.0)):
+        best.offer(step, value, lambda: {"weight": weight})  # noqa: B023
+        weight += 1  # later training does not change it
+        if step == 3:
+            saved = best.state_dict()
+            assert weights(tmp_path / "best.pt")["weight"].item() == saved["step"] == 1
+    assert weights(tmp_path / "best.pt")["weight"].item() == 4
+    best.load_state_dict(saved)
+    assert weights(tmp_path / "best.pt")["weight"].item() == 1
+    best.load_state_dict({})
+    assert not (tmp_path / "best.pt").exists()
 
 
 def test_a_checkpoint_is_kept_of_the_step_from_which_a_run_continues(

@@ -11,16 +11,16 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config._hydra import SweepComposer, without_hydra
+from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.launch import Recipe
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.run.progress import start_message
+from vmfer_recipes.shooting import ShootingConfig
 from vmfer_recipes.sweep.jobs import position_override, sweep_position
 from vmfer_recipes.sweep.records import read_records
-from vmfer_recipes.toy.settings import ShootingConfig
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 
@@ -202,8 +202,8 @@ def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
         composed = composer(overrides)
     contents = [OmegaConf.to_container(each, resolve=False) for each in (composed, expected)]
     assert contents[0] == contents[1]
-    objects = [OmegaConf.to_object(without_hydra(each)) for each in (composed, expected)]
-    assert objects[0] == objects[1]
+    with current_job(composed, 0) as ours, current_job(expected, 0) as hydras:
+        assert OmegaConf.to_object(ours) == OmegaConf.to_object(hydras)
 
 
 def test_choices_of_groups_are_composed_once(sweep, monkeypatch):

@@ -18,6 +18,7 @@ pytest.importorskip("optuna")
 from vmfer_recipes import tune
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.launch import Recipe
+from vmfer_recipes.report.runs import objective
 
 ROOT = Path(__file__).parents[2]
 SPACE = ("critic_lr=tag(log,interval(1e-4,1e-2))", "batch_size=interval(16,64)", "tau=0.1,0.2")
@@ -109,7 +110,7 @@ def test_a_failed_trial_counts_and_the_search_continues(search, tmp_path, capsys
         (("tau=interval(0.5,2)",), "tau must be a number from 0 to 1, got 2"),
         (("batch_size=interval(9,8)",), "is not a range"),
         ((*SPACE, "objective=worst"), "objective must be final, best or area"),
-        ((SPACE[0], "metric=mean"), "no column metric=mean"),
+        ((SPACE[0], "metric=mean"), "metric must be return_mean, "),
         ((SPACE[0], "sampler=vmf_rank,vmfrank"), "There is no sampler=vmfrank"),
     ],
 )
@@ -129,10 +130,13 @@ def test_a_folder_of_another_search_is_rejected(search, capsys):
     assert "mine holds another search" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "value"), [("final", 4), ("best", 8), ("area", 5)])
-def test_objectives(tmp_path, kind, value):
-    (tmp_path / "eval.csv").write_text("step,return_mean,success_rate\n0,0,0\n50,8,1\n100,4,0\n")
-    assert tune.objective(tmp_path, tune.TuneConfig(objective=kind)) == value
+@pytest.mark.parametrize(
+    ("kind", "direction", "value"),
+    [("final", "maximize", 4), ("best", "maximize", 7), ("best", "minimize", 2), ("area", "", 5)],
+)
+def test_objectives(tmp_path, kind, direction, value):
+    (tmp_path / "eval.csv").write_text("step,return_mean,success_rate\n0,2,0\n50,7,1\n100,4,0\n")
+    assert objective(tmp_path, "return_mean", kind, direction) == value
 
 
 @pytest.mark.slow

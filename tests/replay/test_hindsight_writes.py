@@ -20,8 +20,8 @@ from helpers.hindsight import (
     transitions,
 )
 from torchrl_vmfer import RankPrioritizedSampler
+from torchrl_vmfer.compiled.rows import RowStorage
 from torchrl_vmfer.replay.episode_index import EpisodeIndex
-from torchrl_vmfer.replay.rows import RowStorage
 
 # Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")

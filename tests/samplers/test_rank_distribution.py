@@ -27,8 +27,7 @@ def test_the_first_guess_of_compiled_code_is_usually_correct(exponent, monkeypat
     """Otherwise a draw would take the time of the search that it avoids."""
     length, wrong, find = 300_000, [], functions().ranks_at
     monkeypatch.setattr(functions(), "ranks_at", lambda *given: wrong.append(find(*given)))
-    ranks = RankDistribution(exponent)
-    ranks._refresh(np.arange(length, dtype=np.float32))
-    ranks._ranks_of(np.random.default_rng(0).random(10_000), length)
+    priorities = np.arange(length, dtype=np.float32)
+    RankDistribution(exponent).draw(priorities, 10_000, torch.Generator().manual_seed(0))
     assert len(wrong) == 1
     assert wrong[0] < 500

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, repeat
+from operator import contains
 from typing import Any, NamedTuple
 
 import torch
@@ -28,11 +29,11 @@ from torchrl.modules import (
     ValueOperator,
 )
 
-from torchrl_vmfer._torchrl import entries_of, has_module_hooks
+from torchrl_vmfer._torchrl import entries_of, global_hooks, hooks_of, members_of
 from torchrl_vmfer.compiled.stacked import NotServedError
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["PlainNetwork", "Squashed", "read_gaussian", "read_network"]
+__all__ = ["ModuleWatch", "PlainNetwork", "Squashed", "read_gaussian", "read_network"]
 
 # Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
@@ -122,7 +123,7 @@ def read_gaussian(actor: Any, params: TensorDictBase) -> tuple[PlainNetwork, Squ
         actor: the policy.
         params: its parameters.
     """
-    if has_module_hooks(actor):
+    if _has_hooks(actor):
         raise NotServedError(f"{type(actor).__name__} has hooks")
     parts = list(actor.module.children()) if type(actor) in _POLICIES else []
     if len(parts) < 2 or type(parts[-1]) not in _HEADS:
@@ -148,7 +149,7 @@ def read_gaussian(actor: Any, params: TensorDictBase) -> tuple[PlainNetwork, Squ
 def _steps(module: Any, params: TensorDictBase) -> Iterator[tuple[str, dict[str, Any], Any]]:
     """The kind of each layer, the entries of its parameters, and its option."""
     name = type(module).__name__
-    if has_module_hooks(module):
+    if _has_hooks(module):
         raise NotServedError(f"{name} has hooks")
     if type(module) in _WRAPPERS:
         yield from _steps(module.module, _child(params, "module"))
@@ -195,3 +196,39 @@ def _children(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _child(params: Any, name: str) -> Any:
     return None if params is None else params.get(name, None)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether the module has hooks, or a ``forward`` that was assigned to the instance."""
+    return "forward" in vars(module) or any(hooks_of(module))
+
+
+class ModuleWatch:
+    """Detects hooks on networks, replaced submodules and replaced tensors, within microseconds.
+
+    Args:
+        loss: a loss, whose own parameters and modules are watched.
+        *networks: networks, which are watched with all their parts.
+    """
+
+    def __init__(self, loss: nn.Module, *networks: nn.Module) -> None:
+        parts = [part for network in networks for part in network.modules()]
+        self._attributes = [vars(part) for part in parts]
+        self._hooks = [hooks for part in parts for hooks in hooks_of(part)] + global_hooks()
+        submodules = [members_of(part)[0] for part in parts]
+        self._entries = [*filter(None, submodules), *members_of(loss)]
+        self._seen = self._identities()
+
+    def _identities(self) -> list[list[int]]:
+        return [list(map(id, entries.values())) for entries in self._entries]
+
+    def has_hooks(self) -> bool:
+        """Whether any of the networks has a hook, or a global module hook is registered.
+
+        A ``forward`` that was assigned to an instance counts as a hook.
+        """
+        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
+
+    def is_unchanged(self) -> bool:
+        """Whether the networks still have the same parts, and the loss the same members."""
+        return self._identities() == self._seen

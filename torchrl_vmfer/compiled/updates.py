@@ -16,8 +16,14 @@ from torch.optim import Adam, Optimizer
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer._torchrl import ModuleWatch, entries_of, has_tensor_hooks, target_pairs
-from torchrl_vmfer.compiled.plain import PlainNetwork, Squashed, read_gaussian, read_network
+from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, target_pairs
+from torchrl_vmfer.compiled.plain import (
+    ModuleWatch,
+    PlainNetwork,
+    Squashed,
+    read_gaussian,
+    read_network,
+)
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
     Columns,

@@ -13,7 +13,7 @@ from torchrl.modules.distributions.utils import rsample_and_log_prob
 from torchrl.objectives import REDQLoss, distance_loss
 
 from torchrl_vmfer._torchrl import Critics, bounded_temperature, reduced
-from torchrl_vmfer.losses.tap import AllCriticsTap
+from torchrl_vmfer.gradients import AllCriticsTap
 
 __all__ = ["VMFREDQLoss"]
 

@@ -1,4 +1,4 @@
-"""SAC's losses that also measure how much the critics agree, without an extra pass."""
+"""The losses of SAC and its relatives that also measure how much the critics agree."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import set_composite_lp_aggregate
 from torch import Tensor
-from torchrl.objectives import SACLoss
+from torchrl.objectives import CQLLoss, CrossQLoss, SACLoss, TQCLoss
 
-from torchrl_vmfer._torchrl import temperature
-from torchrl_vmfer.gradients import action_leaves
-from torchrl_vmfer.losses.tap import GradientTap
+from torchrl_vmfer.gradients import AllCriticsTap, GradientTap, action_leaves
 
-__all__ = ["VMFSACLoss"]
+__all__ = ["VMFCQLLoss", "VMFCrossQLoss", "VMFSACLoss", "VMFTQCLoss"]
 
 
 class VMFSACLoss(GradientTap, SACLoss):
@@ -102,4 +100,84 @@ class VMFSACLoss(GradientTap, SACLoss):
         log_prob, pull_back = torch.func.vjp(log_prob_at, *leaves.values())  # type: ignore[misc]
         scores = pull_back(torch.ones_like(log_prob))
         score = torch.cat([score.flatten(gradients.ndim - 2) for score in scores], -1)
-        return temperature(self) * score + gradients
+        # TorchRL's actor loss has clamped the temperature to its bounds.
+        return self.log_alpha.detach().exp() * score + gradients
+
+
+class VMFTQCLoss(AllCriticsTap, TQCLoss):
+    """:class:`~torchrl.objectives.TQCLoss` whose actor loss also yields sampling factors.
+
+    Truncated quantile critics. The actor maximizes the mean over all critics and quantiles, so g_i
+    is the gradient of the mean of critic i's quantiles, and x_e the direction of the mean gradient.
+    The spread of the quantiles models the randomness of returns, not disagreement between critics,
+    so it does not affect the factors.
+
+    The metadata of ``actor_loss`` also contains ``"vmf_factor"`` and ``"vmf_resultant_length"``,
+    as for :class:`VMFSACLoss`. Loss values and gradients equal TorchRL's up to rounding. All
+    critics form the TD target.
+
+    Args:
+        *args: as in TorchRL's loss.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions`` and
+            ``gradient_norm`` as in :class:`VMFSACLoss`.
+
+    Examples:
+        With the actor of the example of :class:`VMFSACLoss`, and a critic with 25 quantiles:
+
+        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=25),
+        ...                        in_keys=["observation", "action"])  # doctest: +SKIP
+        >>> loss = VMFTQCLoss(actor, critic, num_qvalue_nets=5)  # doctest: +SKIP
+    """
+
+    critic_loss_name = "qvalue_v2_loss"
+
+
+class VMFCrossQLoss(GradientTap, CrossQLoss):
+    """:class:`~torchrl.objectives.CrossQLoss` whose actor loss also yields sampling factors.
+
+    The factors, ``num_target_critics``, ``measure``, ``used``, ``directions`` and
+    ``gradient_norm`` are those of :class:`VMFSACLoss`. With two critics, or with
+    ``num_target_critics=None``, loss values and gradients equal TorchRL's up to rounding. As in
+    TorchRL's loss, normalization layers of the critics are in evaluation mode in ``actor_loss`` and
+    in training mode in ``qvalue_loss``, which evaluates the critics once for both the current and
+    the next state. TorchRL's loss ignores importance weights.
+    """
+
+    critic_loss_name = "qvalue_loss"
+
+    def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values of the critics. ``qvalue_loss`` evaluates current and next values together."""
+        found = super().critics(tensordict, params)
+        if params is not self.qvalue_network_params or self.target_count == self.num_qvalue_nets:
+            return found
+        current, following = found.get(self.tensor_keys.state_action_value).chunk(2, dim=1)
+        # Critics outside the TD target repeat the first, which does not change the minimum.
+        others = following[:1].expand(
+            self.num_qvalue_nets - self.target_count, *following.shape[1:]
+        )
+        following = torch.cat([following[: self.target_count], others])
+        return found.set(
+            self.tensor_keys.state_action_value, torch.cat([current, following], dim=1)
+        )
+
+
+class VMFCQLLoss(GradientTap, CQLLoss):
+    """:class:`~torchrl.objectives.CQLLoss` whose actor loss also yields sampling factors.
+
+    Conservative Q-learning, for offline data. The factors, ``num_target_critics``, ``measure``,
+    ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFSACLoss`. By default,
+    loss values and gradients equal TorchRL's up to rounding. TorchRL's loss always has two critics,
+    and ignores importance weights.
+
+    The conservative term is TorchRL's ``cql_loss``, unchanged. In TorchRL 0.14, it differs from the
+    paper's: its log-sum-exp runs over three actions (one random, one of the policy, and one of the
+    policy in the next state, evaluated there), and is averaged over ``num_random`` such triples per
+    state, instead of running over all ``3 * num_random`` actions of the state. It also builds
+    matrices ``[B, B * num_random]``, so its memory grows with the square of the batch size B.
+    """
+
+    def critic_loss(self, tensordict: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the TD loss of the critics plus the conservative term."""
+        loss, metadata = self.q_loss(tensordict)
+        conservative, _ = self.cql_loss(tensordict)
+        return loss + conservative, metadata

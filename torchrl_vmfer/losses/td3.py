@@ -10,7 +10,8 @@ from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torchrl.objectives import TD3BCLoss, TD3Loss
 
-from torchrl_vmfer.losses.tap import GradientTap
+from torchrl_vmfer import arguments
+from torchrl_vmfer.gradients import GradientTap
 
 __all__ = ["VMFTD3BCLoss", "VMFTD3Loss"]
 
@@ -89,8 +90,7 @@ class VMFTD3Loss(GradientTap, TD3Loss):
         actor_noise_clip: float = 0.5,
         **kwargs: Any,
     ) -> None:
-        if objective not in ("first", "mean"):
-            raise ValueError(f"objective must be 'first' or 'mean', got {objective!r}.")
+        arguments.OBJECTIVE.check("objective", objective)
         if not (0 <= actor_noise < math.inf and actor_noise_clip >= 0):
             raise ValueError(
                 "actor_noise and actor_noise_clip must be numbers of at least 0, "
@@ -122,10 +122,10 @@ class VMFTD3Loss(GradientTap, TD3Loss):
         metadata = super().tapped_metadata(tensordict)
         return {"state_action_value_actor": self.tapped_values, **metadata}
 
-    def perturbed(self, action: Tensor) -> Tensor:
+    def perturbed(self, action: Tensor) -> Tensor | None:
         """Adds clipped noise to an action ``[*batch, A]`` and clips the result to the bounds."""
         if not self.actor_noise:
-            return action
+            return None
         noise = torch.randn_like(action) * self.actor_noise
         noise = noise.clamp(-self.actor_noise_clip, self.actor_noise_clip)
         return (action + noise).clamp(self.min_action, self.max_action)
@@ -146,16 +146,6 @@ class VMFTD3BCLoss(GradientTap, TD3BCLoss):
 
     With two critics, or with ``num_target_critics=None``, loss values and gradients equal TorchRL's
     up to rounding. ``alpha=0`` is pure behavior cloning.
-
-    Args:
-        *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``num_target_critics``, ``measure``, ``used``,
-            ``directions`` and ``gradient_norm``.
-
-    Examples:
-        With the networks of the example of :class:`VMFTD3Loss`:
-
-        >>> loss = VMFTD3BCLoss(actor, critic, bounds=(-1.0, 1.0), alpha=2.5)  # doctest: +SKIP
     """
 
     critic_loss_name = "qvalue_loss"

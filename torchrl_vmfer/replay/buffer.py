@@ -18,7 +18,6 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     empty_sampler,
-    entries_of,
     note_written,
     set_generator,
     stored_rows,
@@ -32,6 +31,7 @@ from torchrl_vmfer.samplers import VMFSampler
 from torchrl_vmfer.samplers.adapters import (
     SIGNAL_ENTRIES,
     one_per_item,
+    reduced,
     report_existing,
     signal_of,
     takes_td_errors,
@@ -51,9 +51,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     ``sample_actor()`` and ``update_actor_priority()`` serve the actor. Both samplers share one
     storage, one writer, one lock and one random generator.
 
-    ``state_dict()`` and ``dumps()`` save all of these as plain tensors, numbers and strings, which
-    can be loaded without executing code. Only live rows are saved. Loading a state replaces the
-    contents of the buffer; loading an incompatible state raises an error and changes nothing.
+    ``state_dict()`` and ``dumps()`` save all of these, and the live rows, as plain tensors, numbers
+    and strings. Loading a state executes no code; an incompatible state changes nothing.
 
     If other processes write to the buffer (``share()``, TorchRL's multi-process collectors, Ray),
     the writer counts the generations of the slots, batches have the entry ``"index_generation"``,
@@ -94,7 +93,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 "`sampler=` is another name for `critic_sampler=`: pass only one of them. The "
                 "actor's sampler is `actor_sampler=`."
             )
-        if actor_sampler is None and _samples_by_factors(sampler):
+        if actor_sampler is None and getattr(sampler, "signal", None) == "factor":
             raise TypeError(
                 f"sampler={sampler!r} would draw the critics' batches: pass it as `actor_sampler=`."
             )
@@ -106,11 +105,11 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
         self._shared_writes = SharedWrites()
-        self._last_draw: tuple[Any, Tensor] | None = None  # the actor's index and its generation
+        self._last_draw: tuple[Tensor, Tensor] | None = None  # the actor's index and its generation
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
-    def make_parts(self) -> None:
-        """Makes the actor's sampler."""
+    def build(self) -> None:
+        """Makes the components, and tells the actor's sampler which data the storage holds."""
         sampler = self._actor_sampler
         if not isinstance(sampler, Sampler) and callable(sampler):
             sampler = sampler()
@@ -119,9 +118,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 f"actor_sampler must be a Sampler or a function that makes one, got {sampler!r}."
             )
         self._actor_sampler = sampler
-
-    def check_parts(self) -> None:
-        """Initializes the actor's sampler with the data that the storage already holds."""
+        super().build()
         # TorchRL does this for the critics' sampler.
         report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
@@ -139,8 +136,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self.ensure_built()
         return self._actor_sampler
 
+    @property
+    def has_transform(self) -> bool:
+        """Whether batches are transformed."""
+        return self.transform is not None and len(self.transform) > 0
+
     def __repr__(self) -> str:
-        if not self.is_built:
+        if not self.initialized:
             return f"{type(self).__name__}(not built yet)"
         parts = ("storage", "critic_sampler", "actor_sampler", "writer", "batch_size")
         lines = (f"    {name}={getattr(self, name)!r},\n" for name in parts)
@@ -156,10 +158,9 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     @torch.compiler.disable
     def sample(self, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         """Samples a batch for the critics. The arguments are those of TorchRL's method."""
-        has_arguments = batch_size is not None or args or kwargs
-        if has_arguments or self.batch_size is None or not self.is_direct:
+        if batch_size is not None or args or kwargs or not self.is_direct:
             return super().sample(batch_size, *args, **kwargs)
-        return self._with_metadata(*self.draw_batch(self.batch_size))
+        return self._sample_with(self.sampler.sample, None, None)
 
     @torch.compiler.disable
     def sample_actor(
@@ -175,7 +176,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         Returns:
             the batch, with its slots under ``"index"``.
         """
-        batch = self._sample_with(self.actor_sampler.sample, batch_size, keys)
+        self.ensure_built()
+        batch = self._sample_with(self._actor_sampler.sample, batch_size, keys)
         if self.writer.tracks_generations:
             self._last_draw = batch["index"], batch["index_generation"]
         return batch
@@ -202,22 +204,10 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             raise RuntimeError("No batch size: pass it to this method or to the constructor.")
         if isinstance(keys, (str, tuple)):
             raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
-        # A transform may read any entry.
-        data, info = self._draw_with(draw, batch_size, None if self.has_transform else keys)
-        if keys is not None and (self.has_transform or stored_rows(self.storage) is None):
-            data = data.select(*keys)
-        return self._with_metadata(data, info)
-
-    def _with_metadata(self, data: TensorDictBase, info: dict[str, Any]) -> TensorDictBase:
-        """Adds the metadata of a draw to its batch."""
-        # All columns of a batch that was just read are new, and have its size and device.
-        entries = entries_of(data) if self.is_direct and data.ndim == 1 else data
+        data, info = self._draw_with(draw, batch_size, keys)
         for key, value in info.items():
-            if isinstance(value, tuple):
-                value = torch.stack(value, -1)
-            elif not isinstance(value, Tensor):
-                value = torch.as_tensor(value)
-            entries[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
+            value = torch.as_tensor(torch.stack(value, -1) if isinstance(value, tuple) else value)
+            data[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
         return data
 
     def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
@@ -228,19 +218,25 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
         """Draws, reads and transforms a batch. Returns it with its metadata."""
+        has_transform = self.has_transform  # it may read any entry
         with self.locked():
             index, info = draw(self.storage, batch_size)
             info["index"] = index
             if self.writer.tracks_generations:
                 info["index_generation"] = self.writer.generations_of(index)
-            data = self.read_rows(index, keys)
-        return (self.transform(data) if self.has_transform else data), info
+            data = self.read_rows(index, None if has_transform else keys)
+        if has_transform:
+            data = self.transform(data)
+            data = data if keys is None else data.select(*keys)
+        return data, info
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        """Reads all entries of some transitions, or some if the storage is one TensorDict."""
-        rows = stored_rows(self.storage)
-        if keys is None or rows is None:
+        """Reads all entries of some transitions, or some."""
+        if keys is None:
             return self.collate(self.storage.get(index))
+        rows = stored_rows(self.storage)
+        if rows is None:
+            return self.collate(self.storage.get(index)).select(*keys)
         columns = {key: rows.get(key, None) for key in keys}
         if isinstance(index, tuple) or not all(isinstance(c, Tensor) for c in columns.values()):
             return self.collate(rows.select(*keys)[index])
@@ -272,11 +268,11 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self.ensure_built()
         if isinstance(index, TensorDictBase):
             index, generation = index["index"], index.get("index_generation", generation)
-        if generation is None and self._last_draw is not None:
-            generation = self._last_generation(index)
-        with self.locked():
-            index, factor = self._live_rows(self._actor_sampler, index, factor, generation)
-            self._actor_sampler.update_priority(index, factor, storage=self.storage)
+        if generation is None and self._last_draw is not None and isinstance(index, Tensor):
+            drawn, drawn_generation = self._last_draw
+            if torch.equal(index.to(drawn.device), drawn):
+                generation = drawn_generation
+        self._update(self._actor_sampler, index, factor, generation)
 
     @torch.compiler.disable
     def update_priority(
@@ -286,10 +282,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
         The arguments are those of :meth:`update_actor_priority`, but ``index`` is not a batch.
         """
-        self.ensure_built()
-        with self.locked():
-            index, priority = self._live_rows(self.sampler, index, priority, generation)
-            super().update_priority(index, priority)
+        self._update(self.sampler, index, priority, generation)
 
     @torch.compiler.disable
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
@@ -305,37 +298,33 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         # priority to a batch that lacks the entry.
         if takes_td_errors(self.critic_sampler) and self.priority_key in data.keys(True):
             generation = batch.get("index_generation", None)
-            self.update_priority(batch["index"], self.priorities_in(batch), generation)
+            errors = batch.get(self.priority_key).reshape(*batch.shape, -1)
+            priorities = reduced(errors, self.critic_sampler)
+            self.update_priority(batch["index"], priorities, generation)
         entry = SIGNAL_ENTRIES.get(signal_of(self.actor_sampler) or "")
         values = None if entry is None else batch.get(entry, None)
         if values is not None:
             self.update_actor_priority(batch, values)
 
-    def _last_generation(self, index: Any) -> Tensor | None:
-        """The generation of the actor's last batch, if the batch has this index."""
-        drawn, generation = self._last_draw or (None, None)
-        if not isinstance(index, Tensor) or drawn is None or index.shape != drawn.shape:
-            return None
-        return generation if torch.equal(index.to(drawn.device), drawn) else None
-
-    def _live_rows(
-        self, sampler: Sampler, index: Any, values: Any, generation: Tensor | None
-    ) -> tuple[Any, Any]:
-        """One value for each item of a batch whose slot still has the given generation."""
+    def _update(self, sampler: Sampler, index: Any, values: Any, generation: Tensor | None) -> None:
+        """Updates a sampler with values for the slots that still have the given generation."""
         if isinstance(index, tuple):
             index = torch.stack(index, -1)
-        if self.storage.ndim == 1 and getattr(index, "ndim", 0) == 2:  # trajectories
-            index, values, generation = one_per_item(index, values, generation, sampler)
-        if generation is None:
-            return index, values
-        if not self.writer.tracks_generations:
-            raise ValueError(
-                "The writer does not count generations: pass writer=TensorDictRoundRobinWriter("
-                "track_generations=True) to the buffer."
-            )
-        index, values = torch.as_tensor(index), torch.as_tensor(values)
-        live = self.writer.generations_of(index) == generation.to(index.device)
-        return index[live], values if values.numel() == 1 else values[live.to(values.device)]
+        values = torch.as_tensor(values)
+        with self.locked():
+            if self.storage.ndim == 1 and getattr(index, "ndim", 0) == 2:  # trajectories
+                index, values, generation = one_per_item(index, values, generation, sampler)
+            if generation is not None:
+                if not self.writer.tracks_generations:
+                    raise ValueError(
+                        "The writer does not count generations: pass "
+                        "writer=TensorDictRoundRobinWriter(track_generations=True) to the buffer."
+                    )
+                index = torch.as_tensor(index)
+                live = self.writer.generations_of(index) == generation.to(index.device)
+                index = index[live]
+                values = values if values.numel() == 1 else values[live.to(values.device)]
+            sampler.update_priority(index, values, storage=self.storage)
 
     # --- Writes by this process and by others.
 
@@ -362,14 +351,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """Lets other processes write into the buffer. Called by TorchRL's collectors.
 
         The copies of the buffer in other processes write into the same storage. The next method
-        call on this buffer reports their writes to both samplers. From now on, a round-robin
-        writer counts the generations of the slots, and batches have the entry
-        ``"index_generation"``.
+        call on this buffer reports their writes to both samplers.
         """
         super().share(shared)
         if shared:
             self.process_lock = WriteLock()
-            if self.is_built:
+            if self.initialized:
                 track_generations(self.writer)
                 self._shared_writes.skip(self.writer)
         return self
@@ -412,10 +399,6 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`."""
         self.load_state_dict(load_file(Path(path) / _FILE))
-
-
-def _samples_by_factors(sampler: Any) -> bool:
-    return getattr(sampler, "signal", None) == "factor"  # a sampler or its class
 
 
 def select_rows(column: Tensor, index: Tensor) -> Tensor:

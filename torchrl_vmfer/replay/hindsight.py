@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
+from torchrl.data import ListStorage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer import arguments
-from torchrl_vmfer._torchrl import position, revision, revisions_of_write, stored_rows
+from torchrl_vmfer._torchrl import position, revision, stored_rows
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer, select_rows
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
 from torchrl_vmfer.samplers.base import flat_slots
@@ -134,9 +135,9 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             )
         return partial(_gymnasium_reward, environment)  # can be pickled
 
-    def check_parts(self) -> None:
-        """Raises an error if storage or writer do not support hindsight relabeling."""
-        super().check_parts()
+    def build(self) -> None:
+        """Makes the components. Storage and writer must support hindsight relabeling."""
+        super().build()
         if self.storage.ndim != 1:
             raise ValueError(
                 f"HindsightReplayBuffer requires a storage of one dimension, got "
@@ -248,7 +249,8 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         super().mark_update(index)
         if not self.shared:
             count = len(index) if isinstance(index, Tensor) and index.ndim else 1
-            self._known_revision += revisions_of_write(self.storage, count)
+            # A list counts each row, other storages each write.
+            self._known_revision += count if isinstance(self.storage, ListStorage) else 1
 
     def _rebuild(self) -> None:
         index, length = self._episode_index, len(self.storage)

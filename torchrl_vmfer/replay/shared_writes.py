@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 
-from torchrl_vmfer._torchrl import capacity_along_dim0, is_held_here, position
+from torchrl_vmfer._torchrl import is_held_here, position
 
 __all__ = ["SharedWrites", "WriteLock", "is_in_ray_actor"]
 
@@ -54,7 +55,8 @@ class SharedWrites:
         if written == 0:
             return None
         self.skip(writer)
-        capacity = capacity_along_dim0(storage)
+        row_size = 1 if storage.ndim == 1 else storage.shape[1:].numel()
+        capacity = math.ceil(storage.max_size / row_size)
         in_order = (before + written - self._next) % capacity == 0
         if in_order and 0 < written < capacity:
             return (self._next - written + torch.arange(written)) % capacity

@@ -10,7 +10,7 @@ from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_vmfer._torchrl import replace_rows, stored_rows, writer_state
+from torchrl_vmfer._torchrl import replace_rows, stored_rows
 from torchrl_vmfer.plain_state import plain, tensordict_from_plain, tensordict_to_plain
 from torchrl_vmfer.samplers.adapters import load_sampler_state, sampler_state
 
@@ -42,8 +42,11 @@ def _parts_state(buffer: ActorCriticReplayBuffer) -> dict[str, Any]:
     length, generator = len(buffer.storage), buffer.generator
     transform = buffer.transform.state_dict() if buffer.has_transform else {}
     device = None if generator is None else str(generator.device)
+    writer = dict(buffer.writer.state_dict())
+    if "_generation" in writer:
+        writer["_generation"] = writer["_generation"][:length]
     return {
-        "writer": plain(writer_state(buffer.writer, length), "writer"),
+        "writer": plain(writer, "writer"),
         "critic_sampler": sampler_state(buffer.critic_sampler, length, "critic_sampler"),
         "actor_sampler": sampler_state(buffer.actor_sampler, length, "actor_sampler"),
         "transform": plain(transform, "transform"),
@@ -68,7 +71,11 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
         (_batch_from_plain(one["batch"], device), plain(one["info"], "info"))
         for one in state["prefetched"]
     ]
-    buffer.check_prefetched(prefetched)
+    if len(prefetched) > buffer.prefetch_capacity:
+        raise ValueError(
+            f"The state holds {len(prefetched)} prefetched batches, but the buffer has prefetch="
+            f"{buffer.prefetch_capacity}: construct it with the prefetch= of the saved one."
+        )
     if state["transform"] and not buffer.has_transform:
         raise ValueError(
             "The saved state includes that of a transform, but this buffer has no transform: "

@@ -13,45 +13,17 @@ from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import SeamSampler
-from torchrl_vmfer.plain_state import load_file, save_file
-from torchrl_vmfer.samplers.distributions import Distribution
+from torchrl_vmfer.plain_state import check_saved, load_file, save_file
+from torchrl_vmfer.samplers.distributions import Distribution, effective_sample_size
 
-__all__ = [
-    "LARGEST_PRIORITY",
-    "SIGNAL_ENTRIES",
-    "BaseSampler",
-    "SlotArray",
-    "effective_sample_size",
-    "flat_slots",
-    "stored_slots",
-]
+__all__ = ["NEVER", "SIGNAL_ENTRIES", "BaseSampler", "SlotArray", "flat_slots"]
 
-LARGEST_PRIORITY = float(np.finfo(np.float32).max)
 _PATIENCE = 100  # number of batches without any signal before a warning
-_NEVER = -1
+NEVER = -1
 _FILE = "sampler.pt"  # of a saved state
 
 SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
 """The entries that actor losses write, by the signal of the samplers that use them."""
-
-
-def effective_sample_size(probabilities: Tensor) -> float:
-    """The effective number of slots of a distribution, 1 / Σ P².
-
-    It is n for the uniform distribution over n slots, and 1 if a single slot is always drawn.
-
-    Args:
-        probabilities: the probability of each slot. They sum to 1.
-
-    Examples:
-        >>> effective_sample_size(torch.tensor([0.25, 0.25, 0.25, 0.25]))
-        4.0
-        >>> effective_sample_size(torch.tensor([0.5, 0.5, 0.0, 0.0]))
-        2.0
-    """
-    if probabilities.numel() == 0:
-        return 0.0
-    return 1 / float(probabilities.double().square().sum())
 
 
 def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
@@ -82,45 +54,34 @@ def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
     return slots.reshape(-1)
 
 
-def stored_slots(slots: np.ndarray) -> np.ndarray:
-    """Removes the slots that a writer did not store."""
-    return slots[slots >= 0] if len(slots) and np.minimum.reduce(slots) < 0 else slots
-
-
 class SlotArray:
-    """A growing array with one number per slot.
+    """An array with one number per slot, which doubles in size when necessary.
 
-    The capacity of a storage may be unknown, huge or subject to change. The array therefore only
-    covers the slots in use and doubles in size when necessary.
+    The capacity of a storage may be unknown, huge or subject to change. The numbers are not a
+    tensor, whose memory torch.multiprocessing would share with the samplers of other processes.
     """
 
     def __init__(self, dtype: type[np.generic] = np.float32) -> None:
-        # Not a tensor: torch.multiprocessing would share its memory with other processes, whose
-        # samplers keep separate rank orders.
         self._memory = np.empty(0, dtype)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
+        self.length = 0
 
     @property
     def array(self) -> np.ndarray:
         """The numbers of the live slots, not copied. The last of several assignments wins."""
-        return self._memory[: self._length]
+        return self._memory[: self.length]
 
     def resize(self, length: int, fill: float) -> None:
         """Sets the number of live slots. New slots are set to ``fill``."""
         if length > len(self._memory):
-            grown = np.empty(max(length, 2 * len(self._memory)), self._memory.dtype)
-            grown[: self._length] = self.array
-            self._memory = grown
-        self._memory[self._length : length] = fill
-        self._length = length
+            spare = np.empty(max(length, 2 * len(self._memory)) - self.length, self._memory.dtype)
+            self._memory = np.concatenate([self.array, spare])
+        self._memory[self.length : length] = fill
+        self.length = length
 
     def load(self, values: np.ndarray) -> None:
         """Replaces all numbers with a copy of ``values``."""
         self._memory = np.array(values, self._memory.dtype)
-        self._length = len(values)
+        self.length = len(values)
 
 
 class BaseSampler(SeamSampler):
@@ -136,33 +97,32 @@ class BaseSampler(SeamSampler):
     storage.
 
     A slot is unscored, and has the default priority, until its priority is updated for the first
-    time after a write. The state is kept in NumPy arrays, which ``torch.compile`` cannot trace, so
-    it inserts a graph break at each call of the sampler.
+    time after a write. The state is kept in NumPy arrays, where ``torch.compile`` breaks its graph.
 
     Args:
-        distribution: the distribution over the slots. ``None`` if a subclass has no priorities: it
-            overrides everything that uses them.
+        distribution: the distribution over the slots, as a function of their priorities.
     """
 
     signal: Any = None
-    records_updates: ClassVar[bool] = True  # whether it records when each priority was updated
+    records_updates: ClassVar[bool] = True  # when each priority was updated, and whether any was
     settings: ClassVar[tuple[str, ...]] = ()  # arguments that a loaded state must agree with
     _shown: ClassVar[tuple[str, ...]] = ()  # arguments to show, if these are not all
-    _first_maximum: ClassVar[float | None] = 0.0  # where the largest priority starts, if it counts
-    _usual = (0.0, LARGEST_PRIORITY)  # an interval in which every priority is valid
+    _numbers: ClassVar[tuple[str, ...]] = ("max_priority",)  # attributes to save and load
+    _first_maximum: ClassVar[float] = 0.0
+    _range = (0.0, float(np.finfo(np.float32).max))  # of a valid priority
     _rule = "a priority is a finite number of at least 0: pass |TD error|."
 
-    def __init__(self, distribution: Distribution | None = None) -> None:
+    def __init__(self, distribution: Distribution) -> None:
         self._distribution: Any = distribution
         self.reset()
 
     def reset(self) -> None:
         """Removes all priorities."""
         self._priorities = SlotArray()
-        self._largest = self._first_maximum or 0.0
+        self.max_priority = self._first_maximum  # the largest so far
         self._num_updates = 0
         self._last_update = SlotArray(np.int32)  # the number of the update of each slot
-        self._batches_without_signal: int | None = 0 if self.records_updates else None
+        self._patience = _PATIENCE if self.records_updates else 0
         self._distribution.mark_all()
 
     def __repr__(self) -> str:
@@ -175,36 +135,35 @@ class BaseSampler(SeamSampler):
     @property
     def num_slots(self) -> int:
         """The number of live slots that the sampler knows of."""
-        return len(self._priorities)
+        return self._priorities.length
 
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Draws flat slot numbers and returns them with metadata for the batch."""
-        if self._batches_without_signal is not None:
-            self._count_batch_without_signal()
+    def _draw(self, storage: Storage, count: int) -> tuple[Any, dict[str, Tensor]]:
+        """Draws indices, or flat slot numbers, and returns them with metadata for the batch."""
+        self._patience -= 1
+        if self._patience == 0:
+            self._warn_without_signal()
         slots = self._distribution.draw(self._priorities.array, count, self.generator)
         return torch.from_numpy(slots), {}
 
     def _probabilities(self) -> np.ndarray:
         return self._distribution.probabilities(self._priorities.array)
 
-    def _follow(self, storage: Storage) -> None:
-        if len(storage) != self.num_slots:
+    def follow(self, storage: Storage | None) -> None:
+        """Brings the sampler up to date with the storage, if it is known."""
+        if storage is not None and len(storage) != self.num_slots:
             self._resize(len(storage))
-
-    def _prepare(self, storage: Storage, batch_size: int) -> None:
-        self._follow(storage)
-        if self.num_slots == 0:
-            raise RuntimeError("Cannot sample from an empty storage.")
-        if not isinstance(batch_size, (int, np.integer)) or batch_size < 0:
-            raise ValueError(f"batch_size must be an integer of at least 0, got {batch_size!r}.")
 
     @torch.compiler.disable
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
         """Draws ``batch_size`` indices with replacement."""
-        self._prepare(storage, batch_size)
-        index, info = self._draw(batch_size)
-        if storage.ndim > 1:
-            return torch.unravel_index(index, storage.shape), info
+        self.follow(storage)
+        if self.num_slots == 0:
+            raise RuntimeError("Cannot sample from an empty storage.")
+        if not isinstance(batch_size, (int, np.integer)) or batch_size < 0:
+            raise ValueError(f"batch_size must be an integer of at least 0, got {batch_size!r}.")
+        index, info = self._draw(storage, batch_size)
+        if storage.ndim > 1 and isinstance(index, Tensor):
+            index = torch.unravel_index(index, storage.shape)
         return index, info
 
     @torch.compiler.disable
@@ -215,71 +174,52 @@ class BaseSampler(SeamSampler):
             storage: the storage to synchronize with first. Needed only if it was changed without
                 notifying the sampler.
         """
-        if storage is not None:
-            self._follow(storage)
+        self.follow(storage)
         return torch.from_numpy(self._probabilities())
 
     def effective_sample_size(self, storage: Storage | None = None) -> float:
-        """The effective number of slots that batches are drawn from, 1 / Σ P².
-
-        Args:
-            storage: as in :meth:`probabilities`.
-
-        Returns:
-            NaN if the probabilities are not known.
-        """
+        """The effective number of slots, 1 / Σ P²; NaN if the probabilities are not known."""
         try:
             return effective_sample_size(self.probabilities(storage))
         except NotImplementedError:
             return math.nan
 
     def priority_age(self) -> float:
-        """The mean age of the priorities, in updates.
-
-        The age of a priority is the number of ``update_priority`` calls since the one that set it.
-        Unscored slots do not count. NaN if all slots are unscored.
-        """
-        last = self._last_update.array if self.records_updates else np.empty(0)
-        last = last[last != _NEVER]
+        """The mean number of updates since priorities were set; NaN if all slots are unscored."""
+        last = self._last_update.array
+        last = last[last != NEVER]
         return self._num_updates - float(last.mean(dtype=np.float64)) if len(last) else math.nan
 
     def unscored_fraction(self) -> float:
         """The fraction of live slots whose priority was never updated; NaN without slots."""
-        if not (self.records_updates and self.num_slots):
-            return math.nan
-        return len(self._unscored_slots()) / self.num_slots
+        last = self._last_update.array
+        return float((last == NEVER).mean()) if len(last) else math.nan
 
-    def _unscored_slots(self) -> np.ndarray:
-        return (self._last_update.array == _NEVER).nonzero()[0]
-
-    def _count_batch_without_signal(self) -> None:
-        assert self._batches_without_signal is not None
-        self._batches_without_signal += 1
-        if self._batches_without_signal == _PATIENCE:
-            self._batches_without_signal = None
-            values = f'metadata["{SIGNAL_ENTRIES.get(self.signal, self.signal)}"]'
-            call = f'(batch["index"], {"td_error.abs()" if self.signal == "td_error" else values})'
-            warnings.warn(
-                f"{_PATIENCE} batches were drawn from a {type(self).__name__} that was never given "
-                f"a {self.signal}: they were uniform. After each update, call "
-                f"buffer.update_actor_priority{call}, or, for a sampler of the critics, "
-                f"buffer.update_priority{call}.",
-                stacklevel=2,
-            )
+    def _warn_without_signal(self) -> None:
+        values = f'metadata["{SIGNAL_ENTRIES.get(self.signal, self.signal)}"]'
+        call = f'(batch["index"], {"td_error.abs()" if self.signal == "td_error" else values})'
+        warnings.warn(
+            f"{_PATIENCE} batches were drawn from a {type(self).__name__} that was never given a "
+            f"{self.signal}: they were uniform. After each update, call "
+            f"buffer.update_actor_priority{call}, or, for a sampler of the critics, "
+            f"buffer.update_priority{call}.",
+            stacklevel=2,
+        )
 
     # --- Priorities.
 
     @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Sets newly written slots to the default priority. TorchRL calls it at every write."""
-        slots = stored_slots(flat_slots(index, storage))
+        """Records newly written slots. TorchRL calls it at every write."""
+        slots = flat_slots(index, storage)
+        slots = slots[slots >= 0]  # without those that a writer did not store
         if len(slots):
-            length = int(np.maximum.reduce(slots)) + 1
-            if length > self.num_slots:
-                self._resize(length)
-            self._write(slots, np.float32(self.default_priority))
-            if self.records_updates:
-                self._last_update.array[slots] = _NEVER
+            self._mark(slots)
+
+    def _mark(self, slots: np.ndarray) -> None:
+        """Sets written slots to the default priority."""
+        self._resize(max(self.num_slots, int(slots.max()) + 1))
+        self._write(slots, np.float32(self.default_priority), NEVER)
 
     @torch.compiler.disable
     def update_priority(
@@ -292,41 +232,22 @@ class BaseSampler(SeamSampler):
             priority: one number for all, or one for each index.
             storage: passed by the replay buffer.
         """
-        if storage is not None:
-            self._follow(storage)
-        if self._store_compiled(index, priority):
-            self._distribution.mark(index.numpy())
-        else:
-            slots, priorities = self._checked(index, priority, storage)
-            if len(slots) == 0:
-                return
-            self._write(slots, self._scored(slots, priorities))
-            if self.records_updates:
-                self._last_update.array[slots] = self._num_updates + 1
-        self._num_updates += 1
-        self._batches_without_signal = None
-
-    def _store_compiled(self, index: Any, priorities: Any) -> bool:
-        """Stores priorities by a compiled function; ``False`` if they need the general path."""
-        return False
+        slots, priorities = self.check_priority(index, priority, storage=storage)
+        if len(slots):
+            self._num_updates += 1
+            self._patience = 0
+            self._write(slots, self._scored(slots, priorities), self._num_updates)
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         """The priorities to store for slots that were given ``priorities``."""
-        self._largest = max(self._largest, float(priorities.max()))
+        self.max_priority = max(self.max_priority, float(priorities.max()))
         return priorities
 
     def check_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
-    ) -> None:
-        """Raises the errors of :meth:`update_priority`, which has the same arguments."""
-        if storage is not None:
-            self._follow(storage)
-        self._checked(index, priority, storage)
-
-    def _checked(
-        self, index: Any, priority: float | Tensor, storage: Storage | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The stored slots among ``index``, and a valid priority for each of them."""
+    ) -> Any:
+        """Raises the errors of :meth:`update_priority`. Returns stored slots and priorities."""
+        self.follow(storage)
         slots = flat_slots(index, storage)
         given = torch.as_tensor(priority, device="cpu").detach()
         if given.is_complex():
@@ -342,45 +263,40 @@ class BaseSampler(SeamSampler):
             )
         if priorities.size != slots.size:
             priorities = np.full(slots.size, priorities[0])
-        if slots.size == 0:
-            return slots, priorities
-        # Viewed as unsigned, negative numbers are large: one check finds both kinds of bad slots.
-        if np.maximum.reduce(slots.view(np.uint64)) >= self.num_slots:
-            outside = (slots < -1) | (slots >= self.num_slots)
-            if outside.any():
-                bad, in_use = slots[outside][0], self.num_slots
-                raise IndexError(f"Index {bad} is outside the {in_use} slots in use.")
+        outside = (slots < -1) | (slots >= self.num_slots)
+        if outside.any():
+            bad, in_use = slots[outside][0], self.num_slots
+            raise IndexError(f"Index {bad} is outside the {in_use} slots in use.")
+        if (slots < 0).any():
             slots, priorities = slots[slots >= 0], priorities[slots >= 0]
         self._validate(slots, priorities, epsilon)
         return slots, priorities.astype(np.float32, copy=False)
 
     def _validate(self, slots: np.ndarray, priorities: np.ndarray, epsilon: float) -> None:
-        low, high = self._usual
-        if priorities.size == 0 or (
-            low <= np.minimum.reduce(priorities)
-            and np.maximum.reduce(priorities) <= high  # False if any is NaN
-        ):
-            return
+        """Raises an error if a priority is out of range by more than its rounding error."""
+        low, high = self._range
         priorities = priorities.astype(np.float64)
-        valid, rule = self._are_valid(priorities, epsilon)
+        valid = (priorities >= low * (1 - 2 * epsilon)) & (priorities <= high * (1 + 2 * epsilon))
         if not valid.all():
             first = int(np.argmin(valid))
-            raise ValueError(f"Index {slots[first]} was given {priorities[first]}, but {rule}")
+            raise ValueError(
+                f"Index {slots[first]} was given {priorities[first]}, but {self._rule}"
+            )
 
-    def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        """Returns which priorities are valid up to a relative error ``epsilon``, and the rule."""
-        return (priorities >= 0) & (priorities <= LARGEST_PRIORITY), self._rule
-
-    def _write(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+    def _write(self, slots: np.ndarray, priorities: np.ndarray | np.float32, update: int) -> None:
         self._priorities.array[slots] = priorities
+        if self.records_updates:
+            self._last_update.array[slots] = update
         self._distribution.mark(slots)
 
     def _resize(self, length: int) -> None:
         """Sets the number of live slots."""
         before = self.num_slots
+        if length == before:
+            return
         self._priorities.resize(length, fill=self.default_priority)
         if self.records_updates:
-            self._last_update.resize(length, fill=_NEVER)
+            self._last_update.resize(length, fill=NEVER)
         if length > before:
             self._distribution.mark(np.arange(before, length))
         else:
@@ -389,8 +305,8 @@ class BaseSampler(SeamSampler):
     # --- Saving and loading.
 
     def _header(self) -> dict[str, Any]:
-        settings = {name: getattr(self, name) for name in self.settings}
-        return {"sampler": type(self).__name__, **settings}
+        saved = {name: getattr(self, name) for name in (*self.settings, *self._numbers)}
+        return {"sampler": type(self).__name__, **saved}
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
@@ -399,54 +315,30 @@ class BaseSampler(SeamSampler):
         if self.records_updates:
             state["num_updates"] = self._num_updates
             state["last_update"] = torch.from_numpy(self._last_update.array.copy())
-        if self._first_maximum is not None:
-            state["max_priority"] = self._largest
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         self._check_header(state_dict)
-        self._check_priorities(state_dict)
-        self._priorities.load(state_dict["priorities"].double().cpu().numpy())
-        if self.records_updates:
-            self._num_updates = state_dict["num_updates"]
-            self._last_update.load(state_dict["last_update"].cpu().numpy())
-            self._batches_without_signal = None if self._num_updates else 0
-        if self._first_maximum is not None:
-            self._largest = float(state_dict["max_priority"])
-        self._distribution.mark_all()
-
-    def _check_header(self, state_dict: dict[str, Any]) -> None:
-        """Raises an error if a state is not one of this class and these settings."""
-        name = type(self).__name__
-        saved = state_dict.get("sampler") if isinstance(state_dict, dict) else None
-        if saved != name:
-            raise ValueError(
-                f"The state was not saved by {name} but by {saved or 'another class'}: load it "
-                "into a sampler of the class that saved it."
-            )
-        missing = self.state_dict().keys() - state_dict.keys()
-        if missing:
-            raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
-        for setting in self.settings:
-            given, own = state_dict[setting], getattr(self, setting)
-            if given != own:
-                raise ValueError(
-                    f"The state was saved with {setting}={given!r}, but this sampler has "
-                    f"{setting}={own!r}: construct it with the {setting} of the state."
-                )
-
-    def _check_priorities(self, state_dict: dict[str, Any]) -> None:
-        """Raises an error if a number of a state cannot be a priority."""
         given = state_dict["priorities"]
         if not (isinstance(given, Tensor) and given.ndim == 1 and given.is_floating_point()):
             raise ValueError("The priorities of the state are not a vector of numbers.")
-        values = given.double().cpu().numpy()
-        self._validate(np.arange(len(values)), values, torch.finfo(torch.float32).eps)
-        for name in {"max_priority", "beta"} & state_dict.keys():
-            value = state_dict[name]
-            if not (isinstance(value, (int, float)) and 0 <= value <= LARGEST_PRIORITY):
-                raise ValueError(f"{name} of the state is {value!r}, not a number of at least 0.")
+        priorities = given.double().cpu().numpy()
+        self._validate(np.arange(len(priorities)), priorities, torch.finfo(torch.float32).eps)
+        self._load_numbers(state_dict)
+        self._priorities.load(priorities)
+        if self.records_updates:
+            self._num_updates = state_dict["num_updates"]
+            self._last_update.load(state_dict["last_update"].cpu().numpy())
+            self._patience = 0 if self._num_updates else _PATIENCE
+        self._distribution.mark_all()
+
+    def _check_header(self, state_dict: dict[str, Any]) -> None:
+        check_saved(state_dict, self.state_dict(), self.settings, self._numbers)
+
+    def _load_numbers(self, state_dict: dict[str, Any]) -> None:
+        for name in self._numbers:
+            setattr(self, name, state_dict[name])
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves an older one intact."""

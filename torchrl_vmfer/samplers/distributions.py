@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from torchrl_vmfer.samplers.ranks import compiled_functions, make_rank_index
+from torchrl_vmfer.samplers.ranks import make_rank_index
 
 __all__ = [
     "LARGEST_WEIGHT",
@@ -19,6 +19,7 @@ __all__ = [
     "RankDistribution",
     "RejectionDistribution",
     "Resampling",
+    "effective_sample_size",
     "uniform",
 ]
 
@@ -41,6 +42,25 @@ def uniform(count: int, generator: Generator) -> np.ndarray:
     # torch.randint favors low numbers by up to n/2³², and single precision would round small
     # factors to multiples of 2⁻²⁴.
     return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
+
+
+def effective_sample_size(probabilities: torch.Tensor) -> float:
+    """The effective number of slots of a distribution, 1 / Σ P².
+
+    It is n for the uniform distribution over n slots, and 1 if a single slot is always drawn.
+
+    Args:
+        probabilities: the probability of each slot. They sum to 1.
+
+    Examples:
+        >>> effective_sample_size(torch.tensor([0.25, 0.25, 0.25, 0.25]))
+        4.0
+        >>> effective_sample_size(torch.tensor([0.5, 0.5, 0.0, 0.0]))
+        2.0
+    """
+    if probabilities.numel() == 0:
+        return 0.0
+    return 1 / float(probabilities.double().square().sum())
 
 
 class Distribution:
@@ -165,18 +185,12 @@ class RejectionDistribution(PowerDistribution):
         """As in :class:`Distribution`."""
         accepted: list[np.ndarray] = []
         missing = count
-        compiled = compiled_functions() if self.power == 1 else None
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
             random = uniform(2 * size, generator).reshape(2, size)
-            if compiled is not None:
-                slots = np.empty(size, np.int64)
-                found = compiled.accept_slots(random, priorities, self._bound, missing, slots)
-                slots = slots[:found]
-            else:
-                slots = (random[0] * len(priorities)).astype(np.int64)
-                weights = _powers(priorities[slots], self.power)
-                slots = slots[random[1] * self._bound < weights][:missing]
+            slots = (random[0] * len(priorities)).astype(np.int64)
+            weights = _powers(priorities[slots], self.power)
+            slots = slots[random[1] * self._bound < weights][:missing]
             accepted.append(slots)
             missing -= len(slots)
             if missing == 0:
@@ -214,22 +228,14 @@ class RankDistribution(Distribution):
         """Also returns the first rank of each slot's group of equal priorities, and one past it."""
         self._refresh(priorities)
         random = uniform(2 * count, generator).reshape(2, count)
-        return self._index.draw_at(self._ranks_of(random[0], len(priorities)), random[1])
+        points = random[0] * (self._mass[len(priorities)] - self._mass[0]) + self._mass[0]
+        ranks = self._index.ranks_at(points, self._mass, len(priorities), self.exponent)
+        return self._index.draw_at(ranks, random[1])
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The lowest probability of any slot, divided by those of drawn slots."""
         lowest = _share(self._mass, *self._index.ties_at(np.array([len(self._index) - 1])))
         return lowest / _share(self._mass, first, end)
-
-    def _ranks_of(self, random: np.ndarray, length: int) -> np.ndarray:
-        """The ranks, counted from 0, at some fractions of the total mass."""
-        mass = random * (self._mass[length] - self._mass[0]) + self._mass[0]
-        compiled = compiled_functions()
-        if compiled is None:
-            return self._mass[1:length].searchsorted(mass, side="right")
-        ranks = np.empty(len(mass), np.int64)
-        compiled.ranks_at(mass, self._mass, length, 1 - self.exponent, ranks)
-        return ranks
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""

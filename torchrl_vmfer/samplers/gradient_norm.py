@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchrl_vmfer import arguments
-from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.base import NEVER, BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
 __all__ = ["GradientNormSampler"]
@@ -59,12 +59,13 @@ class GradientNormSampler(BaseSampler):
     @property
     def default_priority(self) -> float:
         """The norm of a newly written slot: the largest one so far, or 1 before the first one."""
-        return self._largest or 1.0
+        return self.max_priority or 1.0
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
-        is_first = self._largest == 0
+        is_first = self.max_priority == 0
         priorities = super()._scored(slots, priorities)
-        if is_first and self._largest:
+        if is_first and self.max_priority:
             # The scale of norms was unknown: 1 could be much larger or smaller than all of them.
-            self._write(self._unscored_slots(), np.float32(self._largest))
+            (unscored,) = (self._last_update.array == NEVER).nonzero()
+            self._write(unscored, np.float32(self.max_priority), NEVER)
         return priorities

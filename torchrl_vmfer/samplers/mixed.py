@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrl.data import PrioritizedSampler
@@ -35,7 +36,8 @@ class MixedSampler(BaseSampler):
     rounded up or down at random. The rows of ``first`` precede those of ``second``. A sampler
     without replacement may return fewer rows at the end of a pass. If only one of the samplers
     returns importance weights (``"priority_weight"``), the rows of the other have the weight 1.
-    Other metadata are kept only if both samplers return them.
+    Other metadata are kept only if both samplers return them. The probability of a slot is its mean
+    over the rows of a batch.
 
     Writes are reported to both samplers, and ``update_priority`` to those that use priorities. Both
     use the random generator of the buffer.
@@ -64,6 +66,7 @@ class MixedSampler(BaseSampler):
     """
 
     settings = ("share",)
+    _numbers = ()
     _shown = ("first", "second", "share")
 
     def __init__(self, first: Sampler, second: Sampler, share: float) -> None:
@@ -100,43 +103,32 @@ class MixedSampler(BaseSampler):
         """Whether ``update_priority`` expects TD errors if this is the sampler of the critics."""
         return bool(self._prioritized) and all(map(takes_td_errors, self._prioritized))
 
-    @torch.compiler.disable
-    def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[str, Tensor]]:
-        """Draws ``batch_size`` indices, those of ``first`` before those of ``second``."""
-        self._prepare(storage, batch_size)
-        fraction, whole = math.modf(self.share * batch_size)
-        count = int(whole)
-        if fraction:  # rounded at random, so that the mean is exact
-            count += int(uniform(1, self.generator)[0] < fraction)
-        draws = []
-        for part, size in zip(self.parts, (count, batch_size - count), strict=True):
+    def _draw(self, storage: Storage, count: int) -> tuple[Any, dict[str, Tensor]]:
+        fraction, whole = math.modf(self.share * count)
+        sizes = [int(whole), count - int(whole)]
+        if fraction and uniform(1, self.generator)[0] < fraction:  # so that the mean is exact
+            sizes = [sizes[0] + 1, sizes[1] - 1]
+        indices, infos = [], []
+        for part, size in zip(self.parts, sizes, strict=True):
             set_generator(part, self.generator)
-            draws.append(_drawn(part, storage, size))
-        (first, first_info), (second, second_info) = draws
-        info = _joined_info((first_info, second_info), (_num_rows(first), _num_rows(second)))
-        if isinstance(first, tuple):
-            return tuple(map(_joined, first, second)), info
-        return _joined(first, second), info
+            index, info = _drawn(part, storage, size)
+            indices.append(index if isinstance(index, tuple) else (index,))
+            infos.append(info)
+        first, second = indices
+        joined = tuple(map(_joined, first, second))
+        info = _joined_info(infos, (len(first[0]), len(second[0])))
+        return joined if storage.ndim > 1 else joined[0], info
 
-    def _follow(self, storage: Storage) -> None:
-        for part in self.parts:
-            report_existing(part, storage, first=self._num_slots)
-        self._num_slots = len(storage)
-
-    def probabilities(self, storage: Storage | None = None) -> Tensor:
-        """The mean probability of every live slot over the rows of a batch, in double precision.
-
-        Args:
-            storage: the storage to synchronize with first. Needed only if it was changed without
-                notifying the sampler.
-        """
-        if storage is not None:
-            self._follow(storage)
-        first, second = (
-            probabilities_of(part, self._num_slots if storage is None else storage)
-            for part in self.parts
-        )
+    def _probabilities(self) -> np.ndarray:
+        first, second = (probabilities_of(part, self._num_slots).numpy() for part in self.parts)
         return self.share * first + (1 - self.share) * second
+
+    def follow(self, storage: Storage | None) -> None:
+        """Brings both samplers up to date with the storage."""
+        if storage is not None:
+            for part in self.parts:
+                report_existing(part, storage, first=self._num_slots)
+            self._num_slots = len(storage)
 
     def priority_age(self) -> float:
         """The mean age of the priorities in the first sampler that records it; NaN if none does."""
@@ -156,7 +148,7 @@ class MixedSampler(BaseSampler):
         slots = flat_slots(index, storage)
         num_new = int((slots >= self._num_slots).sum())
         if storage is not None and num_new < len(storage) - self._num_slots:
-            self._follow(storage)  # there are also slots that were never reported
+            self.follow(storage)  # there are also slots that were never reported
         self._num_slots = max(self._num_slots, int(slots.max(initial=-1)) + 1)
         for part in self.parts:
             part.mark_update(index, storage=storage)
@@ -176,8 +168,7 @@ class MixedSampler(BaseSampler):
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
         """Updates the priorities of the samplers that use them, or of none if one rejects them."""
-        if storage is not None:
-            self._follow(storage)
+        self.follow(storage)
         if len(self._prioritized) > 1:
             self.check_priority(index, priority, storage=storage)
         for part in self._prioritized:
@@ -186,7 +177,7 @@ class MixedSampler(BaseSampler):
     def check_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
     ) -> None:
-        """Raises the errors of :meth:`update_priority`, where the samplers can check in advance."""
+        """Raises the errors of :meth:`update_priority` that the samplers can check in advance."""
         for part in self._prioritized:
             if hasattr(part, "check_priority"):
                 part.check_priority(index, priority, storage=storage)
@@ -233,27 +224,17 @@ def _drawn(part: Sampler, storage: Storage, size: int) -> tuple[Any, dict[str, T
     return part.sample(storage, size)
 
 
-def _num_rows(index: Any) -> int:
-    return len(index[0] if isinstance(index, tuple) else index)
-
-
 def _joined(first: Tensor, second: Tensor) -> Tensor:
     return torch.cat([first, second.to(first.device)])
 
 
-def _joined_info(
-    infos: tuple[dict[str, Tensor], dict[str, Tensor]], counts: tuple[int, int]
-) -> dict[str, Tensor]:
+def _joined_info(infos: list[dict[str, Tensor]], counts: tuple[int, int]) -> dict[str, Tensor]:
     """The metadata of both draws, with the weight 1 for a sampler without weights."""
     first, second = infos
-    shared = [key for key in first if key in second and key != _WEIGHT]
-    joined = {key: _joined(first[key], second[key]) for key in shared}
     if _WEIGHT in first or _WEIGHT in second:
         # TorchRL's PrioritizedSampler returns a scalar for a batch of one.
-        joined[_WEIGHT] = _joined(
-            *(
-                torch.as_tensor(info.get(_WEIGHT, torch.ones(count))).reshape(count)
-                for info, count in zip(infos, counts, strict=True)
-            )
+        first, second = (
+            info | {_WEIGHT: torch.as_tensor(info.get(_WEIGHT, torch.ones(count))).reshape(count)}
+            for info, count in zip(infos, counts, strict=True)
         )
-    return joined
+    return {key: _joined(first[key], second[key]) for key in first if key in second}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
@@ -52,6 +51,7 @@ class RankPrioritizedSampler(BaseSampler):
     records_updates = False
     settings = ("alpha",)
     _shown = ("alpha", "beta")
+    _numbers = ("beta", "max_priority")
     _first_maximum = 1.0
 
     def __init__(
@@ -81,19 +81,10 @@ class RankPrioritizedSampler(BaseSampler):
     @property
     def default_priority(self) -> float:
         """The priority of a newly written slot: the highest one so far, and at least 1."""
-        return self._largest
+        return self.max_priority
 
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _draw(self, storage: Storage, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         ranks = self._distribution
         slots, *ties = ranks.draw_with_ties(self._priorities.array, count, self.generator)
         weight = (ranks.ratios(*ties) ** self.beta).astype(np.float32)
         return torch.from_numpy(slots), {"priority_weight": torch.from_numpy(weight)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as plain tensors, numbers and strings."""
-        return super().state_dict() | {"beta": self.beta}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        self.beta = state_dict["beta"]

@@ -6,23 +6,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "compiled_functions"]
-__all__ += ["make_rank_index"]
+__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "make_rank_index"]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _TOP = np.int64(np.iinfo(np.int32).max)
 _WIDTH = 128  # of a block, as in compiled/samplers.h
-
-
-def compiled_functions() -> Any:
-    """The extension module whose functions samplers use, or ``None`` if it was not built.
-
-    Samplers compute the same results without them.
-    """
-    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
-
-    return functions()
 
 
 def bits_of(priorities: np.ndarray) -> np.ndarray:
@@ -71,6 +60,15 @@ class RankIndex:
             grown[: len(self._bits)] = self._bits
             self._bits = grown
         self._change(np.ascontiguousarray(slots, np.int64), bits_of(priorities))
+
+    def ranks_at(
+        self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
+    ) -> np.ndarray:
+        """The ranks of the first ``length`` slots at some points of the cumulative mass.
+
+        The mass of rank r, counted from 0, is ``mass[r + 1] - mass[r]`` = (r + 1)^-exponent.
+        """
+        return mass[1:length].searchsorted(points, side="right")
 
     def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each rank, the first rank with equal priority and one past the last."""
@@ -121,15 +119,22 @@ class RankBlocks(RankIndex):
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self._bits,)  # modules cannot be pickled
 
+    def ranks_at(
+        self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
+    ) -> np.ndarray:
+        """As in :class:`RankIndex`."""
+        ranks = np.empty(len(points), np.int64)
+        self._functions.ranks_at(points, mass, length, 1 - exponent, ranks)
+        return ranks
+
     def draw_at(
         self, ranks: np.ndarray, random: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As in :class:`RankIndex`."""
         ranks = np.ascontiguousarray(ranks, np.int64)
         random = np.ascontiguousarray(random, np.float64)
-        found = np.empty((3, len(ranks)), np.int64)
+        slots, first, end = found = np.empty((3, len(ranks)), np.int64)
         self._functions.ranks_draw(self._arrays, ranks, random, found)
-        slots, first, end = found
         return slots, first, end
 
     def _fill(self, codes: np.ndarray) -> None:
@@ -150,9 +155,11 @@ class RankBlocks(RankIndex):
 
 
 def make_rank_index() -> RankIndex:
-    """Makes an index that uses compiled functions where they are available."""
-    functions = compiled_functions()
-    return RankIndex() if functions is None else RankBlocks(functions)
+    """Makes an index that uses the extension module if it was built."""
+    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
+
+    extension = functions()
+    return RankIndex() if extension is None else RankBlocks(extension)
 
 
 def _restored(bits: np.ndarray) -> RankIndex:

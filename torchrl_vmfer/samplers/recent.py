@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer import arguments
-from torchrl_vmfer.samplers.base import BaseSampler, SlotArray, flat_slots, stored_slots
-from torchrl_vmfer.samplers.distributions import uniform
+from torchrl_vmfer.samplers.base import BaseSampler, SlotArray
+from torchrl_vmfer.samplers.distributions import Distribution, uniform
 
 __all__ = ["OldSampler", "RecentSampler"]
 
@@ -26,10 +26,15 @@ class _WriteOrderSampler(BaseSampler):
     """
 
     records_updates = False
+    _numbers: ClassVar[tuple[str, ...]] = ()
     update_priority = Sampler.update_priority  # has no effect, and says so
+
+    def __init__(self) -> None:
+        super().__init__(Distribution())
 
     def reset(self) -> None:
         """Forgets the order of the slots."""
+        super().reset()
         self._written = SlotArray(np.int64)  # the number of the write to each slot
         self._num_writes = 0
         self._newest = -1
@@ -39,7 +44,7 @@ class _WriteOrderSampler(BaseSampler):
     @property
     def num_slots(self) -> int:
         """The number of live slots that the sampler knows of."""
-        return len(self._written)
+        return self._written.length
 
     def _ages(self, count: int) -> np.ndarray:
         """Draws ages of slots, where the newest has age 0."""
@@ -49,7 +54,7 @@ class _WriteOrderSampler(BaseSampler):
         """P of every age."""
         raise NotImplementedError
 
-    def _draw(self, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _draw(self, storage: Storage, count: int) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.from_numpy(self._slots_of(self._ages(count))), {}
 
     def _probabilities(self) -> np.ndarray:
@@ -69,13 +74,9 @@ class _WriteOrderSampler(BaseSampler):
         self._is_ring = bool((np.diff(np.roll(numbers, -1 - self._newest)) > 0).all())
         self._sorted = None if self._is_ring else np.argsort(-numbers, kind="stable")
 
-    @torch.compiler.disable
-    def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Records the order of written slots. TorchRL calls it at every write."""
-        slots = stored_slots(flat_slots(index, storage))
-        if len(slots):
-            self._resize(max(self.num_slots, int(slots[0])))  # slots that were not reported
-            self._record(slots)
+    def _mark(self, slots: np.ndarray) -> None:
+        self._resize(max(self.num_slots, int(slots[0])))  # slots that were not reported
+        self._record(slots)
 
     def _resize(self, length: int) -> None:
         """Sets the number of slots. New slots count as written now, in ascending order."""
@@ -109,6 +110,7 @@ class _WriteOrderSampler(BaseSampler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""
         self._check_header(state_dict)
+        self._load_numbers(state_dict)
         self._load(state_dict["written"].cpu().numpy())
 
 
@@ -148,6 +150,7 @@ class RecentSampler(_WriteOrderSampler):
     """
 
     settings = ("decay", "min_size", "cycle")
+    _numbers = ("position",)
 
     def __init__(
         self,
@@ -164,30 +167,21 @@ class RecentSampler(_WriteOrderSampler):
     def reset(self) -> None:
         """Forgets the order of the slots and starts a cycle."""
         super().reset()
-        self._position = 0  # the number of batches drawn in this cycle
+        self.position = 0  # the number of batches drawn in this cycle
 
     def _num_recent(self) -> int:
         """The number of transitions that the next batch is drawn from."""
-        size = self.num_slots * self.decay ** (self._position + 1)
+        size = self.num_slots * self.decay ** (self.position + 1)
         return min(self.num_slots, max(int(size), self.min_size))
 
     def _ages(self, count: int) -> np.ndarray:
         ages = (uniform(count, self.generator) * self._num_recent()).astype(np.int64)
-        self._position = (self._position + 1) % self.cycle
+        self.position = (self.position + 1) % self.cycle
         return ages
 
     def _age_probabilities(self) -> np.ndarray:
         recent = self._num_recent()
         return (np.arange(self.num_slots) < recent) / max(recent, 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state as plain tensors, numbers and strings."""
-        return super().state_dict() | {"position": self._position}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        self._position = state_dict["position"]
 
 
 class OldSampler(_WriteOrderSampler):

@@ -39,7 +39,7 @@ class _TDErrorSampler(BaseSampler):
     @property
     def default_priority(self) -> float:
         """The TD error of a newly written slot: the largest one so far, and at least ``floor``."""
-        return max(self._largest, self.floor)
+        return max(self.max_priority, self.floor)
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         return np.maximum(super()._scored(slots, priorities), np.float32(self.floor))

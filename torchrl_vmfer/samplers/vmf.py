@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import torch
-from torch import Tensor
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer.directional import MAX_FACTOR
@@ -20,9 +16,10 @@ from torchrl_vmfer.samplers.distributions import (
     RankDistribution,
     RejectionDistribution,
 )
-from torchrl_vmfer.samplers.ranks import compiled_functions
 
 __all__ = ["VMFSampler"]
+
+_LEAST_FACTOR = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class VMFSampler(BaseSampler):
@@ -81,7 +78,7 @@ class VMFSampler(BaseSampler):
     signal = "factor"
     settings = ("power", "pool_size")
     _shown = ("mode", "power", "initial_factor", "smoothing", "pool_size")
-    _first_maximum = None
+    _numbers = ()
 
     def __init__(
         self,
@@ -104,13 +101,16 @@ class VMFSampler(BaseSampler):
                 "mode='uncertainty'."
             )
         # The smallest factor whose power, or the inverse of it, does not overflow.
-        self._smallest = LARGEST_WEIGHT ** (-1 / abs(power)) if power else 0.0
-        if not (self._smallest <= initial_factor <= MAX_FACTOR and np.float32(initial_factor) > 0):
+        smallest = LARGEST_WEIGHT ** (-1 / abs(power)) if power else 0.0
+        if initial_factor < smallest:
             raise ValueError(
-                f"initial_factor must lie in (0, e], and p^power must not overflow: it must be "
-                f"above {self._smallest:.3g} with power={power}, got {initial_factor}."
+                f"initial_factor must be at least {smallest:.3g} with power={power}, so that "
+                f"p^power cannot overflow, got {initial_factor}."
             )
-        self._usual = (max(1e-30, self._smallest), MAX_FACTOR)
+        self._range = (max(smallest, _LEAST_FACTOR), MAX_FACTOR)
+        is_bounded = smallest > _LEAST_FACTOR
+        bounds = f"[{smallest:.3g}, e] with power={power:g}" if is_bounded else "(0, e]"
+        self._rule = f"a sampling factor exp(R μᵀx) lies in {bounds}: check its gradients."
         self._mode = mode
         self._power = float(power)
         self._pool_size = pool_size
@@ -147,39 +147,9 @@ class VMFSampler(BaseSampler):
         """The factor of a newly written slot."""
         return self.initial_factor
 
-    def _are_valid(self, priorities: np.ndarray, epsilon: float) -> tuple[np.ndarray, str]:
-        valid = (priorities.astype(np.float32) > 0) & (priorities <= MAX_FACTOR * (1 + 2 * epsilon))
-        if not valid.all():
-            return valid, "a sampling factor exp(R μᵀx) lies in (0, e]: check its gradients."
-        return priorities >= self._smallest * (1 - 2 * epsilon), (
-            f"its power {self._power:g} would overflow: a factor must be at least "
-            f"{self._smallest:.3g}."
-        )
-
-    def _store_compiled(self, index: Any, priorities: Any) -> bool:
-        compiled: Any = None if self.smoothing else compiled_functions()
-        is_plain = (
-            compiled is not None
-            and type(index) is Tensor
-            and isinstance(priorities, Tensor)
-            and (index.dtype, priorities.dtype) == (torch.int64, torch.float32)
-            and index.ndim == 1
-            and index.shape == priorities.shape
-            and len(index) > 0
-            and all(
-                t.is_cpu and t.is_contiguous() and not t.requires_grad for t in (index, priorities)
-            )
-        )
-        return is_plain and compiled.store_factors(
-            *(index.numpy(), priorities.numpy(), *self._usual),
-            *(self._priorities.array, self._last_update.array, self._num_updates + 1),
-        )
-
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
-        priorities = np.minimum(priorities, np.float32(MAX_FACTOR))
-        if self.smoothing:
-            old = self._priorities.array[slots]
-            priorities = (
-                np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * priorities
-            )
-        return priorities
+        new = np.minimum(priorities, np.float32(MAX_FACTOR))
+        if not self.smoothing:
+            return new
+        old = self._priorities.array[slots]
+        return np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * new

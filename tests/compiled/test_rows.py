@@ -18,7 +18,7 @@ from torchrl_vmfer import (
     RankPrioritizedSampler,
     VMFSampler,
 )
-from torchrl_vmfer.replay.rows import RowStorage, RowWriter, extend
+from torchrl_vmfer.compiled.rows import RowStorage, RowWriter, extend
 
 CAPACITY = 10
 

@@ -12,14 +12,13 @@ from torchrl.data import ConsumingSampler, LazyTensorStorage, TensorDictRoundRob
 
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
-    claim_slots,
+    append_rows,
     count_write,
     entries_of,
     stored_rows,
     unchecked_tensordict,
-    write_rows,
 )
-from torchrl_vmfer.compiled import functions
+from torchrl_vmfer.compiled.extension import functions
 
 __all__ = ["RowStorage", "RowWriter", "extend"]
 
@@ -161,9 +160,7 @@ class RowWriter(TensorDictRoundRobinWriter):
 
     def extend(self, data: TensorDictBase) -> Tensor:
         """Writes rows and returns their slots."""
-        slots = claim_slots(self, len(data))
-        write_rows(self, slots, data)
-        return slots
+        return append_rows(self, data)
 
 
 def extend(buffer: SeamReplayBuffer, data: TensorDictBase) -> None:
