@@ -78,7 +78,7 @@ class RayPool:
             except RayTaskError as error:
                 report = reported(error.cause, worker)
             except RayError as error:
-                report = LostError(first_line(error))
+                report = LostError(type(error).__name__)
             if isinstance(report, LostError):
                 self._start(worker)
             yield worker, report

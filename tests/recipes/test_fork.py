@@ -334,7 +334,8 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
 
     own = copy("own", "algorithm: td3", "algorithm: my_td3")
     assert "is a run of my_td3, which is not a recipe" in failure(capsys, execute, own)
-    workers = copy("workers", "name: single", "name: processes\n  num_workers: 2")
+    keys = "  num_workers: 2\n  chunk: 16\n  max_lead: 9\n  sync: false\n  patience: 9.0"
+    workers = copy("workers", "name: single", "name: processes\n" + keys)
     assert "fork a run with collector=single" in failure(capsys, execute, workers)
     same = copy("same", "gamma: 0.99", "gamma: 0.98")
     assert "both have seed=0" in failure(capsys, execute, f"run=[{source},{same[4:]}]")

@@ -77,7 +77,7 @@ def error_line(sweep, tmp_path, capsys):
         (["hidden=[8,8],[16]"], ["hidden_8-8/seed0", "hidden_16/seed0"]),
         (["compile=false", "fast=true,false"], ["fast_true/seed0", "fast_false/seed0"]),
         (
-            ["collector=glob([pr]*)"],
+            ["collector=glob(*,exclude=single)"],
             ["collector_processes/seed0", "collector_ray/seed0"],
         ),
         (

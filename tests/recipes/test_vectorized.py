@@ -127,6 +127,7 @@ INTERRUPTED = (
     "overrides",
     [
         ("td3", "sampler=vmf_rank"),
+        ("td3", "sampler=vmf_rank", "utd_ratio=1/7"),
         pytest.param(("sac", "sampler=uniform", "fast=false"), marks=pytest.mark.slow),
         pytest.param(
             ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
