@@ -28,7 +28,7 @@ GROUPS = {
     "compiled updates and actions": ("Updates",),  # methods of the extension module's objects
     "simulator": ("mj_step",),
     "compiled draws and rows": (
-        *("read_rows", "write_rows", "index_select", "accept_slots", "store_factors"),
+        *("read_rows", "write_rows", "index_select"),
         *("ranks_update", "ranks_draw", "ranks_at"),
     ),
     "random numbers": ("randn", "rand"),

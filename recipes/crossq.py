@@ -6,9 +6,6 @@ python recipes/crossq.py env=Hopper-v4 +experiment=crossq_cpu   # narrower criti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torchrl_vmfer
 from vmfer_recipes import agent as agents
 from vmfer_recipes import run
@@ -43,7 +40,7 @@ def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) 
                 update_actor(session, agent, batch)
 
 
-def make_agent(cfg: CrossQConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+def make_agent(cfg: CrossQConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of CrossQ, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,

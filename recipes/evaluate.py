@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from vmfer_recipes.config.command_line import read_folder_and_options
-from vmfer_recipes.config.errors import UserError, counted, first_line
+from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program, quiet_torchrl
-from vmfer_recipes.config.saved import read_config, read_env
+from vmfer_recipes.config.saved import read_run
 
 if TYPE_CHECKING:
     from tensordict.nn import TensorDictModule
@@ -47,13 +45,8 @@ def main() -> None:
     run_dir, options = read_folder_and_options(
         "python recipes/evaluate.py <run_dir>", sys.argv[1:], EvaluationConfig
     )
-    config = run_dir / "config.yaml"
-    if not config.exists():
-        raise UserError(
-            f"{run_dir} has no config.yaml: give the directory of a run, such as "
-            "runs/td3/HalfCheetah-v4/uniform-vmf_rank/seed0."
-        )
-    cfg = _load_config(config)
+    saved, task = read_run(run_dir)
+    goals, dataset = "her_ratio" in saved["replay"], saved.get("dataset")
     # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.environments.make import make_environment
@@ -61,10 +54,10 @@ def main() -> None:
     from vmfer_recipes.run.evaluation import evaluate, record_video
 
     quiet_torchrl()
-    saved = load_policy_of_run(run_dir, options.policy)
-    env = make_environment(cfg.env, options.seed, cfg.goals)
-    policy = _for_recipes(saved, env, cfg.goals)
-    print(f"Evaluating {saved.source}, step {saved.step}, on {cfg.env.name}.", flush=True)
+    trained = load_policy_of_run(run_dir, options.policy)
+    env = make_environment(task, options.seed, goals)
+    policy = _for_recipes(trained, env, goals)
+    print(f"Evaluating {trained.source}, step {trained.step}, on {task.name}.", flush=True)
     result = evaluate(policy, env, options.episodes, options.seed, max_steps=options.max_eval_steps)
     success = "" if result.success_rate is None else f", success rate {result.success_rate:.2f}"
     print(
@@ -72,49 +65,32 @@ def main() -> None:
         f"{counted(options.episodes, 'episode')} of {result.episode_length:.0f} steps on "
         f"average{success}."
     )
-    reference = reference_returns(cfg)
-    if reference is not None:
+    if reference := reference_returns(dataset, task):
         print(reference.describe(result))
     if options.video:
         file, most = run_dir / "video.mp4", options.max_eval_steps
-        video = record_video(policy, cfg.env, options.seed, file, cfg.goals, most)
-        print(f"Video: {video}")
+        print(f"Video: {record_video(policy, task, options.seed, file, goals, most)}")
 
 
-def _load_config(file: Path) -> SimpleNamespace:
-    """The keys of a run that its evaluation needs: ``env``, ``goals`` and ``dataset``."""
-    try:
-        saved = read_config(file)
-        env, goals = read_env(saved), "her_ratio" in saved["replay"]
-    except Exception as error:
-        raise UserError(
-            f"{file} is not the configuration of a run ({first_line(error)})."
-        ) from error
-    return SimpleNamespace(env=env, goals=goals, dataset=saved.get("dataset"))
-
-
-def _for_recipes(saved: Policy, env: Environment, goals: bool) -> TensorDictModule:
+def _for_recipes(trained: Policy, env: Environment, goals: bool) -> TensorDictModule:
     """The policy for an environment of the recipes, whose actions lie in [-1, 1]."""
     import torch
     from tensordict.nn import TensorDictModule
 
     keys = ["observation", "desired_goal"] if goals else ["observation"]
-    sizes = {
-        "observations": (sum(env.observation_spec[key].shape[-1] for key in keys),),
-        "actions": tuple(env.action_spec.shape),
-    }
-    needed = {"observations": (saved.observation_size,), "actions": (saved.action_size,)}
-    for name, size in sizes.items():
-        if size != needed[name]:
+    seen = sum(env.observation_spec[key].shape[-1] for key in keys)
+    for name, needed, size in (
+        ("observations", trained.observation_size, seen),
+        ("actions", trained.action_size, env.action_spec.shape[-1]),
+    ):
+        if size != needed:
             raise UserError(
-                f"{saved.source} needs {name} of size {needed[name][0]}, but those of the "
-                f"environment in config.yaml have size {size[0]}: restore the files of the run."
+                f"{trained.source} needs {name} of size {needed}, but those of the environment in "
+                f"config.yaml have size {size}: restore the files of the run."
             )
-
-    def act(*parts: torch.Tensor) -> torch.Tensor:
-        return saved.unit_action(torch.cat(parts, -1))
-
-    return TensorDictModule(act, keys, ["action"])
+    return TensorDictModule(
+        lambda *parts: trained.unit_action(torch.cat(parts, -1)), keys, ["action"]
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,11 @@ def main() -> None:
         raise UserError(f"output={file} is a folder: give the file to write.")
     if not file.parent.is_dir():
         raise UserError(f"There is no folder {file.parent}: create it, or choose another output=.")
-    _check_packages()
+    packages = ("onnx", "onnxscript", "onnxruntime")
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UserError(
+            f"An export needs the packages {', '.join(missing)}: pip install '.[export]'."
+        )
     # Imported here to keep --help and error messages fast.
     from vmfer_recipes.agent.networks import load_policy_of_run
     from vmfer_recipes.run.exported import export, input_names, usage
@@ -55,15 +59,6 @@ def main() -> None:
     print(f"Written: {file}")
     print(f"Inputs (float32, with a batch dimension): {', '.join(input_names(policy))}")
     print(f"Load it with {usage(policy, file)}")
-
-
-def _check_packages() -> None:
-    needed = ("onnx", "onnxscript", "onnxruntime")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"An export needs the packages {', '.join(missing)}: pip install '.[export]'."
-        )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,6 @@ python recipes/redq.py env=Hopper-v4 +experiment=redq_cpu   # five critics, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torchrl_vmfer
 from vmfer_recipes import agent as agents
 from vmfer_recipes import run
@@ -32,7 +29,7 @@ def main(cfg: REDQConfig) -> None:
         train(cfg, session, make_agent(cfg))
 
 
-def make_agent(cfg: REDQConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+def make_agent(cfg: REDQConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of REDQ, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,

@@ -5,8 +5,7 @@ python recipes/sac.py env=HalfCheetah-v4 replay=per_rank sampler=vmf_uncertainty
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torchrl_vmfer
 from vmfer_recipes import agent as agents
@@ -77,7 +76,7 @@ def update_actor(
     agent.store_signal(batch, info)
 
 
-def make_agent(cfg: SACConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+def make_agent(cfg: SACConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of SAC, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, key, schema
 from vmfer_recipes.config.launch import recipe
-from vmfer_recipes.config.saved import written_config
 
 
 @schema("shooting")
@@ -72,7 +73,7 @@ def main(cfg: ShootingConfig) -> None:
     run_dir = Path(cfg.run_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(written_config(cfg.as_dict()))
+        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(cfg.as_dict()))
     except OSError as error:
         raise UserError(f"run_dir={run_dir} cannot be written to ({first_line(error)}).") from error
     record = compare(cfg)

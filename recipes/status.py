@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vmfer_recipes.config.command_line import read_folder_and_options
-from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program
-from vmfer_recipes.report.runs import NoTrainingRunError, read_training_config
+from vmfer_recipes.config.saved import NoTrainingRunError, read_training_config
 from vmfer_recipes.run.files import checkpoint_files, holder_is_gone, step_of
 from vmfer_recipes.run.tables import aligned, read_columns
 from vmfer_recipes.sweep.records import read_records
@@ -49,10 +49,11 @@ def main() -> None:
     if not runs:
         raise UserError(f"No runs were found under {folder}.")
     runs.sort(key=lambda run: (_ORDER.index(run.state), run.run_dir.as_posix()))
-    speeds = _typical_speeds(runs)
+    seconds = _seconds_left(runs)
     head = ("run", "state", "steps", "of", "steps/s", "time left", "last sign")
-    print(*aligned([head, *(_line(run, speeds) for run in runs)], left=2), sep="\n")
-    print(_summary(runs, speeds))
+    lines = map(_line, runs, seconds)
+    print(*aligned([head, *lines], left=2), sep="\n")
+    print(_summary(runs, seconds))
     print(
         f"A run counts as running if one of its files changed in the last {_time(options.recent)} "
         "(recent=seconds) and its process still exists. Runs that have not started (left) are "
@@ -119,70 +120,62 @@ def _progress(run_dir: Path, recent: float) -> Progress:
     total = config["total_frames"]
     checkpoints = checkpoint_files(run_dir / "checkpoint")
     start = max(map(step_of, checkpoints), default=0)
-    last: dict[str, int] = {}
-    speeds: list[float] = []
-    for name in ("eval.csv", "train.csv"):
+    last, speed = {"eval.csv": -1, "train.csv": -1}, math.nan
+    for name in last:
         # While a line is being written, the other files are enough.
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             table = read_columns(run_dir / name)
             last[name] = int(table["step"][-1])
-            speeds += [float(speed) for speed in table.get("steps_per_second", [])[-10:]]
+            speeds = table["steps_per_second"][-10:].tolist()
+            speed = statistics.median(filter(math.isfinite, speeds))
     files = (run_dir / "config.yaml", *run_dir.glob("*.csv"), *checkpoints)
     silence = max(0.0, time.time() - max(file.stat().st_mtime for file in files))
     is_running = silence <= recent and not holder_is_gone(run_dir)
     # Kept runs may consist of their tables only. The last evaluation is that of the last step.
-    is_complete = last.get("eval.csv", -1) >= total and not is_running
+    is_complete = last["eval.csv"] >= total and not is_running
     done = (run_dir / "finished").exists() or is_complete
     state = "done" if done else "running" if is_running else "stopped"
-    known = [speed for speed in speeds if math.isfinite(speed)]
-    speed = statistics.median(known) if known else math.nan
-    step = total if done else max([start, *last.values()])
+    step = total if done else max(start, *last.values())
     return Progress(run_dir, config["algorithm"], state, step, start, total, speed, silence)
 
 
-def _typical_speeds(runs: list[Progress]) -> dict[str, float]:
-    """By algorithm, for runs whose speed is not known yet."""
+def _seconds_left(runs: list[Progress]) -> list[float]:
+    """For each run, at its speed or, if that is not known, at the usual one of its algorithm."""
     speeds: dict[str, list[float]] = defaultdict(list)
     for run in runs:
-        if math.isfinite(run.speed) and run.speed > 0:
+        if run.speed > 0:
             speeds[run.algorithm].append(run.speed)
-    return {algorithm: statistics.median(values) for algorithm, values in speeds.items()}
+    usual = {algorithm: statistics.median(values) for algorithm, values in speeds.items()}
+    return [
+        run.remaining / (run.speed if run.speed > 0 else usual.get(run.algorithm, math.nan))
+        if run.remaining
+        else 0.0
+        for run in runs
+    ]
 
 
-def _seconds_left(run: Progress, speeds: dict[str, float]) -> float:
-    speed = run.speed if run.speed > 0 else speeds.get(run.algorithm, math.nan)
-    return run.remaining / speed if run.remaining else 0.0
-
-
-def _line(run: Progress, speeds: dict[str, float]) -> tuple[str, ...]:
+def _line(run: Progress, seconds: float) -> tuple[str, ...]:
     return (
         run.run_dir.as_posix(),
         run.state,
         f"{run.step:,}",
         f"{run.total:,}",
         f"{run.speed:.1f}" if math.isfinite(run.speed) else "–",
-        "–" if run.state == "done" else _time(_seconds_left(run, speeds)),
+        "–" if run.state == "done" else _time(seconds),
         "–" if math.isnan(run.silence) else f"{_time(run.silence)} ago",
     )
 
 
-def _summary(runs: list[Progress], speeds: dict[str, float]) -> str:
+def _summary(runs: list[Progress], seconds: list[float]) -> str:
     count = Counter(run.state for run in runs)
     done, total = sum(run.step for run in runs), sum(run.total for run in runs)
-    seconds = [_seconds_left(run, speeds) for run in runs]
-    known = sum(second for second in seconds if math.isfinite(second))
+    known = [each for each in seconds if math.isfinite(each)]
     text = ", ".join(f"{count[state]} {state}" for state in ("done", "running", "stopped", "left"))
-    text += f"; {done:,} of {total:,} steps ({done / total:.0%})"
-    unknown = sum(not math.isfinite(second) for second in seconds)
-    if unknown:
-        which = "1 run is" if unknown == 1 else f"{unknown} runs is"
-        text += f"; the speed of {which} not known yet"
-    if known or not unknown:
-        text += f"; {_time(known)} of work left"
-        if unknown:
-            text += " in the other" + ("" if len(runs) - unknown == 1 else "s")
-        if count["running"] > 1:
-            text += f", {_time(known / count['running'])} with {count['running']} at a time"
+    text += f"; {done:,} of {total:,} steps ({done / total:.0%}); {_time(sum(known))} of work left"
+    if count["running"] > 1:
+        text += f", {_time(sum(known) / count['running'])} with {count['running']} at a time"
+    if unknown := len(runs) - len(known):
+        text += f", without {counted(unknown, 'run')} whose speed is not known yet"
     return text + "."
 
 

@@ -5,7 +5,6 @@ python recipes/td3.py env=HalfCheetah-v4 sampler=vmf_rank
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torchrl_vmfer
@@ -79,7 +78,7 @@ def update_actor(
     return info
 
 
-def make_agent(cfg: TD3Config, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+def make_agent(cfg: TD3Config, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of TD3, with another loss if ``make_loss`` is given."""
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
     return agents.deterministic_agent(

@@ -6,9 +6,6 @@ python recipes/td3_bc.py env.name=Hopper-v5 dataset=minari:mujoco/hopper/medium-
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torchrl_vmfer
 from vmfer_recipes import agent as agents
 from vmfer_recipes import offline, run
@@ -39,7 +36,7 @@ def train(cfg: TD3BCConfig, session: run.TrainingSession, agent: agents.Agent) -
             agent.update_targets()
 
 
-def make_agent(cfg: TD3BCConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+def make_agent(cfg: TD3BCConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of TD3+BC, and fills the replay buffer with the dataset."""
     agent = agents.deterministic_agent(
         cfg,

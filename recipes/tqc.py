@@ -6,9 +6,6 @@ python recipes/tqc.py env=Hopper-v4 +experiment=tqc_cpu   # smaller critics
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torchrl_vmfer
 from vmfer_recipes import agent as agents
 from vmfer_recipes import run
@@ -32,7 +29,7 @@ def main(cfg: TQCConfig) -> None:
         train(cfg, session, make_agent(cfg))
 
 
-def make_agent(cfg: TQCConfig, make_loss: Callable[..., Any] | None = None) -> agents.Agent:
+def make_agent(cfg: TQCConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of TQC, with another loss if ``make_loss`` is given."""
     return agents.gaussian_agent(
         cfg,

@@ -1,4 +1,4 @@
-"""Trains with a recipe of this package or of your own.
+"""Trains with a recipe of this package or with a custom one.
 
 python recipes/train.py td3 env=HalfCheetah-v4 sampler=vmf_rank
 python recipes/train.py my_package.my_algorithm env=HalfCheetah-v4
@@ -32,7 +32,7 @@ def _help_text() -> str:
     lines += ["Algorithms:"]
     for name, config in algorithms().items():
         lines.append(f"  {name:<24} {(config.__doc__ or '').splitlines()[0]}")
-    lines.append(f"  {'my_package.my_algorithm':<24} A module of your own with a @recipe `main`.")
+    lines.append(f"  {'my_package.my_algorithm':<24} A custom module with a @recipe `main`.")
     return "\n".join([*lines, "", f"Its keys: {_PROGRAM} <algorithm> --help"])
 
 

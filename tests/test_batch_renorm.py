@@ -16,7 +16,8 @@ MOMENTUM, EPS = 0.2, 1e-3
 
 
 def layer(warmup: int) -> BatchRenorm:
-    made = BatchRenorm(3, momentum=MOMENTUM, eps=EPS, warmup=warmup, max_scale=1.5, max_shift=0.5)
+    made = BatchRenorm(3, warmup=warmup)
+    made.momentum, made.eps, made.max_scale, made.max_shift = MOMENTUM, EPS, 1.5, 0.5
     with torch.no_grad():
         made.weight.copy_(torch.tensor([1.0, -2.0, 0.5]))
         made.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))

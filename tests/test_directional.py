@@ -7,9 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from scipy.special import gammaln, ive, logsumexp
 from scipy.stats import vonmises_fisher
 
@@ -45,35 +42,16 @@ def log_normalizer_by_series(k, dim):
 class TestLogNormalizer:
     @pytest.mark.parametrize("dim", DIMENSIONS)
     def test_equals_the_power_series(self, dim):
-        k = torch.tensor(CONCENTRATIONS, dtype=torch.float64)
         expected = [log_normalizer_by_series(value, dim) for value in CONCENTRATIONS]
-        np.testing.assert_allclose(directional.log_normalizer(k, dim), expected, rtol=2e-9)
-
-    @pytest.mark.parametrize("dim", [2, 3, 5, 10, 30])
-    @pytest.mark.parametrize("k", [0.5, 5.0, 100.0, 1e4])
-    def test_equals_scipys_density(self, dim, k):
-        mu = np.full(dim, 1 / math.sqrt(dim))
-        points = vonmises_fisher(mu, k, seed=0).rvs(20)
-        expected = vonmises_fisher(mu, k).logpdf(points)
-        normalizer = directional.log_normalizer(torch.tensor(k, dtype=torch.float64), dim)
-        np.testing.assert_allclose(normalizer.item() + k * points @ mu, expected, atol=1e-7)
+        for dtype, precision in ((torch.float64, 2e-9), (torch.float32, 1e-6)):
+            result = directional.log_normalizer(torch.tensor(CONCENTRATIONS, dtype=dtype), dim)
+            assert result.dtype == dtype
+            np.testing.assert_allclose(result, expected, rtol=precision)
 
     def test_is_the_closed_form_on_the_two_points_of_one_dimension(self):
         k = torch.tensor([0.0, 0.1, 1.0, 20.0], dtype=torch.float64)
         expected = -(2 * k.cosh()).log()
         torch.testing.assert_close(directional.log_normalizer(k, 1), expected, rtol=1e-9, atol=0)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("dim", range(2, 401, 49))
-    def test_is_finite_and_decreases_with_the_concentration(self, dim, dtype):
-        k = torch.cat([torch.zeros(1), torch.logspace(-8, 6, 300)]).to(dtype)
-        result = directional.log_normalizer(k, dim)
-        assert result.dtype == dtype
-        assert result.isfinite().all()
-        slack = 4 * torch.finfo(dtype).eps * result.abs()[1:]
-        # The relative error of the expansion, where the curve is flat.
-        slack = slack + (1e-9 * result.abs()[1:] if dtype == torch.float64 else 0)
-        assert (result.diff() <= slack).all()
 
 
 class TestConcentration:
@@ -101,14 +79,6 @@ class TestConcentration:
         np.testing.assert_allclose(direction, fitted_mu, atol=1e-10)
         # Both use the same R, so the only difference is Banerjee's error (see above).
         assert estimate == pytest.approx(fitted_k, rel=0.2 / dim)
-        # The truth is five standard errors 1/√(n A'(k)) away at most, with R = A(k) and
-        # A' = 1 - R² - (p - 1)R/k (a false-alarm rate of 6e-7 per case, at fixed seeds), and
-        # R is too long by a part of 1/(2nR²) on average.
-        n, length = len(samples), ive(dim / 2, k) / ive(dim / 2 - 1, k)
-        slope = 1 - length**2 - (dim - 1) * length / k
-        error = 5 / (k * math.sqrt(n * slope)) + 1 / (2 * n * length**2)
-        assert error < 0.4
-        assert estimate == pytest.approx(k, rel=0.2 / dim + error)
 
     @pytest.mark.parametrize("dim", [1, 2, 3, 17, 400])
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -132,25 +102,16 @@ class TestConcentration:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-class TestTwoCritics:
-    angles = [0.0, 1e-3, 0.3, math.pi / 3, math.pi / 2, 2.0, 3.1]
-
-    def gradients(self, angle, dtype):
-        first = torch.tensor([1.0, 0.0, 0.0], dtype=dtype)
-        second = torch.tensor([math.cos(angle), math.sin(angle), 0.0], dtype=dtype)
-        return torch.stack([first, 7 * second])
-
-    @pytest.mark.parametrize("angle", angles)
-    def test_resultant_length_is_the_cosine_of_half_the_angle(self, angle, dtype):
-        result = directional.resultant_length(self.gradients(angle, dtype))
-        assert result.item() == pytest.approx(math.cos(angle / 2), abs=tolerance(dtype)["atol"])
-
-    @pytest.mark.parametrize("used", [0, 1])
-    @pytest.mark.parametrize("angle", [*angles, math.pi])
-    def test_factor_is_exp_of_half_of_one_plus_the_cosine(self, angle, used, dtype):
-        result = directional.sampling_factor(self.gradients(angle, dtype), used)
-        expected = math.exp((1 + math.cos(angle)) / 2)
-        assert result.item() == pytest.approx(expected, rel=2 * tolerance(dtype)["atol"])
+@pytest.mark.parametrize("angle", [0.0, 1e-3, 0.3, math.pi / 3, math.pi / 2, 2.0, 3.1, math.pi])
+def test_the_statistics_of_two_critics_follow_from_their_angle(angle, dtype):
+    first = torch.tensor([1.0, 0.0, 0.0], dtype=dtype)
+    second = torch.tensor([math.cos(angle), math.sin(angle), 0.0], dtype=dtype)
+    gradients, atol = torch.stack([first, 7 * second]), tolerance(dtype)["atol"]
+    length = directional.resultant_length(gradients).item()
+    assert length == pytest.approx(math.cos(angle / 2), abs=atol)
+    for used in (0, 1):
+        factor = directional.sampling_factor(gradients, used).item()
+        assert factor == pytest.approx(math.exp((1 + math.cos(angle)) / 2), rel=2 * atol)
 
 
 def statistics(gradients, used):
@@ -251,32 +212,3 @@ def test_shapes_follow_the_batch(batch):
     assert length.shape == batch
     assert factor.shape == batch
     assert direction.shape == (*batch, 5)
-
-
-@st.composite
-def any_gradients(draw):
-    """Critics, dimension, data type and entries of every magnitude, with a used critic."""
-    dtype = draw(st.sampled_from([np.float32, np.float64]))
-    critics, dim = draw(st.integers(1, 20)), draw(st.integers(1, 6))
-    width = 32 if dtype == np.float32 else 64
-    elements = st.one_of(
-        st.floats(width=width, allow_nan=True, allow_infinity=True),
-        st.sampled_from([-1.0, 0.0, 1.0]),
-    )
-    gradients = draw(arrays.arrays(dtype, (critics, dim), elements=elements))
-    return torch.from_numpy(gradients), draw(st.integers(0, critics - 1))
-
-
-@settings(max_examples=400)
-@given(any_gradients())
-def test_all_statistics_stay_in_their_ranges(case):
-    gradients, used = case
-    factor = directional.sampling_factor(gradients, used).item()
-    assert 1 / math.e < factor <= math.e
-    assert factor <= directional.MAX_FACTOR
-    length = directional.resultant_length(gradients)
-    assert 0 <= length.item() <= 1
-    norm = directional.mean_direction(gradients).norm().item()
-    assert norm == pytest.approx(1 if length > 0 else 0, abs=1e-5)
-    concentration = directional.concentration(length, gradients.shape[-1])
-    assert 0 <= concentration.item() < math.inf

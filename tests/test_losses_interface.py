@@ -8,7 +8,8 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage
 
-from helpers.losses import SEED, assert_same, critic_named, perturb, seeded
+from helpers import brute_force
+from helpers.losses import SEED, assert_same, make_batch, perturb, seeded
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty
 
 
@@ -25,7 +26,7 @@ def with_log_prob(batch):
 # --- Outputs.
 
 
-def test_forward_and_update_tensordict_priority_store_the_factors(any_algorithm, make_batch):
+def test_forward_and_update_tensordict_priority_store_the_factors(any_algorithm):
     loss = any_algorithm.build()
     buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(50), batch_size=16)
     buffer.extend(make_batch(50))
@@ -41,7 +42,7 @@ def test_forward_and_update_tensordict_priority_store_the_factors(any_algorithm,
     ("name", "count"),
     [("td3", 8), ("sac", 5), ("redq", 9), ("crossq", 5), ("tqc", 5), ("td3_bc", 8), ("cql", 7)],
 )
-def test_a_call_with_keywords_returns_torchrls_tuple(name, count, request, make_batch):
+def test_a_call_with_keywords_returns_torchrls_tuple(name, count, request):
     """TD3's tuple also has the factors."""
     algorithm = request.getfixturevalue(name)
     stock, vmf = algorithm.pair()
@@ -54,7 +55,7 @@ def test_a_call_with_keywords_returns_torchrls_tuple(name, count, request, make_
         assert_same(algorithm, output, expected[key])
 
 
-def test_selected_keys_are_returned_until_they_are_reset(any_algorithm, make_batch):
+def test_selected_keys_are_returned_until_they_are_reset(any_algorithm):
     loss, batch = any_algorithm.build(), with_log_prob(make_batch(20))
     names = loss.out_keys
     expected = seeded(loss, batch.clone())
@@ -79,7 +80,7 @@ TEMPERATURE_LOSSES = {
 }
 
 
-def test_the_losses_of_separate_batches_train_all_parameters(ensemble, make_batch):
+def test_the_losses_of_separate_batches_train_all_parameters(ensemble):
     loss = ensemble.build()
     total, _ = loss.critic_loss(make_batch(12, seed=1))
     actor_batch = make_batch(9, seed=2).select("observation", "action")
@@ -94,7 +95,7 @@ def test_the_losses_of_separate_batches_train_all_parameters(ensemble, make_batc
 # --- Construction and state.
 
 
-def test_a_list_of_critics_keeps_their_parameters(algorithm, brute_force, make_batch):
+def test_a_list_of_critics_keeps_their_parameters(algorithm):
     torch.manual_seed(3)
     critics = [algorithm.critic() for _ in range(3)]
     # Stacking removes the parameters from the modules, so the reference is computed first.
@@ -107,12 +108,12 @@ def test_a_list_of_critics_keeps_their_parameters(algorithm, brute_force, make_b
     gradients = torch.stack(
         [torch.autograd.grad(-value.sum(), action, retain_graph=True)[0] for value in values]
     )
-    used = critic_named(algorithm.used, values[:2])
+    used = brute_force.critic_named(algorithm.used, values[:2])
     expected = brute_force.sampling_factor(gradients, used)
     torch.testing.assert_close(metadata["vmf_factor"].double(), expected, rtol=0, atol=1e-5)
 
 
-def test_the_state_is_compatible_with_torchrls(any_algorithm, make_batch):
+def test_the_state_is_compatible_with_torchrls(any_algorithm):
     stock = any_algorithm.build(any_algorithm.stock_class, seed=0)
     vmf = any_algorithm.build(seed=1, directions="pre_tanh")
     batch = make_batch(10)
@@ -126,7 +127,7 @@ def test_the_state_is_compatible_with_torchrls(any_algorithm, make_batch):
     assert vmf.state_dict().keys() == stock.state_dict().keys()
 
 
-def test_a_deep_copy_is_independent(any_algorithm, make_batch):
+def test_a_deep_copy_is_independent(any_algorithm):
     loss = any_algorithm.build()
     twin = copy.deepcopy(loss)
     expected, metadata = seeded(loss.actor_loss, make_batch(10))
@@ -184,6 +185,6 @@ def test_a_loss_rejects_wrong_arguments(name, options, message, request):
         request.getfixturevalue(name).build(**options)
 
 
-def test_td3_bc_requires_the_stored_action(td3_bc, make_batch):
+def test_td3_bc_requires_the_stored_action(td3_bc):
     with pytest.raises(KeyError, match=r"use sample_actor\(keys="):
         td3_bc.build().actor_loss(make_batch(5).select("observation"))

@@ -9,7 +9,8 @@ from torch import nn
 from torchrl.modules import ProbabilisticActor, TanhNormal
 from torchrl.modules.models.exploration import gSDEModule
 
-from helpers.losses import SEED, gradients, perturb, seeded
+from helpers import brute_force
+from helpers.losses import SEED, gradients, make_batch, perturb, seeded
 
 CRITICS = 5
 
@@ -22,15 +23,7 @@ def drawn(loss, observed):
     return action, policy.log_prob(action)
 
 
-def plain_actor_loss(loss, brute_force, batch):
-    """Computes the mean of α log π - Q_i over critics and transitions."""
-    torch.manual_seed(SEED)
-    action, log_prob = drawn(loss, batch)
-    values = brute_force.critic_values(loss, batch, action, loss.qvalue_network_params.detach())
-    return (loss.log_alpha.exp().detach() * log_prob - values).mean()
-
-
-def plain_errors(loss, brute_force, batch, subset_size):
+def plain_errors(loss, batch, subset_size):
     """Computes Q_i - y ``[N, B]``, with y from the minimum over a random subset of critics."""
     torch.manual_seed(SEED)
     subset = torch.randperm(CRITICS)[:subset_size]
@@ -45,91 +38,64 @@ def plain_errors(loss, brute_force, batch, subset_size):
     return brute_force.critic_values(loss, batch, batch["action"]) - target
 
 
-class TestActorLoss:
-    def test_and_its_gradient_equal_the_mean_over_all_critics(self, redq, brute_force, make_batch):
-        loss, batch = redq.build(), make_batch(12)
-        expected = plain_actor_loss(loss, brute_force, batch)
-        expected.backward()
-        reference = gradients(loss)
-        value, metadata = seeded(loss.actor_loss, batch.select("observation"))
-        value.backward()
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(gradients(loss), reference, rtol=1e-5, atol=1e-7)
-        torch.manual_seed(SEED)
-        action, log_prob = drawn(loss, batch)
-        torch.testing.assert_close(metadata["log_prob"], log_prob.detach())
-        values = brute_force.critic_values(loss, batch, action).detach()
-        torch.testing.assert_close(metadata["state_action_value_actor"], values)
+def test_the_actor_loss_and_its_gradient_equal_the_mean_over_all_critics(redq):
+    loss, batch = redq.build(), make_batch(12)
+    torch.manual_seed(SEED)
+    action, log_prob = drawn(loss, batch)
+    values = brute_force.critic_values(loss, batch, action, loss.qvalue_network_params.detach())
+    expected = (loss.log_alpha.exp().detach() * log_prob - values).mean()
+    expected.backward()
+    reference = gradients(loss)
+    value, metadata = seeded(loss.actor_loss, batch.select("observation"))
+    value.backward()
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradients(loss), reference, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(metadata["log_prob"], log_prob.detach())
+    torch.testing.assert_close(metadata["state_action_value_actor"], values.detach())
 
 
-class TestCriticLoss:
-    @pytest.mark.parametrize("subset_size", [1, 2, 4])
-    def test_and_its_gradient_have_the_minimum_over_a_random_subset_as_target(
-        self, redq, brute_force, make_batch, subset_size
-    ):
-        loss = redq.build(sub_sample_len=subset_size, loss_function="l2")
-        perturb(loss.target_qvalue_network_params, slice(None))
-        batch = make_batch(12)
-        errors = plain_errors(loss, brute_force, batch, subset_size)
-        expected = errors.square().mean()
-        expected.backward()
-        reference = gradients(loss)
-        value, metadata = seeded(loss.qvalue_loss, batch.clone())
-        value.backward()
-        torch.testing.assert_close(value, expected)
-        torch.testing.assert_close(gradients(loss), reference, rtol=1e-4, atol=1e-6)
-        largest = errors.detach().abs().amax(0)
-        torch.testing.assert_close(metadata["td_error"], largest, rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("subset_size", [1, 2, 4])
+def test_the_target_of_the_critics_is_the_minimum_over_a_random_subset(redq, subset_size):
+    loss = redq.build(sub_sample_len=subset_size, loss_function="l2")
+    perturb(loss.target_qvalue_network_params, slice(None))
+    batch = make_batch(12)
+    errors = plain_errors(loss, batch, subset_size)
+    expected = errors.square().mean()
+    expected.backward()
+    reference = gradients(loss)
+    value, metadata = seeded(loss.qvalue_loss, batch.clone())
+    value.backward()
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradients(loss), reference, rtol=1e-4, atol=1e-6)
+    largest = errors.detach().abs().amax(0)
+    torch.testing.assert_close(metadata["td_error"], largest, rtol=1e-4, atol=1e-6)
 
 
-class TestTemperatureLoss:
-    @pytest.mark.parametrize(("log_alpha", "alpha"), [(-0.5, 0.6065307), (5.0, 10.0)])
-    def test_moves_the_bounded_temperature_to_the_target_entropy(self, redq, log_alpha, alpha):
-        loss = redq.build(target_entropy=-3.0, max_alpha=10.0)
-        loss.log_alpha.data.fill_(log_alpha)
-        log_prob = torch.tensor([1.0, -2.0, 4.5])
-        values = loss.alpha_loss(log_prob)
-        torch.testing.assert_close(values, -alpha * (log_prob - 3.0))
-        values.mean().backward()
-        torch.testing.assert_close(loss.log_alpha.grad, -alpha * (log_prob - 3.0).mean())
+@pytest.mark.parametrize(("log_alpha", "alpha"), [(-0.5, 0.6065307), (5.0, 10.0)])
+def test_the_loss_of_the_temperature_moves_it_to_the_target_entropy(redq, log_alpha, alpha):
+    loss = redq.build(target_entropy=-3.0, max_alpha=10.0)
+    loss.log_alpha.data.fill_(log_alpha)
+    log_prob = torch.tensor([1.0, -2.0, 4.5])
+    values = loss.alpha_loss(log_prob)
+    torch.testing.assert_close(values, -alpha * (log_prob - 3.0))
+    values.mean().backward()
+    torch.testing.assert_close(loss.log_alpha.grad, -alpha * (log_prob - 3.0).mean())
 
 
-class TestSeparateBatches:
-    def losses(self, loss, critic_batch, actor_batch):
-        torch.manual_seed(SEED)
-        critic_loss, _ = loss.qvalue_loss(critic_batch)
-        actor_loss, metadata = loss.actor_loss(actor_batch)
-        return critic_loss, actor_loss, loss.alpha_loss(metadata["log_prob"]).mean()
-
-    def test_give_each_network_the_gradient_of_its_own_loss(self, redq, make_batch):
-        loss = redq.build()
-        critic_batch, actor_batch = make_batch(12, seed=1), make_batch(9, seed=2)
-        separate = {}
-        parts = ("qvalue_network_params", "actor_network_params", "log_alpha")
-        for i, part in enumerate(parts):
-            self.losses(loss, critic_batch, actor_batch)[i].backward()
-            found = gradients(loss)
-            assert found
-            assert all(name.startswith(part) for name in found)
-            separate |= found
-        sum(self.losses(loss, critic_batch, actor_batch)).backward()
-        assert separate.keys() == dict(loss.named_parameters()).keys()
-        torch.testing.assert_close(gradients(loss), separate, rtol=0, atol=0)
-
-    @pytest.mark.filterwarnings("ignore:.*with reduction='none'")
-    def test_may_have_masks_two_dimensions_and_no_reduction(self, redq, make_batch):
-        """The mean of the unreduced losses over unmasked transitions is the reduced loss."""
-        batch = make_batch((3, 4))
-        mask = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) > 0.3
-        for method in ("actor_loss", "qvalue_loss"):
-            each, _ = seeded(getattr(redq.build(reduction="none"), method), batch.clone())
-            assert each.shape == (CRITICS, 3, 4)
-            masked = batch.clone().set(("collector", "mask"), mask)
-            value, _ = seeded(getattr(redq.build(), method), masked)
-            torch.testing.assert_close(value, each[:, mask].mean())
+@pytest.mark.filterwarnings("ignore:.*with reduction='none'")
+def test_separate_batches_may_have_masks_two_dimensions_and_no_reduction(redq):
+    """The mean of the unreduced losses over unmasked transitions is the reduced loss."""
+    batch = make_batch((3, 4))
+    mask = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) > 0.3
+    for method in ("actor_loss", "qvalue_loss"):
+        each, _ = seeded(getattr(redq.build(reduction="none"), method), batch.clone())
+        assert each.shape == (CRITICS, 3, 4)
+        masked = batch.clone().set(("collector", "mask"), mask)
+        value, _ = seeded(getattr(redq.build(), method), masked)
+        torch.testing.assert_close(value, each[:, mask].mean())
 
 
-def test_the_factors_of_forward_equal_brute_force(redq, brute_force, make_batch):
+def test_the_factors_of_forward_equal_brute_force(redq):
     loss, batch = redq.build(), make_batch(12)
     losses = seeded(loss, batch.clone())
     torch.manual_seed(SEED)
@@ -141,7 +107,7 @@ def test_the_factors_of_forward_equal_brute_force(redq, brute_force, make_batch)
 
 
 @pytest.mark.parametrize("method", ["actor_loss", "qvalue_loss"])
-def test_gsde_policies_draw_new_noise_instead_of_the_stored_one(redq, make_batch, method):
+def test_gsde_policies_draw_new_noise_instead_of_the_stored_one(redq, method):
     torch.manual_seed(0)
     noisy = TensorDictModule(
         gSDEModule(action_dim=3, state_dim=5),
@@ -161,20 +127,3 @@ def test_gsde_policies_draw_new_noise_instead_of_the_stored_one(redq, make_batch
         part["_eps_gSDE"] = torch.randn(12, 3, 5)
     value, _ = seeded(getattr(loss, method), stored)
     assert torch.equal(value, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_the_separate_losses_compile_into_one_graph(redq, make_batch):
-    torch.compiler.reset()
-    eager, compiled = redq.build(), redq.build()
-    for method in ("actor_loss", "qvalue_loss"):
-        fast = torch.compile(getattr(compiled, method), fullgraph=True, backend="aot_eager")
-        expected, metadata = seeded(getattr(eager, method), make_batch(16))
-        value, compiled_metadata = seeded(fast, make_batch(16))
-        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(compiled_metadata, metadata, rtol=1e-4, atol=1e-5)
-        value.backward()
-        expected.backward()
-    torch.testing.assert_close(gradients(compiled), gradients(eager), rtol=1e-4, atol=1e-6)
-    torch.compiler.reset()

@@ -31,6 +31,7 @@ from torchrl.envs import GymEnv, GymWrapper
 from torchrl_vmfer import _torchrl as seam
 
 PACKAGE = Path(seam.__file__).parent
+OTHERS = sorted(module for module in PACKAGE.rglob("*.py") if module != Path(seam.__file__))
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # The private names in use, by the class or module that defines them.
 RELIED_ON = {
@@ -118,10 +119,6 @@ def names_used(source: str) -> dict[str, int]:
     return {name: line for name, line in found.items() if is_private(name)}
 
 
-def modules_outside_the_seam() -> list[Path]:
-    return sorted(module for module in PACKAGE.rglob("*.py") if module != Path(seam.__file__))
-
-
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
@@ -137,19 +134,16 @@ def test_a_private_name_that_is_relied_on_exists(owner, name):
     )
 
 
-@pytest.mark.parametrize(
-    "path", modules_outside_the_seam(), ids=lambda path: str(path.relative_to(PACKAGE))
-)
+@pytest.mark.parametrize("path", OTHERS, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_private_names_are_used_in_the_seam_only(path):
     upstream = {
         name: getattr(owner, "__name__", owner)
         for owner in UPSTREAM
         for name in private_names(owner)
     }
-    used = names_used(path.read_text())
     offending = {
         f"line {line}: `{name}` of {upstream[name]}"
-        for name, line in used.items()
+        for name, line in names_used(path.read_text()).items()
         if name in upstream
     }
     assert not offending, (

@@ -160,35 +160,23 @@ def test_training_on_the_critics_batch_equals_torchrl(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_the_actors_sampler_receives_its_own_signal(algorithm, monkeypatch):
-    received, measured = [], []
-
-    class Recording(GradientNormSampler):
-        def update_priority(self, index, priority, *, storage=None):
-            received.append(priority)
-            super().update_priority(index, priority, storage=storage)
+def test_both_samplers_receive_their_own_signals(algorithm, monkeypatch):
+    measured = []
 
     def recorded(batch, actor_loss):
         loss, metadata = actor_loss(batch)
-        measured.append(metadata["vmf_gradient_norm"])
+        measured.extend(metadata["vmf_gradient_norm"].tolist())
         return loss, metadata
 
-    buffer = make_buffer(actor_sampler=Recording())
+    critic_sampler = PrioritizedSampler(1000, alpha=0.7, beta=0.5)
+    buffer = make_buffer(critic_sampler=critic_sampler, actor_sampler=GradientNormSampler())
     trainer = make_trainer(algorithm, buffer, STEPPERS[algorithm][1], {"gradient_norm": True})
     loss = trainer.loss_module
     monkeypatch.setattr(loss, "actor_loss", partial(recorded, actor_loss=loss.actor_loss))
     trainer.train()
-    assert len(received) == len(measured) > 10
-    assert all(map(torch.equal, received, measured))
-
-
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_prioritized_critics_receive_priorities(algorithm):
-    buffer = make_buffer(critic_sampler=PrioritizedSampler(1000, alpha=0.7, beta=0.5))
-    make_trainer(algorithm, buffer, STEPPERS[algorithm][1]).train()
-    weights = buffer.sample(64)["priority_weight"]
-    assert weights.unique().numel() > 8
-    assert (factors(buffer) > 1).any()
+    assert buffer.sample(64)["priority_weight"].unique().numel() > 8
+    stored = set(factors(buffer).tolist())
+    assert len(stored & set(measured)) > FRAMES // 2
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])

@@ -22,10 +22,10 @@ from torchrl.objectives import (
     TD3Loss,
 )
 
-from helpers.losses import by_brute_force, critic_named
-from torchrl_vmfer import VMFTD3Loss, VMFUncertainty, directional
+from helpers import brute_force
+from helpers.losses import SAC, SEED, TD3, NormalizedNetwork, make_batch, perturb, seeded
+from torchrl_vmfer import VMFTD3Loss, VMFUncertainty
 
-SEED = 5
 STATISTICS = ["factor", "resultant_length", "mean_direction", "concentration"]
 
 
@@ -39,21 +39,18 @@ def loss(request, any_algorithm):
     return any_algorithm.build(None if own else any_algorithm.stock_class, **options)
 
 
-def evaluate(uncertainty, batch):
-    torch.manual_seed(SEED)
-    return uncertainty(batch)
-
-
 @pytest.mark.parametrize("size", [12, (3, 4)])
-def test_the_statistics_equal_their_definitions(loss, any_algorithm, brute_force, make_batch, size):
+def test_the_statistics_equal_their_definitions(loss, any_algorithm, size):
     batch = make_batch(size)
     batch["observation"].requires_grad_()
-    result = evaluate(VMFUncertainty(loss), batch.clone())["vmf"]
+    result = seeded(VMFUncertainty(loss), batch.clone())["vmf"]
     batch = batch.detach()
     action = brute_force.policy_action(loss, batch, seed=SEED)
     gradients = brute_force.action_gradients(loss, batch, action)
     values = brute_force.critic_values(loss, batch, action)
-    expected = brute_force.sampling_factor(gradients, critic_named(any_algorithm.used, values))
+    expected = brute_force.sampling_factor(
+        gradients, brute_force.critic_named(any_algorithm.used, values)
+    )
     assert expected.std() > 1e-3
     torch.testing.assert_close(result["factor"].double(), expected, rtol=0, atol=1e-5)
     mean = nn.functional.normalize(gradients, dim=-1).mean(0)
@@ -69,7 +66,7 @@ def test_the_statistics_equal_their_definitions(loss, any_algorithm, brute_force
     assert all(param.grad is None for param in loss.parameters())
 
 
-def test_uses_the_same_action_as_td3_with_a_stochastic_policy(td3, sac, make_batch):
+def test_uses_the_same_action_as_td3_with_a_stochastic_policy(td3, sac):
     torch.manual_seed(0)
     loss = VMFTD3Loss(sac.actor(), td3.critic(), bounds=(-1.0, 1.0))
     batch = make_batch(9)
@@ -78,31 +75,21 @@ def test_uses_the_same_action_as_td3_with_a_stochastic_policy(td3, sac, make_bat
     torch.testing.assert_close(result, metadata["vmf_factor"], rtol=0, atol=1e-5)
 
 
-class Normalized(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = (nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 1))
-        self.network = nn.Sequential(*layers)
-
-    def forward(self, *inputs):
-        return self.network(torch.cat(inputs, -1))
-
-
-def test_critics_with_batch_normalization_are_in_evaluation_mode(sac, brute_force, make_batch):
+def test_critics_with_batch_normalization_are_in_evaluation_mode(sac):
     torch.manual_seed(0)
-    loss = sac.build(CrossQLoss, critic=sac.critic(network=Normalized()))
+    loss = sac.build(CrossQLoss, critic=sac.critic(network=NormalizedNetwork()))
     before = {key: value.clone() for key, value in loss.state_dict().items()}
-    result = evaluate(VMFUncertainty(loss), make_batch(12))["vmf", "factor"]
+    result = seeded(VMFUncertainty(loss), make_batch(12))["vmf", "factor"]
     assert loss.qvalue_network.training
     for key, value in loss.state_dict().items():
         assert torch.equal(value, before[key]), key
     loss.qvalue_network.eval()
-    expected, _ = by_brute_force(brute_force, loss, make_batch(12), "min")
+    expected, _ = brute_force.factors_and_lengths(loss, make_batch(12), "min")
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("keep", [("observation",), ("observation", "action")])
-def test_reads_the_observation_and_writes_under_vmf(algorithm, make_batch, keep):
+def test_reads_the_observation_and_writes_under_vmf(algorithm, keep):
     uncertainty = VMFUncertainty(algorithm.build())
     assert uncertainty.state_dict() == {}
     assert uncertainty.in_keys == ["observation"]
@@ -115,17 +102,17 @@ def test_reads_the_observation_and_writes_under_vmf(algorithm, make_batch, keep)
     assert (result.select(*keep) == before).all()
 
 
-def test_custom_keys_are_used(algorithm, make_batch):
+def test_custom_keys_are_used(algorithm):
     keys = {"action": ("agent", "action"), "observation": ("agent", "state")}
     loss = algorithm.build(value=("agent", "quality"), **keys)
     uncertainty = VMFUncertainty(loss)
     assert uncertainty.in_keys == [("agent", "state")]
-    result = evaluate(uncertainty, make_batch(6, **keys))
-    expected = evaluate(VMFUncertainty(algorithm.build()), make_batch(6))
+    result = seeded(uncertainty, make_batch(6, **keys))
+    expected = seeded(VMFUncertainty(algorithm.build()), make_batch(6))
     assert torch.equal(result["vmf", "factor"], expected["vmf", "factor"])
 
 
-def test_a_critic_may_read_more_than_the_actor(td3, make_batch):
+def test_a_critic_may_read_more_than_the_actor(td3):
     torch.manual_seed(0)
     network = MLP(in_features=10, out_features=1, num_cells=[16])
     critic = ValueOperator(network, in_keys=["observation", "privileged", "action"])
@@ -135,87 +122,75 @@ def test_a_critic_may_read_more_than_the_actor(td3, make_batch):
     assert uncertainty(batch)["vmf", "factor"].shape == (6,)
 
 
-def test_can_be_called_with_keyword_arguments(algorithm, make_batch):
+def test_can_be_called_with_keyword_arguments(algorithm):
     uncertainty = VMFUncertainty(algorithm.build())
     batch = make_batch(6)
-    torch.manual_seed(SEED)
-    outputs = uncertainty(observation=batch["observation"])
-    expected = evaluate(uncertainty, batch)["vmf"]
+    outputs = seeded(lambda: uncertainty(observation=batch["observation"]))
+    expected = seeded(uncertainty, batch)["vmf"]
     assert len(outputs) == len(STATISTICS)
     for output, name in zip(outputs, STATISTICS, strict=True):
         assert torch.equal(output, expected[name])
 
 
 @pytest.mark.parametrize("part", ["actor_network_params", "qvalue_network_params"])
-def test_uses_the_current_parameters_of_the_loss(algorithm, make_batch, part):
+def test_uses_the_current_parameters_of_the_loss(algorithm, part):
     loss = algorithm.build()
     uncertainty = VMFUncertainty(loss)
-    batch = make_batch(6)
-    before = evaluate(uncertainty, batch.clone())["vmf", "factor"]
-    with torch.no_grad():
-        for param in getattr(loss, part).values(True, True):
-            param += 0.5 * torch.randn(param.shape)
-    after = evaluate(uncertainty, batch.clone())["vmf", "factor"]
+    before = seeded(uncertainty, make_batch(6))["vmf", "factor"]
+    perturb(getattr(loss, part), slice(None), amount=0.5)
+    after = seeded(uncertainty, make_batch(6))["vmf", "factor"]
     assert not torch.isclose(before, after).all()
-    rebuilt = evaluate(VMFUncertainty(loss), batch.clone())["vmf", "factor"]
-    assert torch.equal(after, rebuilt)
+    assert torch.equal(after, seeded(VMFUncertainty(loss), make_batch(6))["vmf", "factor"])
 
 
-class TestFromGradients:
-    @pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_returns_the_statistics_of_the_gradients(self, batch, dtype):
-        generator = torch.Generator().manual_seed(0)
-        gradients = torch.randn(3, *batch, 5, generator=generator, dtype=dtype)
-        used = torch.randint(3, batch, generator=generator)
-        result = VMFUncertainty.from_gradients(gradients, used)
-        assert result.batch_size == batch
-        assert set(result["vmf"].keys()) == set(STATISTICS)
-        length = directional.resultant_length(gradients)
-        expected = {
-            "factor": directional.sampling_factor(gradients, used),
-            "resultant_length": length,
-            "mean_direction": directional.mean_direction(gradients),
-            "concentration": directional.concentration(length, 5),
-        }
-        for name, value in expected.items():
-            assert result["vmf", name].dtype == dtype
-            assert torch.equal(result["vmf", name], value)
-
-    def test_uses_the_first_critic_by_default(self):
-        gradients = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-        result = VMFUncertainty.from_gradients(gradients)["vmf", "factor"]
-        torch.testing.assert_close(result, torch.tensor(1 / 3).exp())
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_statistics_of_given_gradients_are_those_of_the_first_critic_by_default(batch, dtype):
+    gradients = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=dtype)
+    gradients = gradients.reshape(3, *(1 for _ in batch), 2).expand(3, *batch, 2)
+    result = VMFUncertainty.from_gradients(gradients)
+    assert result.batch_size == batch
+    assert set(result["vmf"].keys()) == set(STATISTICS)
+    expected = torch.tensor(1 / 3, dtype=dtype).exp().expand(batch)
+    torch.testing.assert_close(result["vmf", "factor"], expected)
+    torch.testing.assert_close(
+        result["vmf", "resultant_length"], torch.tensor(5 / 9, dtype=dtype).sqrt().expand(batch)
+    )
 
 
-class TestRejects:
-    def test_a_loss_without_an_ensemble_of_critics(self, td3):
-        loss = DDPGLoss(td3.actor(), td3.critic())
-        with pytest.raises(TypeError, match="`qvalue_network`, but DDPGLoss has none"):
-            VMFUncertainty(loss)
+def value_network(outputs):
+    return MLP(in_features=5, out_features=outputs, num_cells=[8])
 
-    def test_a_loss_without_an_actor(self):
-        network = MLP(in_features=5, out_features=4, num_cells=[8])
-        actor = QValueActor(network, in_keys=["observation"], action_space="one_hot")
-        with pytest.raises(TypeError, match="`actor_network`, but DQNLoss has none"):
-            VMFUncertainty(DQNLoss(actor, action_space="one_hot"))
 
-    def test_critics_of_discrete_actions(self):
-        logits = TensorDictModule(nn.Linear(5, 4), ["observation"], ["logits"])
-        actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=OneHotCategorical)
-        critic = TensorDictModule(nn.Linear(5, 4), ["observation"], ["action_value"])
-        loss = DiscreteSACLoss(
-            actor, critic, action_space="one-hot", num_actions=4, target_entropy=0.1
-        )
-        with pytest.raises(TypeError, match="DiscreteSACLoss"):
-            VMFUncertainty(loss)
+def dqn():
+    actor = QValueActor(value_network(4), in_keys=["observation"], action_space="one_hot")
+    return DQNLoss(actor, action_space="one_hot")
 
-    def test_a_loss_whose_actor_follows_no_gradient_of_the_critics(self, sac):
-        value = ValueOperator(MLP(in_features=5, out_features=1, num_cells=[8]), ["observation"])
-        loss = IQLLoss(sac.actor(), sac.critic(), value)
-        with pytest.raises(TypeError, match=r"IQLLoss imitates .* follows no gradient"):
-            VMFUncertainty(loss)
 
-    def test_an_object_that_is_not_a_loss(self):
-        with pytest.raises(TypeError, match="Linear has none"):
-            VMFUncertainty(nn.Linear(2, 2))
+def discrete_sac():
+    logits = TensorDictModule(value_network(4), ["observation"], ["logits"])
+    actor = ProbabilisticActor(logits, in_keys=["logits"], distribution_class=OneHotCategorical)
+    critic = TensorDictModule(value_network(4), ["observation"], ["action_value"])
+    options = {"action_space": "one-hot", "num_actions": 4, "target_entropy": 0.1}
+    return DiscreteSACLoss(actor, critic, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DDPGLoss(TD3.actor(), TD3.critic()), "`qvalue_network`, but DDPGLoss has none"),
+        (dqn, "`actor_network`, but DQNLoss has none"),
+        (discrete_sac, "critics of DiscreteSACLoss do not read the action"),
+        (
+            lambda: IQLLoss(
+                SAC.actor(), SAC.critic(), ValueOperator(value_network(1), ["observation"])
+            ),
+            "IQLLoss imitates .* follows no gradient",
+        ),
+        (lambda: nn.Linear(2, 2), "Linear has none"),
+    ],
+    ids=["ddpg", "dqn", "discrete_sac", "iql", "no_loss"],
+)
+def test_a_loss_without_an_ensemble_of_critics_of_actions_is_rejected(make, message):
+    with pytest.raises(TypeError, match=message):
+        VMFUncertainty(make())

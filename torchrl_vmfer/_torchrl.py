@@ -65,17 +65,11 @@ def paired_critics(loss: LossModule) -> Critics:
 
 
 class TappedLoss(LossMixin):
-    """A TorchRL loss that calls :meth:`critics` instead of its batched critics.
+    """A TorchRL loss that calls :meth:`critics` instead of its batched critics."""
 
-    Attributes:
-        stock_critics: the batched critics of the TorchRL loss.
-        paired_critics: the batched critics, where the i-th critic reads the i-th inputs.
-        has_shared_inputs: whether all of ``stock_critics`` read the same inputs.
-    """
-
-    stock_critics: Critics
-    paired_critics: Critics
-    has_shared_inputs: bool
+    stock_critics: Critics  # those of the TorchRL loss
+    paired_critics: Critics  # the i-th critic reads the i-th inputs
+    has_shared_inputs: bool  # whether all of stock_critics read the same inputs
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
         """Replaces ``stock_critics``."""

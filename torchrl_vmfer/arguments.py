@@ -14,15 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a sampler or a loss.
-
-    Args:
-        default: the default value.
-        meaning: what it does, in one line.
-        low: the smallest number.
-        high: the largest number; ``None`` for no limit.
-        choices: the allowed strings.
-        is_integer: whether it is a whole number.
+    """An argument of a sampler or a loss: a number within limits, or one of several strings.
 
     Examples:
         >>> POWER.check("power", 200)
@@ -31,7 +23,7 @@ class Argument:
     """
 
     default: Any
-    meaning: str
+    meaning: str  # what it does, in one line
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()

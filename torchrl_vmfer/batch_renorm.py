@@ -22,11 +22,7 @@ class BatchRenorm(nn.Module):
 
     Args:
         features: the size of the last dimension.
-        momentum: the weight of a batch in the running statistics.
-        eps: a constant added to the variance.
         warmup: the number of batches before the correction starts.
-        max_scale: the scale of the correction is clipped to this value and its inverse.
-        max_shift: the shift of the correction is clipped to ± this value.
 
     Examples:
         >>> layer = BatchRenorm(2, warmup=10)
@@ -37,23 +33,17 @@ class BatchRenorm(nn.Module):
         tensor([0.0100, 0.0300])
     """
 
+    momentum = 0.01  # the weight of a batch in the running statistics
+    eps = 1e-3  # added to the variance
+    max_scale = 3.0  # the scale of the correction is clipped to this value and its inverse
+    max_shift = 5.0  # its shift is clipped to ± this value
     running_mean: Tensor
     running_var: Tensor
     batches: Tensor
 
-    def __init__(
-        self,
-        features: int,
-        *,
-        momentum: float = 0.01,
-        eps: float = 1e-3,
-        warmup: int = 100_000,
-        max_scale: float = 3.0,
-        max_shift: float = 5.0,
-    ) -> None:
+    def __init__(self, features: int, *, warmup: int = 100_000) -> None:
         super().__init__()
-        self.momentum, self.eps, self.warmup = momentum, eps, warmup
-        self.max_scale, self.max_shift = max_scale, max_shift
+        self.warmup = warmup
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features))
         self.register_buffer("running_mean", torch.zeros(features))

@@ -148,23 +148,18 @@ class GradientTap(TappedLoss):
     replaces. It distinguishes three uses: the actor loss, the TD target, and the predicted value.
     A loss may override :meth:`perturbed` and :meth:`loss_gradients`. The arguments are described in
     :class:`~torchrl_vmfer.VMFTD3Loss` and :class:`~torchrl_vmfer.VMFSACLoss`.
-
-    Attributes:
-        critic_loss_name: the name of TorchRL's method for the critic loss.
-        selected_out_keys: the keys chosen by ``select_out_keys``, or ``None`` if it was not called.
-        tapped_action: the policy's action in the current ``actor_loss`` call.
-        tapped_values: the critics' values ``[N, *batch]`` in that call.
-        tapped_gradients: the gradients ``[N, *batch, action]`` of l_i = -Q_i in that call.
     """
 
-    critic_loss_name: ClassVar[str]
+    critic_loss_name: ClassVar[str]  # TorchRL's method for the critic loss
+    # The policy's action in the current actor_loss, and the values [N, *batch] of the critics and
+    # the gradients [N, *batch, action] of l_i = -Q_i there.
     tapped_action: Tensor | TensorDictBase
     tapped_values: Tensor
     tapped_gradients: Tensor
     squashing: Squashing | None
     _in_actor_loss = False
     _report: dict[str, Tensor] | None = None
-    selected_out_keys: list[NestedKey] | None = None
+    selected_out_keys: list[NestedKey] | None = None  # by select_out_keys
 
     def __init__(
         self,

@@ -17,7 +17,6 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
-from vmfer_recipes.agent.actor_batches import make_actor_sampling, saturation
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
     critic_network_spec,
@@ -32,18 +31,22 @@ from vmfer_recipes.agent.replay import (
     SIGNALS,
     actor_signal,
     check_memory,
+    make_actor_sampling,
     make_replay_buffer,
+    saturation,
     stores_td_errors,
 )
 from vmfer_recipes.collection.collectors import make_collector
-from vmfer_recipes.config.algorithms import TD3BCConfig, TD3Config, TemperatureConfig
+from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.progress import Averages
 
-__all__ = ["Agent", "AgentMaker", "adam", "deterministic_agent", "gaussian_agent"]
+__all__ = ["Agent", "AgentMaker", "LossMaker", "adam", "deterministic_agent", "gaussian_agent"]
+
+LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
 
 
 @dataclass
@@ -175,7 +178,7 @@ class AgentMaker:
 
     def loss(
         self,
-        make_loss: Callable[..., Any],
+        make_loss: LossMaker,
         actor: TensorDictModuleBase,
         critics: Any,
         **options: Any,
@@ -272,8 +275,8 @@ def adam(
 
 
 def deterministic_agent(
-    cfg: TD3Config | TD3BCConfig,
-    make_loss: Callable[..., Any],
+    cfg: DeterministicConfig,
+    make_loss: LossMaker,
     *,
     exploration_noise: float | None,
     actor_keys: tuple[str, ...] = ("observation",),
@@ -314,7 +317,7 @@ def deterministic_agent(
 
 def gaussian_agent(
     cfg: TemperatureConfig,
-    make_loss: Callable[..., Any],
+    make_loss: LossMaker,
     *,
     outputs: int = 1,
     betas: tuple[float, float] = (0.9, 0.999),

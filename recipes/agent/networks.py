@@ -88,7 +88,7 @@ def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """A context in which errors of the user's own network take one line."""
+    """A context in which errors of a custom network take one line."""
     with importing():
         try:
             yield
@@ -109,7 +109,7 @@ def exploring(
 
 
 class _Concatenated(nn.Module):
-    """Gives observation and action to a network of the user's own, as an MLP accepts them."""
+    """Gives observation and action to a custom network, as an MLP accepts them."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def policy_data(
         actor, normalization = policy.actor, policy.observations.normalization()
     try:
         network = _network_of(actor)
-        # The constructor of the user's own network must not change the random numbers of the run.
+        # The constructor of a custom network must not change the random numbers of the run.
         with torch.random.fork_rng(devices=[]):
             saved = Policy(
                 "gaussian" if isinstance(actor, ProbabilisticActor) else "deterministic",

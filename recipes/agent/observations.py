@@ -16,12 +16,7 @@ from vmfer_recipes.config.replay_groups import HindsightReplayConfig
 from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
-    "DatasetObservations",
-    "GoalObservations",
-    "NormalizedObservations",
-    "Observations",
-    "ObservingPolicy",
-    "RunningStatistics",
+    *("NormalizedObservations", "Observations", "ObservingPolicy", "RunningStatistics"),
     "make_observations",
 ]
 
@@ -33,7 +28,7 @@ class Observations(TensorDictModuleBase):
         has_effect: whether batches change. Otherwise there is no need to call this module.
     """
 
-    in_keys: Sequence[str] = ["observation"]
+    in_keys: list[str] = ["observation"]
     out_keys = ["observation"]
 
     def __init__(self, device: str) -> None:
@@ -65,22 +60,43 @@ class Observations(TensorDictModuleBase):
 class NormalizedObservations(Observations):
     """Normalizes samples by the mean and variance of all collected data, and clips them.
 
-    The buffer stores raw data. (TorchRL's ``VecNormV2`` normalizes data once, at collection.)
+    The buffer stores raw data. (TorchRL's ``VecNormV2`` normalizes data once, at collection.) With
+    goals, the normalized desired goal is appended to the observation. The statistics of goals
+    include desired and achieved goals, since hindsight relabeling turns the latter into the former.
+
+    Args:
+        observation: the statistics of observations.
+        goal: the statistics of goals; ``None`` without goals.
+        clip: the largest absolute value of a normalized component.
+        device: the device of the networks.
     """
 
-    def __init__(self, size: int, clip: float, device: str) -> None:
+    def __init__(
+        self,
+        observation: RunningStatistics,
+        goal: RunningStatistics | None = None,
+        *,
+        clip: float,
+        device: str,
+    ) -> None:
         super().__init__(device)
         self.has_effect = True
         self.clip = clip
-        self.observation = RunningStatistics(size).to(device)
+        self.observation = observation.to(device)
+        self.goal = None if goal is None else goal.to(device)
+        if goal is not None:
+            self.in_keys = ["observation", "desired_goal"]
 
     def learn(self, transition: TensorDictBase) -> None:
         """Updates the statistics with collected transitions."""
         self.observation.add(transition["observation"])
+        if self.goal is not None:
+            self.goal.add(transition["desired_goal"])
+            self.goal.add(transition["next", "achieved_goal"])
 
     def normalization(self) -> Normalization:
         """The current normalization of the inputs of the networks."""
-        parts = [part for part in self.children() if isinstance(part, RunningStatistics)]
+        parts = [part for part in (self.observation, self.goal) if part is not None]
         mean = torch.cat([part.mean for part in parts])
         deviation = torch.cat([part.deviation() for part in parts])
         return Normalization(mean.float(), deviation.float(), self.clip)
@@ -88,52 +104,15 @@ class NormalizedObservations(Observations):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
         tensordict = super().forward(tensordict)
-        further = self._further(tensordict)
+        goals = []
+        if self.goal is not None:
+            goals = [self.goal.normalized(tensordict.get("desired_goal"))]
         for key in ("observation", ("next", "observation")):
             raw = tensordict.get(key, None)
             if raw is not None:
-                seen = torch.cat([self.observation.normalized(raw), *further], -1)
+                seen = torch.cat([self.observation.normalized(raw), *goals], -1)
                 tensordict.set(key, seen.clamp(-self.clip, self.clip))
         return tensordict
-
-    def _further(self, tensordict: TensorDictBase) -> list[Tensor]:
-        """Normalized inputs to append to the observation."""
-        return []
-
-
-class DatasetObservations(NormalizedObservations):
-    """Normalizes observations by the mean and the standard deviation of a dataset.
-
-    As published for TD3+BC: 1e-3 is added to the standard deviation, and nothing is clipped.
-    ``learn`` is called once, with the whole dataset.
-    """
-
-    def __init__(self, size: int, device: str) -> None:
-        super().__init__(size, math.inf, device)
-        self.observation = RunningStatistics(size, 0, added_deviation=1e-3).to(device)
-
-
-class GoalObservations(NormalizedObservations):
-    """Concatenates observation and desired goal for the networks, with normalization.
-
-    The statistics of goals include desired and achieved goals, since hindsight relabeling turns
-    achieved goals into desired ones.
-    """
-
-    in_keys = ["observation", "desired_goal"]
-
-    def __init__(self, sizes: tuple[int, int], clip: float, device: str) -> None:
-        super().__init__(sizes[0], clip, device)
-        self.goal = RunningStatistics(sizes[1]).to(device)
-
-    def learn(self, transition: TensorDictBase) -> None:
-        """Updates the statistics with collected transitions."""
-        super().learn(transition)
-        self.goal.add(transition["desired_goal"])
-        self.goal.add(transition["next", "achieved_goal"])
-
-    def _further(self, tensordict: TensorDictBase) -> list[Tensor]:
-        return [self.goal.normalized(tensordict.get("desired_goal"))]
 
 
 class ObservingPolicy(TensorDictModuleBase):
@@ -156,10 +135,7 @@ class ObservingPolicy(TensorDictModuleBase):
 class RunningStatistics(nn.Module):
     """The elementwise mean and variance of the vectors seen so far.
 
-    Args:
-        size: the length of a vector.
-        least_deviation: the lower bound of the standard deviation used for normalization.
-        added_deviation: added to the standard deviation used for normalization.
+    For normalization, the standard deviation has a lower bound, and a number is added to it.
     """
 
     def __init__(
@@ -197,13 +173,17 @@ class RunningStatistics(nn.Module):
 
 def make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
     """The observations that ``replay=`` and the normalization keys require."""
-    spec = env.observation_spec
+    spec, device = env.observation_spec, cfg.device
     size = spec["observation"].shape[-1]
     if isinstance(cfg.replay, HindsightReplayConfig):
-        return GoalObservations((size, spec["desired_goal"].shape[-1]), cfg.replay.clip, cfg.device)
-    # Keys of offline recipes. `normalize` alone may be a key of the user's own recipe.
+        goal = RunningStatistics(spec["desired_goal"].shape[-1])
+        statistics = RunningStatistics(size)
+        return NormalizedObservations(statistics, goal, clip=cfg.replay.clip, device=device)
+    # Keys of offline recipes. `normalize` alone may be a key of a custom recipe.
     if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):
-        return DatasetObservations(size, cfg.device)
+        # As published for TD3+BC. `learn` is called once, with the whole dataset.
+        statistics = RunningStatistics(size, least_deviation=0, added_deviation=1e-3)
+        return NormalizedObservations(statistics, clip=math.inf, device=device)
     if cfg.env.normalize_observations:
-        return NormalizedObservations(size, cfg.env.clip, cfg.device)
-    return Observations(cfg.device)
+        return NormalizedObservations(RunningStatistics(size), clip=cfg.env.clip, device=device)
+    return Observations(device)

@@ -18,7 +18,15 @@ from vmfer_recipes.config.replay_groups import (
 from vmfer_recipes.config.training import TrainingConfig
 
 __all__ = [
-    *("CrossQConfig", "REDQConfig", "SACConfig", "TD3BCConfig", "TD3Config", "TQCConfig"),
+    *(
+        "CrossQConfig",
+        "DeterministicConfig",
+        "REDQConfig",
+        "SACConfig",
+        "TD3BCConfig",
+        "TD3Config",
+        "TQCConfig",
+    ),
     *("TemperatureConfig", "algorithms"),
 ]
 
@@ -26,8 +34,16 @@ _WITHOUT_STEPS = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "colle
 _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
+@dataclass
+class DeterministicConfig(TrainingConfig):
+    """The keys shared by algorithms with a deterministic policy."""
+
+    target_noise: float = key(0.2, "standard deviation of the noise on target actions", low=0)
+    target_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
+
+
 @schema("td3")
-class TD3Config(TrainingConfig):
+class TD3Config(DeterministicConfig):
     """TD3 with vMFER (Algorithm 1 of the paper; TD3 column of its hyperparameters)."""
 
     algorithm: str = "td3"
@@ -38,8 +54,6 @@ class TD3Config(TrainingConfig):
     exploration_noise: float = key(
         0.1, "standard deviation of the noise on collected actions", low=0
     )
-    target_noise: float = key(0.2, "standard deviation of the noise on target actions", low=0)
-    target_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
     actor_noise: float = key(
         0.0, "standard deviation of the noise on the actor batch's actions (Algorithm 1)", low=0
     )
@@ -190,7 +204,7 @@ class CrossQConfig(TemperatureConfig):
 
 
 @schema("td3_bc")
-class TD3BCConfig(TrainingConfig):
+class TD3BCConfig(DeterministicConfig):
     """TD3+BC (Fujimoto and Gu, 2021) with vMFER: offline learning from a dataset.
 
     With a vMFER sampler, the behavior-cloning term and the weight lambda of the critics are
@@ -219,8 +233,6 @@ class TD3BCConfig(TrainingConfig):
         low=0,
     )
     policy_delay: int = key(2, "critic updates per update of actor and target networks", low=1)
-    target_noise: float = key(0.2, "standard deviation of the noise on target actions", low=0)
-    target_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
     normalize: bool = key(
         True, "normalize observations by the mean and standard deviation of the dataset"
     )

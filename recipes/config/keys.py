@@ -57,16 +57,11 @@ class Config:
 class Key:
     """One configuration key: a row of ``--help`` and of the documentation.
 
+    The other attributes are the arguments of :func:`key`.
+
     Attributes:
         name: the dotted name, as on the command line.
         types: the allowed types. A dictionary has keys of the user's choice: ``env.kwargs.gain=2``.
-        default: the default value, or ``MISSING``.
-        meaning: what the key does, in one line.
-        low: the smallest number.
-        high: the largest number.
-        choices: the allowed strings. Values of the other types are allowed as well.
-        aka: names under which users of other libraries look for this key.
-        is_argument: whether it is an argument of the class that its group names.
         only: the choices of a group that define this key, if not all do.
     """
 
@@ -156,7 +151,7 @@ def key(
         meaning: what the key does, in one line.
         low: the smallest number, or the smallest number of a list.
         high: the largest number, or the largest number of a list.
-        choices: the allowed strings.
+        choices: the allowed strings. Values of other types in the annotation are allowed as well.
         aka: names under which users of other libraries look for this key.
         is_argument: whether it is an argument of the class that its group names.
 

@@ -75,18 +75,13 @@ class Recipe:
     """
 
     def __init__(
-        self,
-        name: str,
-        config: type[Config],
-        run: Callable[[Any], None],
-        algorithm: str,
+        self, name: str, config: type[Config], run: Callable[[Any], None], algorithm: str
     ) -> None:
         functools.update_wrapper(self, run)
         self.config = config
         self._file = name
         self._name = register_recipe(name, config, algorithm)
-        is_own = self._name != name
-        self._program = f"python {algorithm}.py" if is_own else f"python recipes/{name}.py"
+        self._program = f"python {'recipes/' if self._name == name else ''}{algorithm}.py"
         self._run = run
 
     def __call__(self, program_name: str | None = None) -> None:
@@ -143,8 +138,7 @@ class Recipe:
 
     def _launch(self, line: CommandLine) -> None:
         """Lets Hydra answer a question, or start the runs of a sweep."""
-        # The order that Hydra's parser accepts.
-        sys.argv[1:] = [*line.overrides, *line.options]
+        sys.argv[1:] = [*line.overrides, *line.options]  # the order that Hydra's parser accepts
         os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra formats errors itself and exits
         if "multirun" in line.given:  # a question is answered faster without them
             from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher

@@ -1,6 +1,6 @@
-"""Parts from the user's own modules: choices by import path, and recipes with keys of their own.
+"""Parts from modules of the user: choices by import path, and recipes with additional keys.
 
-Hydra composes configurations from files. Users' own parts have no files, so their configurations
+Hydra composes configurations from files. Custom parts have no files, so their configurations
 are registered here before Hydra starts. Their classes are imported when a run needs them.
 """
 

@@ -7,16 +7,24 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from omegaconf import OmegaConf
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of
+from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = ["load_config", "read_config", "read_env", "written_config"]
+__all__ = [
+    *("NoTrainingRunError", "load_config", "read_config", "read_run", "read_training_config"),
+]
+
+# What every program needs to know of a run, with its type.
+_REQUIRED: dict[str, type] = {
+    **dict.fromkeys(("algorithm", "env.name", "replay.name", "sampler.name"), str),
+    **dict.fromkeys(("seed", "total_frames"), int),
+}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # ten times faster
@@ -42,20 +50,29 @@ def read_config(file: Path) -> dict[str, Any]:
     return {str(key): value for key, value in content.items()}
 
 
-def written_config(values: dict[str, Any]) -> str:
-    """The contents of a ``config.yaml`` with these values."""
-    return OmegaConf.to_yaml(values)
+class NoTrainingRunError(ValueError):
+    """Raised for the configuration of another program, such as ``shooting.py``."""
 
 
-def read_env(saved: dict[str, Any]) -> EnvConfig:
-    """The task of a saved configuration, of any recipe."""
-    env = EnvConfig(**saved["env"])
-    validate(env, "env.")
-    return env
+def read_training_config(run_dir: Path) -> dict[str, Any]:
+    """The contents of the ``config.yaml`` of a training run, of any recipe."""
+    try:
+        config = read_config(run_dir / "config.yaml")
+    except Exception as error:
+        raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
+    if not {"algorithm", "total_frames"} & config.keys():
+        raise NoTrainingRunError("config.yaml is not that of a training run")
+    values = flat(config)
+    for name, kind in _REQUIRED.items():
+        if type(values.get(name)) is not kind:
+            raise ValueError(f"config.yaml has {name}={values.get(name)!r}")
+    if config["total_frames"] < 1:
+        raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
+    return config
 
 
-def load_config(run_dir: Path) -> TrainingConfig:
-    """The configuration of a run of this package's recipes."""
+def read_run(run_dir: Path) -> tuple[dict[str, Any], EnvConfig]:
+    """The configuration of a training run that the user named, and its task."""
     file = run_dir / "config.yaml"
     if not file.exists():
         raise UserError(
@@ -63,12 +80,20 @@ def load_config(run_dir: Path) -> TrainingConfig:
             "runs/td3/HalfCheetah-v4/uniform-fresh/seed0."
         )
     try:
-        saved = read_config(file)
-        algorithm = saved["algorithm"]
+        saved = read_training_config(run_dir)
+        env = EnvConfig(**saved["env"])
+        validate(env, "env.")
     except Exception as error:
         raise UserError(
             f"{file} is not the configuration of a run ({first_line(error)})."
         ) from error
+    return saved, env
+
+
+def load_config(run_dir: Path) -> TrainingConfig:
+    """The configuration of a run of this package's recipes."""
+    saved, _ = read_run(run_dir)
+    algorithm = saved["algorithm"]
     if algorithm not in algorithms():
         raise UserError(
             f"{run_dir} is a run of {algorithm}, which is not a recipe of this package: give a run "
@@ -79,7 +104,8 @@ def load_config(run_dir: Path) -> TrainingConfig:
         validate(config)
     except (UserError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{file} does not fit this version of {algorithm} ({first_line(error)})."
+            f"{run_dir / 'config.yaml'} does not fit this version of {algorithm} "
+            f"({first_line(error)})."
         ) from error
     return config
 

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted
-from vmfer_recipes.config.keys import describe
 from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
 from vmfer_recipes.config.replay_groups import (
     CustomSamplerConfig,
     FreshSamplerConfig,
+    SamplerConfig,
     VMFSamplerConfig,
 )
 from vmfer_recipes.config.training import TrainingConfig
@@ -55,24 +55,18 @@ class Arm:
 
     @property
     def dose(self) -> float | None:
-        """The power of the factor in the probabilities of the actor's batch, if it has one.
+        """The power of the factor in the probabilities of the actor's batch: 1 in the paper.
 
-        A uniform batch has the power 0, and the paper's method the power 1. An arm that also
-        differs in another key has none.
+        An arm that also differs in another key has none.
         """
         sampler = self.changes["sampler"]
         if len(self.changes) > 1:
             return None
         if isinstance(sampler, FreshSamplerConfig):
             return 0.0
-        defaults = {key.name: key.default for key in describe(type(sampler))}
-        is_plain = all(
-            getattr(sampler, name) == default
-            for name, default in defaults.items()
-            if name not in ("name", "power")
-        )
         is_vmf = isinstance(sampler, VMFSamplerConfig)
-        return float(sampler.power) if is_vmf and is_plain else None
+        is_plain = is_vmf and sampler == VMFSamplerConfig(name=sampler.name, power=sampler.power)
+        return float(sampler.power) if is_plain else None
 
 
 def make_arms(names: list[str], cfg: TrainingConfig) -> list[Arm]:
@@ -97,14 +91,19 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
         raise UserError("An arm is empty: use a choice of sampler=, such as arms=[fresh,vmf_rank].")
     keys = [_changed_key(word, name) for word in words]
     sampler = cfg.sampler
-    is_custom = isinstance(sampler, CustomSamplerConfig)
-    if choice is None and not is_custom and sampler.name not in choices_of("sampler"):
+    start = choice or (sampler._target_ if _is_custom(sampler) else sampler.name)
+    if start not in choices_of("sampler") and not (choice or _is_custom(sampler)):
         raise UserError(
-            f"The arm {name!r} has no sampler, and the run's sampler.name={sampler.name} is not a "
+            f"The arm {name!r} has no sampler, and the run's sampler.name={start} is not a "
             "choice of sampler=: put a sampler before the overrides."
         )
-    start = choice or (sampler._target_ if is_custom else sampler.name)
-    composed = _composed([f"sampler={start}", *words], name, cfg)
+    try:
+        line = read_command_line([f"sampler={start}", *words], type(cfg))
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = compose(cfg.algorithm, line.overrides)
+    except (HydraException, UserError) as error:
+        reason = explain(error, type(cfg)) if isinstance(error, HydraException) else error
+        raise UserError(f"The arm {name!r}: {reason}") from error
     changes = {key: OmegaConf.select(composed, key) for key in keys}
     chosen = composed.sampler
     if choice is None:  # it keeps the other values of the run's sampler
@@ -114,6 +113,10 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
                 OmegaConf.update(chosen, key.removeprefix("sampler."), changes[key], force_add=True)
     others = {key: value for key, value in changes.items() if "." not in key}
     return Arm(name, {"sampler": OmegaConf.to_object(chosen), **others})
+
+
+def _is_custom(sampler: SamplerConfig) -> bool:
+    return isinstance(sampler, CustomSamplerConfig)
 
 
 def _changed_key(word: str, name: str) -> str:
@@ -129,13 +132,3 @@ def _changed_key(word: str, name: str) -> str:
             f"the sampler, sampler.*, {', '.join(_CHANGEABLE)}."
         )
     return key
-
-
-def _composed(overrides: list[str], name: str, cfg: TrainingConfig) -> Any:
-    try:
-        line = read_command_line(overrides, type(cfg))
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return compose(cfg.algorithm, line.overrides)
-    except (HydraException, UserError) as error:
-        reason = explain(error, type(cfg)) if isinstance(error, HydraException) else error
-        raise UserError(f"The arm {name!r}: {reason}") from error

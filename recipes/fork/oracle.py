@@ -52,15 +52,15 @@ def measure(options: Any, sources: Sequence[Source]) -> str:
         states.append(table)
         if options.updates:
             updates.append(_updated(agent, source, table, batch, options))
-    found = pd.concat(states, ignore_index=True)
-    found.to_csv(out / "states.csv", index=False)
-    predictions = _predictions(found, options.signals)
-    predictions.to_csv(out / "signals.csv", index=False)
-    text = [_summary(found), _table(predictions, "signal", ("auroc", "correlation"))]
+    tables = {"states": pd.concat(states, ignore_index=True)}
+    tables["signals"] = _predictions(tables["states"], options.signals)
+    text = [_summary(tables["states"])]
+    text += [_table(tables["signals"], "signal", ("auroc", "correlation"))]
     if updates:
-        gains = pd.concat(updates, ignore_index=True)
-        gains.to_csv(out / "updates.csv", index=False)
-        text += [_table(gains, "arm", ("difference",))]
+        tables["updates"] = pd.concat(updates, ignore_index=True)
+        text += [_table(tables["updates"], "arm", ("difference",))]
+    for name, table in tables.items():
+        table.to_csv(out / f"{name}.csv", index=False)
     (out / "oracle.md").write_text("\n\n".join(text) + "\n")
     return "\n\n".join(text)
 
@@ -79,9 +79,6 @@ def _restored(source: Source) -> Agent:
             "num_envs=1 and replay.buffer_size of at least its steps."
         )
     return agent
-
-
-# --- True gradients ---------------------------------------------------------------------------
 
 
 def _visited(agent: Agent, slots: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -157,23 +154,14 @@ def _measured_states(
     actions = critics.action.numpy()
     rollouts = _Rollouts(agent, options.horizon, source.cfg.gamma)
     states = list(_visited(agent, slots.tolist()))
-    title = f"seed {source.seed}, step {source.step:,}"
-    true = np.array(
-        [
-            [rollouts.gradient(state, action, options.step_size / part) for part in (1, 2)]
-            for state, action in zip(tqdm(states, title, disable=None), actions, strict=True)
-        ]
-    )
+    sizes = (options.step_size, options.step_size / 2)
+    bar = tqdm(states, f"seed {source.seed}, step {source.step:,}", disable=None)
+    pairs = zip(bar, actions, strict=True)
+    true = np.array([[rollouts.gradient(*pair, size) for size in sizes] for pair in pairs])
     estimate = -critics.followed.numpy()
-    table = pd.DataFrame(
-        {
-            "seed": source.seed,
-            "at": source.step,
-            "slot": slots,
-            "cosine": _cosine(estimate, true[:, 1]),
-            "check": _cosine(true[:, 0], true[:, 1]),
-        }
-    )
+    table = pd.DataFrame({"seed": source.seed, "at": source.step, "slot": slots})
+    table["cosine"] = _cosine(estimate, true[:, 1])
+    table["check"] = _cosine(true[:, 0], true[:, 1])
     for name in options.signals:
         values = SCORES[name](critics) if name in SCORES else _custom(name, agent.loss, batch)
         table[name] = np.asarray(values, np.float64)
@@ -199,9 +187,6 @@ def _custom(path: str, loss: Any, batch: TensorDictBase) -> Tensor:
     return values.detach()
 
 
-# --- Signals ----------------------------------------------------------------------------------
-
-
 class Critics:
     """Values ``[N, B]`` and gradients of -Q_i ``[N, B, A]`` at the policy's actions ``[B, A]``."""
 
@@ -217,15 +202,14 @@ class Critics:
 
     def at(self, action: Tensor, is_target: bool = False) -> tuple[Tensor, Tensor]:
         """Values and gradients at some actions ``[B, A]``."""
-        loss = self.loss
-        params = loss.target_qvalue_network_params if is_target else loss.qvalue_network_params
-        params = params.detach()
+        name = "target_qvalue_network_params" if is_target else "qvalue_network_params"
+        params = getattr(self.loss, name).detach()
         inputs = self.batch.select("observation").set("action", action)
         values, gradients = linearized_values(
-            lambda inputs: paired_critics(loss)(inputs, params),
+            lambda inputs: paired_critics(self.loss)(inputs, params),
             inputs.expand(params.batch_size[0], *inputs.batch_size),
             action_key="action",
-            value_key=loss.tensor_keys.state_action_value,
+            value_key=self.loss.tensor_keys.state_action_value,
         )
         return values.mean(-1), gradients
 
@@ -271,9 +255,6 @@ SCORES: dict[str, Callable[[Critics], Any]] = {
 }
 
 
-# --- Frozen critics ---------------------------------------------------------------------------
-
-
 def _updated(
     agent: Agent, source: Source, table: pd.DataFrame, batch: TensorDictBase, options: Any
 ) -> pd.DataFrame:
@@ -285,15 +266,14 @@ def _updated(
     cfg, optimizer = source.cfg, agent.actor_optimizer
     params = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     start = copy.deepcopy([tensor.data for tensor in params]), copy.deepcopy(optimizer.state_dict())
-    env = make_environment(cfg.env, cfg.seed)
+    env, seed = make_environment(cfg.env, cfg.seed), EVALUATION_SEED + cfg.seed
     levels = np.sort(np.exp((1 + table["cosine"]) / 2) ** options.power)
+    scores = table[["cosine", *options.signals]].rename(columns={"cosine": "oracle"})
+    arms = {"uniform": np.ones(len(table))}
+    arms |= {arm: levels[rankdata(scores[arm], "ordinal") - 1] for arm in scores}
     rows = []
     for draw in range(options.draws):
-        for arm in ("uniform", "oracle", *options.signals):
-            weights = np.ones(len(table))
-            if arm != "uniform":
-                order = rankdata(table["cosine" if arm == "oracle" else arm], "ordinal")
-                weights = levels[order - 1]
+        for arm, weights in arms.items():
             limits = torch.from_numpy(np.cumsum(weights) / weights.sum())
             for tensor, value in zip(params, start[0], strict=True):
                 tensor.data.copy_(value)
@@ -306,7 +286,6 @@ def _updated(
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            seed = EVALUATION_SEED + cfg.seed
             result = evaluate(
                 agent.policy, env, options.num_eval_episodes, seed, max_steps=cfg.max_eval_steps
             )
@@ -317,9 +296,6 @@ def _updated(
     return found
 
 
-# --- Tables -----------------------------------------------------------------------------------
-
-
 def _predictions(states: pd.DataFrame, signals: Sequence[str]) -> pd.DataFrame:
     """How well each signal predicts, in each checkpoint, that the critics' direction is right."""
     rows = []
@@ -327,20 +303,18 @@ def _predictions(states: pd.DataFrame, signals: Sequence[str]) -> pd.DataFrame:
         is_right = group["cosine"] > 0
         for name in signals:
             right, wrong = group.loc[is_right, name], group.loc[~is_right, name]
-            auroc = np.nan
-            if len(right) and len(wrong):
-                auroc = mannwhitneyu(right, wrong).statistic / (len(right) * len(wrong))
+            pairs = len(right) * len(wrong)
+            auroc = mannwhitneyu(right, wrong).statistic / pairs if pairs else np.nan
             rows.append((seed, at, name, auroc, spearmanr(group[name], group["cosine"]).statistic))
     return pd.DataFrame(rows, columns=["seed", "at", "signal", "auroc", "correlation"])
 
 
 def _summary(states: pd.DataFrame) -> str:
-    agreeing = (states["check"] > 0.9).mean()
     return (
         f"{len(states):,} states of {states.groupby(['seed', 'at']).ngroups} checkpoints. The "
         f"critics' direction is right (cosine > 0) in {(states['cosine'] > 0).mean():.0%}; the "
         f"mean cosine is {states['cosine'].mean():.2f}. Differences with two step sizes agree "
-        f"(cosine > 0.9) in {agreeing:.0%} of the states."
+        f"(cosine > 0.9) in {(states['check'] > 0.9).mean():.0%} of the states."
     )
 
 

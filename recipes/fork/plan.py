@@ -153,7 +153,7 @@ class Plan:
 
 def make_plan(options: ForkConfig) -> Plan:
     """Finds the checkpoints, reads the arms and lists all forks."""
-    other = "updates" if options.mode == "live" else "steps"
+    length, other = ("steps", "updates") if options.mode == "live" else ("updates", "steps")
     if getattr(options, other) is not None:
         raise UserError(
             f"{other}={getattr(options, other)} has no effect with mode={options.mode}: remove "
@@ -172,50 +172,48 @@ def make_plan(options: ForkConfig) -> Plan:
     default = f"runs/forks/{folder_name(group_name(first))}/{options.mode}-{options.length}"
     out = Path(options.out or default)
     episodes = options.num_eval_episodes or first.num_eval_episodes
-    length = "steps" if options.mode == "live" else "updates"
     settings = {"mode": options.mode, length: options.length, "num_eval_episodes": episodes}
     moments = []
     for source in sources:
         path = out / f"seed{source.seed}" / f"step{source.step}"
-        forks = [
-            Fork(source, arm, draw, _config(source, arm, draw, options, episodes, path))
-            for draw in range(options.draws)
-            for arm in arms
-        ]
+        forks = []
+        for draw in range(options.draws):
+            for arm in arms:
+                cfg = dataclasses.replace(
+                    _config(arm.apply(source.cfg), source.step, options),
+                    num_eval_episodes=episodes,
+                    run_dir=str(path / arm.folder / f"draw{draw}"),
+                )
+                forks.append(Fork(source, arm, draw, cfg))
         moments.append(Moment(source, path, forks, settings))
         _ = moments[-1].return_before  # fails if the folder holds other forks
-        _check_directories(forks)
+        for fork in forks:
+            _check_directory(fork)
     return Plan(options, out, arms, moments)
 
 
-def _check_directories(forks: list[Fork]) -> None:
-    for fork in forks:
-        try:
-            ForkDirectory(fork.cfg).check()
-        except UserError as error:  # names the key of a recipe
-            raise UserError(str(error).replace("another run_dir", "another out=")) from error
+def _check_directory(fork: Fork) -> None:
+    try:
+        ForkDirectory(fork.cfg).check()
+    except UserError as error:  # names the key of a recipe
+        raise UserError(str(error).replace("another run_dir", "another out=")) from error
 
 
-def _config(
-    source: Source, arm: Arm, draw: int, options: ForkConfig, episodes: int, path: Path
-) -> TrainingConfig:
-    cfg = arm.apply(source.cfg)
-    is_live = options.mode == "live"
-    last = source.step + (options.length if is_live else 0)
+def _config(cfg: TrainingConfig, step: int, options: ForkConfig) -> TrainingConfig:
+    """The configuration of an arm that continues from a step."""
     interval = cfg.checkpoint_interval
-    if is_live:
+    if options.mode == "live":
+        step += options.length
         interval = min(interval, max(options.length // 4, _LEAST_INTERVAL))
-    cfg = dataclasses.replace(
+    continued = dataclasses.replace(
         cfg,
-        total_frames=last,
-        eval_interval=last,  # once, at the end
-        num_eval_episodes=episodes,
+        total_frames=step,
+        eval_interval=step,  # once, at the end
         checkpoint_interval=interval,
         keep_checkpoint=False,
         logger=CSVLoggerConfig(),
         resume=True,
-        run_dir=str(path / arm.folder / f"draw{draw}"),
     )
-    if is_live:
-        cfg.check()
-    return cfg
+    if options.mode == "live":
+        continued.check()
+    return continued

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -20,7 +21,6 @@ from vmfer_recipes.report.document import (
     Paragraph,
     Picture,
     Table,
-    Value,
     to_markdown,
 )
 from vmfer_recipes.report.inference import Estimate
@@ -35,7 +35,6 @@ matplotlib.rcParams["text.parse_math"] = False
 
 _FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by more than 10 %
 _LEVEL = 0.05
-_TESTED = ("difference [95 %]", "better in", "pairs", "p", "p (Holm)")
 
 
 def write_report(plan: Plan, results: pd.DataFrame) -> list[str]:
@@ -44,24 +43,21 @@ def write_report(plan: Plan, results: pd.DataFrame) -> list[str]:
     notes = _notes(plan, results, comparisons)
     table = _table(plan, results, comparisons)
     pictures = _pictures(plan, comparisons) if comparisons else []
-    blocks: list[Block] = [Heading(1, "Forks"), Paragraph(_question(plan))]
-    blocks += [table, Listing(notes), *pictures]
-    blocks += [Heading(2, "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
-    files = [plan.out / "forks.csv", plan.out / "forks.md"]
+    blocks: list[Block] = [Heading(1, "Forks"), Paragraph(_question(plan)), table, Listing(notes)]
+    blocks += [*pictures, Heading(2, "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
+    files = {
+        "forks.csv": results.to_csv(index=False, lineterminator="\n").encode(),
+        "forks.md": to_markdown(blocks, ".").encode(),
+        **{picture.file: picture.png for picture in pictures},
+    }
     try:
-        with replacing(files[0]) as file:
-            results.to_csv(file, index=False, lineterminator="\n")
-        with replacing(files[1]) as file:
-            file.write(to_markdown(blocks, "."))
-        for picture in pictures:
-            files.append(plan.out / f"{picture.name}.png")
-            with replacing(files[-1], "wb") as file:
-                file.write(picture.png)
+        for name, content in files.items():
+            with replacing(plan.out / name, "wb") as file:
+                file.write(content)
     except OSError as error:
         raise UserError(f"{plan.out} cannot be written ({error}): choose another out=.") from error
-    cells = [[table.shown(name, value) for name, value in row.items()] for row in table.rows]
-    lines = aligned([table.columns, *cells], left=1)
-    return [*lines, *(f"- {note}" for note in notes), *(f"  {file}" for file in files)]
+    lines = aligned([[*table.columns], *table.shown], left=1)
+    return [*lines, *(f"- {note}" for note in notes), *(f"  {plan.out / name}" for name in files)]
 
 
 def _question(plan: Plan) -> str:
@@ -80,29 +76,21 @@ def _question(plan: Plan) -> str:
 
 
 def _table(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison]) -> Table:
-    rows: list[dict[str, Value]] = [
-        {
-            "arm": each.arm,
-            "return after": each.after,
-            "difference [95 %]": _shown(each.difference),
-            "better in": each.wins,
-            "pairs": each.pairs,
-            "p": each.p,
-            "p (Holm)": each.corrected_p,
-        }
-        for each in comparisons
-    ]
-    reference = results["return_after"][results["arm"] == plan.arms[0].name]
+    columns = {"arm": "", "return after": "{:.1f}", "difference [95 %]": "", "better in": "{:.0%}"}
+    columns |= {"pairs": "", "p": "{:.3f}", "p (Holm)": "{:.3f}"}
+    name = plan.arms[0].name
+    reference = results["return_after"][results["arm"] == name]
+    rows: list[tuple[Any, ...]] = []
     if len(reference):
-        first = {"arm": f"{plan.arms[0].name} (reference)", "return after": reference.mean()}
-        rows.insert(0, first | dict.fromkeys(_TESTED))
-    return Table(
-        "forks",
+        rows = [(f"{name} (reference)", reference.mean(), *[None] * 5)]
+    for each in comparisons:
+        tested = (each.wins, each.pairs, each.p, each.corrected_p)
+        rows.append((each.arm, each.after, _shown(each.difference), *tested))
+    caption = (
         "Returns after the fork, as means over the finished forks, and their paired differences "
-        "from the reference.",
-        rows,
-        {"return after": "{:.1f}", "better in": "{:.0%}", "p": "{:.3f}", "p (Holm)": "{:.3f}"},
+        "from the reference."
     )
+    return Table("forks", caption, columns, rows)
 
 
 def _shown(estimate: Estimate) -> str:
@@ -151,14 +139,13 @@ def _notes(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison])
 
 def _checkpoint_table(plan: Plan, results: pd.DataFrame) -> Table:
     arms = [arm.name for arm in plan.arms]
-    rows: list[dict[str, Value]] = []
+    columns = {"seed": "{}", "step": "", **dict.fromkeys(["before", *arms], "{:.1f}")}
+    rows = []
     for (seed, step), forks in results.groupby(["seed", "at"]):
-        before = float(forks["return_before"].iloc[0])
         after = forks.groupby("arm")["return_after"].mean().reindex(arms)
-        rows.append({"seed": seed, "step": step, "before": before, **after})
-    formats = dict.fromkeys(["before", *arms], "{:.1f}")
+        rows.append((seed, step, forks["return_before"].iloc[0], *after))
     caption = "Return before the forks, and mean return after those of each arm."
-    return Table("checkpoints", caption, rows, {"seed": "{}", **formats})
+    return Table("checkpoints", caption, columns, rows)
 
 
 def _pictures(plan: Plan, comparisons: Sequence[Comparison]) -> list[Picture]:

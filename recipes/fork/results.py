@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def _return_after(fork: Fork) -> float:
         ) from error
 
 
-@dataclass
+@dataclass(frozen=True)
 class Comparison:
     """An arm compared with the reference, over the forks that both have finished."""
 
@@ -57,10 +58,10 @@ class Comparison:
     top_count: int  # the number of units of the highest of these
     wins: float  # the fraction of pairs in which the arm is better; a tie counts half
     pairs: int
-    p: float  # of a sign-flip test
-    units: str  # what the test flips: seeds, checkpoints or draws
+    units: str  # what a sign-flip test flips: seeds, checkpoints or draws
     unit_count: int  # how many of these there are
-    corrected_p: float = field(init=False)  # p with Holm's correction over the arms
+    p: float  # of this test
+    corrected_p: float = math.nan  # p with Holm's correction over the arms
 
 
 def compare(results: pd.DataFrame, arms: Sequence[str]) -> list[Comparison]:
@@ -78,9 +79,7 @@ def compare(results: pd.DataFrame, arms: Sequence[str]) -> list[Comparison]:
         if len(mine):
             comparisons.append(_compared(arm, float(mine.mean()), mine - other))
     corrected = holm([each.p for each in comparisons])
-    for each, value in zip(comparisons, corrected, strict=True):
-        each.corrected_p = value
-    return comparisons
+    return [replace(c, corrected_p=p) for c, p in zip(comparisons, corrected, strict=True)]
 
 
 def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
@@ -90,11 +89,7 @@ def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
     levels = {"seed": checkpoints.mean(), "checkpoint": draws.mean(), "draw": differences}
     enough = [name for name, values in levels.items() if len(values) >= ENOUGH_UNITS]
     units = [*enough, "draw"][0]
-    counts = {
-        "seed": len(checkpoints),
-        "checkpoint": checkpoints.size().max(),
-        "draw": draws.size().max(),
-    }
+    most = (len(checkpoints), checkpoints.size().max(), draws.size().max())
     # A level with a single unit has no spread, so the interval starts below it.
     nested: Any = [
         [draws.to_numpy() for _, draws in of_seed.groupby("at")]
@@ -106,13 +101,13 @@ def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
         arm=arm,
         after=after,
         difference=hierarchical_bootstrap(nested),
-        covers=[name for name, count in counts.items() if count > 1],
+        covers=[name for name, count in zip(levels, most, strict=True) if count > 1],
         top_count=len(nested),
         wins=float((differences > 0).mean() + 0.5 * (differences == 0).mean()),
         pairs=len(differences),
-        p=sign_flip_p(levels[units].to_numpy()),
         units=units,
         unit_count=len(levels[units]),
+        p=sign_flip_p(levels[units].to_numpy()),
     )
 
 
@@ -123,15 +118,8 @@ def hierarchical_bootstrap(values: Any, repetitions: int = 10_000) -> Estimate:
     every seed has the same weight. The bootstrap resamples seeds, then the checkpoints within each
     of them, then the draws within each of these.
 
-    Args:
-        values: a list of seeds, each a list of checkpoints, each an array of draws. Any other
-            depth works as well; an array is the lowest level.
-        repetitions: the number of bootstrap samples.
-
-    Example:
-        >>> seeds = [[np.array([1.0, 3.0])], [np.array([4.0]), np.array([6.0, 6.0, 6.0])]]
-        >>> hierarchical_bootstrap(seeds).value  # the mean of 2 and of the mean of 4 and 6
-        3.5
+    Values are a list of seeds, each a list of checkpoints, each an array of draws. Any other depth
+    works as well; an array is the lowest level.
     """
     if len(values) < 2:
         return Estimate(_nested_mean(values))

@@ -113,7 +113,8 @@ class PartialSession(TrainingSession):
     """A session in which at most one optimizer takes steps, and nothing is written."""
 
     def __init__(self, optimizer: Optimizer | None = None) -> None:
-        self.metrics = _NoMetrics()
+        self.metrics = Averages()
+        self.metrics.add(factor_mean=torch.zeros(()))  # counts as measured: diagnostics are slow
         self._optimizer = optimizer
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
@@ -124,16 +125,6 @@ class PartialSession(TrainingSession):
         """Takes one gradient step, unless the optimizer is another one."""
         if optimizer is self._optimizer:
             super().descend(optimizer, loss)
-
-
-class _NoMetrics(Averages):
-    """Ignores metrics. Each counts as already reported, so that none is measured."""
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def add(self, **metrics: Tensor) -> None:
-        """Ignores the metrics."""
 
 
 def with_batches(
@@ -153,13 +144,11 @@ def with_batches(
 
 
 def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict[str, Any]:
-    """The first checkpoint of a fork.
+    """The first checkpoint of a fork. Afterwards, the state of the agent is arbitrary.
 
     Networks, optimizers, transitions and the running episode are those of the source. The actor's
-    sampler is that of the arm. If it stores a signal, every transition is scored by the networks of
-    the source, so that all arms start with current signals. All random generators are seeded by
-    the draw, the same for all arms. Tables and metrics are empty. Afterwards, the state of the
-    agent is arbitrary.
+    sampler is that of the arm, with current signals of all transitions. All random generators are
+    seeded by the draw, the same for all arms. Tables and metrics are empty.
     """
     seed, step = fork.source.seed, fork.source.step
     seeds = np.random.SeedSequence([seed, step, fork.draw]).generate_state(4)
@@ -222,9 +211,7 @@ def _report_transitions(buffer: ActorCriticReplayBuffer) -> None:
 def _score_buffer(agent: Agent, cfg: TrainingConfig) -> None:
     """Gives the actor's sampler the signal of every stored transition, if it uses one.
 
-    The recipe's update of the actor measures factors and gradient norms, and that of the critics
-    measures TD errors. Both run once over the whole buffer, in chunks, without a step of an
-    optimizer. Hindsight replay relabels transitions, as in training.
+    The recipe's updates measure it, in chunks and without a step of an optimizer.
     """
     if agent.signal is None:
         return

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from vmfer_recipes.agent.networks import network_inputs
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.saved import read_config
+from vmfer_recipes.config.saved import read_run
 from vmfer_recipes.environments.make import Environment
-from vmfer_recipes.offline.minari import Episode, MinariFiles
+from vmfer_recipes.offline.minari import MinariFiles
 from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
 
 __all__ = ["fill_replay_buffer", "load_transitions"]
@@ -76,14 +76,8 @@ def load_transitions(dataset: str, env: Environment, cfg: EnvConfig) -> TensorDi
 
 def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     """The replay buffer in the newest checkpoint of a run."""
-    config = run_dir / "config.yaml"
-    try:
-        recorded = read_config(config)
-        recorded = {key: recorded["env"][key] for key in ("name", "backend", "kwargs", "wrappers")}
-    except Exception as error:
-        raise UserError(
-            f"{config} is not the configuration of a run ({first_line(error)})."
-        ) from error
+    _, env = read_run(run_dir)
+    recorded = {key: getattr(env, key) for key in ("name", "backend", "kwargs", "wrappers")}
     _check_environment(recorded, cfg, str(run_dir))
     # Memory-mapped: the checkpoint also holds networks and optimizers.
     try:
@@ -126,26 +120,24 @@ def _columns_of_minari(
     files: MinariFiles, dataset: str, env: Environment, cfg: EnvConfig
 ) -> dict[Any, Tensor]:
     """The episodes of a dataset as transitions."""
-    if files.environment is not None:
-        recorded = {"name": files.environment, "kwargs": files.environment_kwargs}
-        _check_environment(recorded, cfg, dataset)
+    _check_environment(files.environment, cfg, dataset)
     episodes = [episode for episode in files.episodes() if len(episode.rewards) > 0]
     if not episodes:
         raise UserError(f"dataset={dataset} holds no transitions: choose another dataset.")
-    seen = [_flat_observations(episode, env, dataset) for episode in episodes]
+    inputs = [key if isinstance(key, str) else ".".join(key) for key in network_inputs(env)]
+    seen = [_flat_observations(episode.observations, inputs, dataset) for episode in episodes]
 
-    def stacked(arrays: list[np.ndarray], name: str) -> np.ndarray:
-        arrays = [array.reshape(len(array), -1) for array in arrays]
-        widths = sorted({array.shape[1] for array in arrays})
-        if len(widths) > 1:
+    def joined(name: str, arrays: Iterable[np.ndarray]) -> np.ndarray:
+        try:
+            return np.concatenate([array.reshape(len(array), -1) for array in arrays])
+        except ValueError as error:
             raise UserError(
-                f"dataset={dataset} has episodes whose {name} have different lengths ({widths[0]} "
-                f"and {widths[-1]}): choose another dataset."
-            )
-        return np.concatenate(arrays)
+                f"dataset={dataset} has episodes whose {name} have different lengths: choose "
+                "another dataset."
+            ) from error
 
     def column(name: str) -> np.ndarray:
-        return stacked([np.asarray(getattr(episode, name)) for episode in episodes], name)
+        return joined(name, (getattr(episode, name) for episode in episodes))
 
     low, high = env.own_action_space.low, env.own_action_space.high
     actions = column("actions").astype(np.float64)
@@ -153,9 +145,9 @@ def _columns_of_minari(
         actions = 2 * (actions - low) / (high.astype(np.float64) - low) - 1
     terminated = column("terminations").astype(bool)
     arrays: dict[Any, np.ndarray] = {
-        "observation": stacked([each[:-1] for each in seen], "observations"),
+        "observation": joined("observations", (each[:-1] for each in seen)),
         "action": actions.astype(np.float32),
-        ("next", "observation"): stacked([each[1:] for each in seen], "observations"),
+        ("next", "observation"): joined("observations", (each[1:] for each in seen)),
         ("next", "reward"): column("rewards").astype(np.float32),
         ("next", "done"): terminated | column("truncations").astype(bool),
         ("next", "terminated"): terminated,
@@ -163,30 +155,24 @@ def _columns_of_minari(
     return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
 
-def _flat_observations(episode: Episode, env: Environment, dataset: str) -> np.ndarray:
+def _flat_observations(
+    observations: dict[str, np.ndarray], inputs: list[str], dataset: str
+) -> np.ndarray:
     """The observations of an episode as vectors, with entries in the order of the networks."""
-    parts = [episode.observations]
-    if isinstance(episode.observations, dict):
-        keys = [(key,) if isinstance(key, str) else key for key in network_inputs(env)]
-        parts = [_entry(episode.observations, key, dataset) for key in keys]
+    inputs = [""] if "" in observations else inputs
+    for name in inputs:
+        if name not in observations:
+            raise UserError(
+                f"dataset={dataset} has the observations {', '.join(observations)}, but the "
+                f"environment has {name!r}: use the environment of the dataset."
+            )
+    parts = [observations[name] for name in inputs]
     return np.concatenate([part.reshape(len(part), -1) for part in parts], -1).astype(np.float32)
-
-
-def _entry(observations: Any, key: tuple[str, ...], dataset: str) -> np.ndarray:
-    entry = observations
-    for name in key:
-        entry = entry.get(name) if isinstance(entry, dict) else None
-    if not isinstance(entry, np.ndarray):
-        raise UserError(
-            f"dataset={dataset} has the observations {', '.join(observations)}, but the "
-            f"environment has {'.'.join(key)!r}: use the environment of the dataset."
-        )
-    return entry
 
 
 def _check_environment(recorded: Mapping[str, Any], cfg: EnvConfig, dataset: str) -> None:
     """Compares the environment of a dataset with that of the run."""
-    if isinstance(name := recorded["name"], str) and _REMOVED.fullmatch(name):
+    if _REMOVED.fullmatch(name := recorded.get("name", "")):
         recorded = {**recorded, "name": f"{name[:-1]}4"}
     differing = [
         f"env.{key}={theirs} there, {ours} here"
@@ -209,31 +195,29 @@ def _comparable(value: Any) -> Any:
 
 def _check(columns: dict[Any, Tensor], dataset: str, env: Environment, cfg: EnvConfig) -> None:
     """Checks lengths, sizes and values of transitions."""
-    count = len(columns["action"])
-    size = env.observation_spec["observation"].shape
-    sizes = {"observation": size, "action": env.action_spec.shape, "reward": (1,)}
+    action, space = columns["action"], env.own_action_space
+    sizes = {
+        "observation": env.observation_spec["observation"].shape,
+        "action": env.action_spec.shape,
+        "reward": (1,),
+    }
     for key, column in columns.items():
-        name = " ".join([key] if isinstance(key, str) else key)
+        name = key if isinstance(key, str) else " ".join(key)
         last = name.split()[-1]
         shape, dtype = sizes.get(last, (1,)), torch.float32 if last in sizes else torch.bool
-        if column.shape != (count, *shape) or column.dtype != dtype:
+        if column.shape != (len(action), *shape) or column.dtype != dtype:
             raise UserError(
                 f"dataset={dataset} has {name!r} of shape {list(column.shape)} and type "
-                f"{column.dtype}, but {cfg.name} needs {[count, *shape]} and {dtype}: use the "
-                "environment of the dataset."
+                f"{column.dtype}, but {cfg.name} needs {[len(action), *shape]} and {dtype}: use "
+                "the environment of the dataset."
             )
-        is_bad = ~column.isfinite().all(-1)
-        if is_bad.any():
-            row = int(is_bad.int().argmax())
+        if len(bad := (~column.isfinite()).nonzero()):
             raise UserError(
-                f"dataset={dataset} has NaN or infinity in {name!r} of transition {row}: remove "
-                "that episode."
+                f"dataset={dataset} has NaN or infinity in {name!r} of transition {bad[0, 0]}: "
+                "remove that episode."
             )
-    action = columns["action"]
-    is_outside = (action.abs() > 1 + _TOLERANCE).any(-1)
-    if is_outside.any():
-        row = int(is_outside.int().argmax())
-        space = env.own_action_space
+    if len(outside := (action.abs() > 1 + _TOLERANCE).nonzero()):
+        row = int(outside[0, 0])
         own = space.low + (action[row].double().numpy() + 1) / 2 * (space.high - space.low)
         raise UserError(
             f"dataset={dataset} has the action {np.round(own, 6).tolist()} in transition {row}, "

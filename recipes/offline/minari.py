@@ -26,7 +26,7 @@ _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 class Episode(NamedTuple):
     """The arrays of an episode of n steps."""
 
-    observations: Any  # ``[n + 1, ...]``, or a nested dictionary of such arrays
+    observations: dict[str, np.ndarray]  # ``[n + 1, ...]``, by dotted key; "" for a plain array
     actions: np.ndarray
     rewards: np.ndarray
     terminations: np.ndarray
@@ -71,16 +71,10 @@ class MinariFiles:
         )
 
     @property
-    def environment(self) -> str | None:
-        """The Gymnasium id of the environment, if it is known."""
-        name = self._env_spec.get("id")
-        return name if isinstance(name, str) else None
-
-    @property
-    def environment_kwargs(self) -> dict[str, Any]:
-        """The arguments of the environment."""
-        kwargs = self._env_spec.get("kwargs")
-        return kwargs if isinstance(kwargs, dict) else {}
+    def environment(self) -> dict[str, Any]:
+        """The Gymnasium id and the arguments of the environment; empty if they are not known."""
+        name, kwargs = self._env_spec.get("id"), self._env_spec.get("kwargs")
+        return {"name": name, "kwargs": kwargs or {}} if isinstance(name, str) else {}
 
     @property
     def reference_returns(self) -> tuple[float, float] | None:
@@ -113,12 +107,12 @@ class MinariFiles:
 
 def _read_episode(group: Any) -> Episode:
     arrays = {name: _read_array(group[name]) for name in _PER_STEP}
-    observations = _read_tree(group["observations"])
+    observations = dict(_read_tree(group["observations"]))
     steps = len(arrays["rewards"])
     for name, array in arrays.items():
         if len(array) != steps:
             raise ValueError(f"{group.name} has {steps} rewards, but {len(array)} {name}")
-    for array in _leaves(observations):
+    for array in observations.values():
         if len(array) != steps + 1:
             raise ValueError(
                 f"{group.name} has {steps} rewards, but {len(array)} observations instead of "
@@ -127,21 +121,15 @@ def _read_episode(group: Any) -> Episode:
     return Episode(observations, **arrays)
 
 
-def _read_tree(entry: Any) -> Any:
-    if hasattr(entry, "keys"):
-        return {name: _read_tree(entry[name]) for name in entry.keys()}  # noqa: SIM118
-    return _read_array(entry)
+def _read_tree(entry: Any, *path: str) -> Iterator[tuple[str, np.ndarray]]:
+    if not hasattr(entry, "keys"):
+        yield ".".join(path), _read_array(entry)
+        return
+    for name in entry:
+        yield from _read_tree(entry[name], *path, name)
 
 
 def _read_array(entry: Any) -> np.ndarray:
     if getattr(entry, "dtype", np.dtype(object)).kind not in "biuf" or not entry.shape:
         raise TypeError(f"{entry.name} is not a numeric array")
     return entry[()]
-
-
-def _leaves(observations: Any) -> Iterator[np.ndarray]:
-    if isinstance(observations, dict):
-        for part in observations.values():
-            yield from _leaves(part)
-    else:
-        yield observations

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.offline.minari import MinariFiles
-from vmfer_recipes.run.evaluation import Evaluation
+from vmfer_recipes.run.tables import Evaluation
 
 __all__ = ["ReferenceReturns", "reference_returns"]
 
@@ -47,13 +47,12 @@ _D4RL = {
 }
 
 
-def reference_returns(cfg: Any) -> ReferenceReturns | None:
+def reference_returns(dataset: str | None, env: EnvConfig) -> ReferenceReturns | None:
     """The reference returns of a run that learns from a dataset, if they are known.
 
     Those of a Minari dataset take precedence over D4RL's, which apply only to the tasks as
     registered, without other arguments or wrappers.
     """
-    dataset = getattr(cfg, "dataset", None)
     if dataset is None:
         return None
     try:
@@ -62,7 +61,7 @@ def reference_returns(cfg: Any) -> ReferenceReturns | None:
         return None
     if files is not None and files.reference_returns is not None:
         return ReferenceReturns(*files.reference_returns, "the dataset")
-    task = re.fullmatch(rf"({'|'.join(_D4RL)})-v\d+", cfg.env.name)
-    if task is None or cfg.env.kwargs or cfg.env.wrappers:
+    task, _, version = env.name.partition("-v")
+    if task not in _D4RL or not version.isdecimal() or env.kwargs or env.wrappers:
         return None
-    return ReferenceReturns(*_D4RL[task.group(1)], "D4RL")
+    return ReferenceReturns(*_D4RL[task], "D4RL")

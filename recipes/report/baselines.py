@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,7 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from vmfer_recipes.config.errors import UserError, did_you_mean
-from vmfer_recipes.report.methods import Method, Task, distinguishing_keys
+from vmfer_recipes.config.names import differing
+from vmfer_recipes.report.methods import Method, Task, distinguishing_keys, family_label
 
 __all__ = ["DEFAULT_BASELINE", "Baseline"]
 
@@ -23,7 +25,7 @@ DEFAULT_BASELINE = "uniform"
 # In these algorithms, critics beyond the second affect only uncertainties and TD errors.
 _TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
 # Samplers and replays that use neither, by name.
-_WITHOUT_CRITICS = {*map(repr, ("uniform", "fresh", "recent", "old", "on_policy", "her"))}
+_WITHOUT_CRITICS = ("uniform", "fresh", "recent", "old", "on_policy", "her")
 _SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
 _MOST_LISTED = 8
 
@@ -43,11 +45,11 @@ class Baseline:
 
     text: str = DEFAULT_BASELINE
 
-    @property
+    @cached_property
     def wanted(self) -> dict[str, str]:
-        """The values of the baseline by key, as written."""
+        """The values of the baseline by dotted key, as written."""
         if "=" not in self.text:
-            return {"sampler": self.text.strip()}
+            return {"sampler.name": self.text.strip()}
         # A comma also separates the items of a list.
         pairs = [part.partition("=") for part in re.split(r",(?=\s*[\w.]+=)", self.text)]
         if not all(name.strip() and value.strip() for name, _, value in pairs):
@@ -55,12 +57,8 @@ class Baseline:
                 f"baseline={self.text} cannot be parsed: write the name of a sampler, or pairs "
                 "such as baseline=replay=per,sampler=fresh."
             )
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
-    @property
-    def full(self) -> dict[str, str]:
-        """The same by dotted key: ``sampler.name`` instead of ``sampler``."""
-        return {f"{key}.name" if key in _SHORT else key: v for key, v in self.wanted.items()}
+        wanted = {name.strip(): value.strip() for name, _, value in pairs}
+        return {f"{key}.name" if key in _SHORT else key: v for key, v in wanted.items()}
 
     @property
     def _free(self) -> set[str]:
@@ -69,43 +67,46 @@ class Baseline:
     @property
     def is_default(self) -> bool:
         """Whether methods are compared as in the paper."""
-        return self.wanted == {"sampler": DEFAULT_BASELINE}
+        return self.wanted == {"sampler.name": DEFAULT_BASELINE}
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}={value}" for key, value in self.wanted.items())
+        return ", ".join(f"{key.removesuffix('.name')}={v}" for key, v in self.wanted.items())
 
     def matches(self, method: Method) -> bool:
         """Whether a method has the settings of the baseline."""
-        settings = dict(method.settings)
-        return all(k in settings and _is_equal(settings[k], v) for k, v in self.full.items())
+        found = method.values
+        return all(key in found and _is_equal(found[key], v) for key, v in self.wanted.items())
 
     def family(self, method: Method) -> str:
         """What a method shares with its baseline, by name: ``td3/uniform`` or ``td3``."""
         return method.algorithm if "replay" in self._free else method.family
 
-    def family_label(self, method: Method) -> str:
-        """The family as it is shown: ``TD3``, ``SAC+per_rank``."""
-        return method.algorithm.upper() if "replay" in self._free else method.family_label
-
     def differing(self, method: Method, other: Method) -> list[str]:
         """The hyperparameters in which two methods differ, except those that may."""
-        return method.differing(other, self._free)
+        keys = differing(method.values, other.values)
+        return [key for key in keys if key.split(".")[0] not in self._free]
+
+    def order(self, method: Method) -> tuple[Any, ...]:
+        """By family, the baseline first, with numbers in hyperparameters sorted by size."""
+        settings = tuple((key, _by_size(value)) for key, value in method.settings)
+        replay = (method.replay != "uniform", method.replay)
+        return self.family(method), not self.matches(method), replay, method.sampler, settings
 
     def check(self, cells: Collection[tuple[Task, Method]]) -> None:
         """Raises an error unless the settings select one baseline for each method."""
-        known = {key for _, method in cells for key, _ in method.settings} | {*_SHORT}
+        known = {key for _, method in cells for key in method.values} | {*_SHORT}
         for key in self.wanted:
             if key not in known:
                 raise UserError(
                     f"No run has the key {key} of baseline={self.text}. {did_you_mean(key, known)}"
                 )
-        matching = [(task, method) for task, method in cells if self.matches(method)]
-        if not matching and not self.is_default:
-            raise UserError(f"No run matches baseline={self.text}: there are {_listed(cells)}.")
         alike = defaultdict(set)
-        for task, method in matching:
-            fixed = tuple(s for s in method.settings if s[0].split(".")[0] not in self._free)
-            alike[task, fixed].add((task, method))
+        for task, method in cells:
+            if self.matches(method):
+                fixed = tuple(s for s in method.settings if s[0].split(".")[0] not in self._free)
+                alike[task, fixed].add((task, method))
+        if not alike and not self.is_default:
+            raise UserError(f"No run matches baseline={self.text}: there are {_listed(cells)}.")
         for twins in alike.values():
             if len(twins) > 1:
                 raise UserError(
@@ -115,33 +116,29 @@ class Baseline:
 
     def of(self, method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
         """The baseline of a method, if there is one, and how it differs, or why there is none."""
+
+        def distance(other: Method) -> tuple[bool, int, Method]:
+            keys = self.differing(method, other)
+            usable = not keys or (keys == ["num_critics"] and _ignores_extra_critics(method, other))
+            return not usable, len(keys), other
+
         family = self.family(method)
-        matching = [
-            (len(differing := self.differing(method, other)), other, differing)
-            for other in candidates
-            if self.family(other) == family and self.matches(other)
-        ]
+        matching = [m for m in candidates if self.family(m) == family and self.matches(m)]
         if not matching:
-            return None, f"no finished run of {self.family_label(method)} with {self}"
-        usable = [
-            (count, other, differing)
-            for count, other, differing in matching
-            if not count or (differing == ["num_critics"] and _ignores_extra_critics(method, other))
-        ]
-        _, nearest, differing = min(usable or matching)
-        values = dict(nearest.settings)
-        told = ", ".join(f"{key}={values.get(key, 'unset')}" for key in differing)
-        if usable:
-            return nearest, told
-        return None, f"the nearest run with {self} has other hyperparameters: {told}"
+            return None, f"no finished run of {family_label(family)} with {self}"
+        too_far, _, nearest = min(map(distance, matching))
+        keys = self.differing(method, nearest)
+        told = ", ".join(f"{key}={nearest.values.get(key, 'unset')}" for key in keys)
+        if too_far:
+            return None, f"the nearest run with {self} has other hyperparameters: {told}"
+        return nearest, told
 
 
 def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
     """Whether the baseline would be the same with the method's number of critics."""
-    settings = dict(baseline.settings)
-    fewest = min(int(dict(each.settings)["num_critics"]) for each in (method, baseline))
-    names = {settings[f"{group}.name"] for group in _SHORT}
-    return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and names <= _WITHOUT_CRITICS
+    fewest = min(int(each.values["num_critics"]) for each in (method, baseline))
+    uses_none = {baseline.replay, baseline.sampler} <= {*_WITHOUT_CRITICS}
+    return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and uses_none
 
 
 def _is_equal(setting: str, text: str) -> bool:
@@ -156,6 +153,13 @@ def _is_equal(setting: str, text: str) -> bool:
     return bool(written["value"] == value)
 
 
+def _by_size(value: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(value), "")
+    except ValueError:
+        return (1, 0.0, value)
+
+
 def _listed(cells: Collection[tuple[Task, Method]]) -> str:
     """Methods as they are written after ``baseline=``."""
     told = distinguishing_keys(cells)
@@ -163,14 +167,8 @@ def _listed(cells: Collection[tuple[Task, Method]]) -> str:
     has_replays = len({method.replay for method in methods}) > 1
     names = set()
     for method in methods:
-        settings = dict(method.settings)
-        pairs = [f"replay={method.replay}"] if has_replays else []
-        pairs.append(f"sampler={method.sampler}")
-        pairs += [
-            f"{key}={settings[key].strip(chr(39))}"
-            for key in sorted(told[method.family, method.sampler])
-            if key in settings
-        ]
+        keys = ["replay.name"] * has_replays + ["sampler.name"]
+        keys += sorted(told[method.family, method.sampler] & method.values.keys())
+        pairs = (f"{k.removesuffix('.name')}={method.values[k].strip(chr(39))}" for k in keys)
         names.add(",".join(pairs))
-    listed = sorted(names)
-    return "; ".join(listed[:_MOST_LISTED] + ["..."] * (len(listed) > _MOST_LISTED))
+    return "; ".join([*sorted(names)[:_MOST_LISTED], *["..."] * (len(names) > _MOST_LISTED)])

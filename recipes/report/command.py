@@ -64,8 +64,8 @@ def main() -> None:
         files = write_report(study, out)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error}): choose another out=.") from error
-    used = sum(len(cell.runs) for cell in study.cells.values())
-    tasks = counted(len(study.tasks), "task")
+    used = sum(len(cell.runs) for cell in study.cells)
+    tasks = counted(len(study.task_labels), "task")
     print(f"{counted(used, 'run')} on {tasks}; {len(study.left_out)} left out.")
     for line in [*summary(study), "Files:", *(f"  {file}" for file in files)]:
         print(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,7 +20,7 @@ from vmfer_recipes.report.inference import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Heading", "Listing", "Paragraph", "Picture", "Table", "Value", "to_html", "to_markdown"]
+__all__ = ["Heading", "Listing", "Paragraph", "Picture", "Table", "to_html", "to_markdown"]
 
 Value = str | int | float | Estimate | None
 
@@ -47,11 +48,16 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure; ``name`` names its file and ``text`` says what it shows."""
+    """A figure, and what it shows."""
 
     name: str
     figure: Figure
     text: str
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return re.sub(r"[^A-Za-z0-9.=-]+", "_", self.name).strip("_") + ".png"
 
     @functools.cached_property
     def png(self) -> bytes:
@@ -63,40 +69,31 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values; ``formats`` says how numbers of a column are shown.
-
-    A table that may have no rows names its columns in ``header``.
-    """
+    """Rows of values. ``columns`` are the formats of numbers by name; the default is ``{:,}``."""
 
     name: str
     caption: str
-    rows: Sequence[dict[str, Value]]
-    formats: dict[str, str]
-    header: Sequence[str] = ()
+    columns: dict[str, str]
+    rows: Sequence[Sequence[Value]]
 
     @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self.rows[0] if self.rows else self.header)
+    def shown(self) -> list[list[str]]:
+        """The rows as strings."""
+        patterns = [pattern or "{:,}" for pattern in self.columns.values()]
+        return [list(map(_shown, row, patterns)) for row in self.rows]
 
-    def shown(self, column: str, value: Value) -> str:
-        """A value as a string."""
-        if value is None or (isinstance(value, float) and math.isnan(value)):
-            return "–"
-        if isinstance(value, str):
-            return value
-        pattern = self.formats.get(column, "{:,}")
-        return value.shown(pattern) if isinstance(value, Estimate) else pattern.format(value)
-
-    def has_words(self, column: str) -> bool:
-        """Whether a column holds strings."""
-        return any(isinstance(row[column], str) for row in self.rows)
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether a column holds numbers only."""
+        return [
+            not any(isinstance(v, str) for v in values) for values in zip(*self.rows, strict=True)
+        ]
 
     def write_csv(self, folder: Path) -> None:
         """Writes the table with all digits; an estimate takes three columns."""
         columns: dict[str, Sequence[Value]] = {}
-        for name in self.columns:
-            columns[name] = values = [row[name] for row in self.rows]
+        for i, name in enumerate(self.columns):
+            columns[name] = values = [row[i] for row in self.rows]
             # Decided by the column, because a single value may be missing.
             if any(isinstance(value, Estimate) for value in values):
                 parts = [v if isinstance(v, Estimate) else Estimate(math.nan) for v in values]
@@ -107,6 +104,14 @@ class Table:
 
 
 Block = Heading | Paragraph | Listing | Picture | Table
+
+
+def _shown(value: Value, pattern: str) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, Estimate):
+        return value.shown(pattern)
+    return value if isinstance(value, str) else pattern.format(value)
 
 
 def _plain(text: str) -> str:

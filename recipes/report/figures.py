@@ -14,9 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from vmfer_recipes.config.errors import counted
+from vmfer_recipes.report.cells import Cell
+from vmfer_recipes.report.document import Picture
 from vmfer_recipes.report.inference import Estimate
-from vmfer_recipes.report.methods import Method, Task
-from vmfer_recipes.report.study import Average, Cell, Comparison, Study
+from vmfer_recipes.report.methods import Method, Task, family_label
+from vmfer_recipes.report.study import TOO_FEW, Result, Study
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
 __all__ = ["curve_figures", "improvement_figures"]
@@ -45,14 +48,12 @@ _METRICS = {"return": "evaluation return", "success_rate": "success rate"}
 
 def _styles(study: Study) -> dict[Method, tuple[str, int]]:
     """Color by sampler, and a number that distinguishes methods of the same color."""
-    names: dict[tuple[str, str], list[str]] = defaultdict(list)
+    names: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     styles = {}
-    for method in study.methods:
+    for method, name in study.method_labels.items():
         color = _COLORS.get(method.sampler, _OTHER_COLOR)
-        name, alike = study.method_labels[method], names[study.baseline.family(method), color]
-        if name not in alike:
-            alike.append(name)
-        styles[method] = (color, alike.index(name))
+        alike = names[study.baseline.family(method), color]
+        styles[method] = color, alike.setdefault(name, len(alike))
     return styles
 
 
@@ -67,14 +68,15 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, wrapped, loc="outside lower center", **look)
 
 
-def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]:
-    """For each family of methods: its name, its learning curves on a task, and what they show."""
+def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
+    """The learning curves on a task, one picture for each family of methods."""
     styles = _styles(study)
-    for family in sorted({study.baseline.family(c.method) for c in study.cells_of(task)}):
-        cells = study.cells_of(task, family)
+    of_task = [cell for cell in study.cells if cell.task == task]
+    for family in sorted({study.baseline.family(cell.method) for cell in of_task}):
+        cells = [cell for cell in of_task if study.baseline.family(cell.method) == family]
         metrics = [name for name in _METRICS if any(name in cell.curves for cell in cells)]
         few = all(_has_few_seeds(cell) for cell in cells)
-        statistics = ["mean"] if few else ["mean", "iqm"]
+        statistics = {"mean": "mean"} if few else _STATISTICS
         height = 4.1 * len(metrics) + 0.5 + 0.1 * len(cells)
         figure = Figure(figsize=(7.5 if few else 11, height), layout="constrained")
         rows = figure.subplots(len(metrics), len(statistics), squeeze=False, sharey="row")
@@ -84,23 +86,23 @@ def curve_figures(study: Study, task: Task) -> Iterator[tuple[str, Figure, str]]
                     if metric in cell.curves:
                         label = f"{study.method_labels[cell.method]} · {_seeds(cell)}"
                         _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
-                axes.set_title(f"{_STATISTICS[statistic]} over seeds", fontsize=12)
+                axes.set_title(f"{statistics[statistic]} over seeds", fontsize=12)
                 axes.xaxis.set_major_formatter(EngFormatter(sep=""))
                 axes.xaxis.set_major_locator(MaxNLocator(6))
                 axes.margins(x=0.01)
                 _finish_axes(axes, "environment steps")
             axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
-        name = study.baseline.family_label(cells[0].method)
-        figure.suptitle(f"{name} on {study.task_labels[task]}", fontsize=14)
+        name = f"{family_label(family)} on {study.task_labels[task]}"
+        figure.suptitle(name, fontsize=14)
         _add_legend(figure, rows[0][0])
         drawn = "mean" if few else "mean (left) and interquartile mean (right)"
         text = (
-            f"{name} on {study.task_labels[task]}: {drawn} over seeds; the shade is the 95 % "
-            "stratified-bootstrap interval at each step."
+            f"{name}: {drawn} over seeds; the shade is the 95 % stratified-bootstrap interval at "
+            "each step."
         )
         if any(_has_few_seeds(cell) for cell in cells):
             text += f" Hollow markers: fewer than {_ENOUGH_SEEDS} seeds, too few to compare."
-        yield family, figure, text
+        yield Picture(f"curves_{study.task_labels[task]}_{family}", figure, text)
 
 
 def _has_few_seeds(cell: Cell) -> bool:
@@ -108,7 +110,7 @@ def _has_few_seeds(cell: Cell) -> bool:
 
 
 def _seeds(cell: Cell) -> str:
-    count = f"n = {len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
+    count = f"n = {counted(len(cell.runs), 'seed')}"
     return count if cell.complete else f"{count}, unfinished"
 
 
@@ -116,13 +118,12 @@ def _draw_curve(
     axes: Axes, cell: Cell, metric: str, statistic: str, label: str, style: tuple[str, int]
 ) -> None:
     curve, (color, number) = cell.curves[metric], style
-    steps = curve["step"]
+    steps, (values, low, high) = curve["step"], curve[statistic]
+    stroke = {"linestyle": _STROKES[number % len(_STROKES)], "linewidth": 1.9, "color": color}
     marker = {"marker": "o", "markersize": 4.5, "markevery": max(1, len(steps) // 10)}
     marker["markerfacecolor"] = "white" if _has_few_seeds(cell) else color
-    stroke = {"linestyle": _STROKES[number % len(_STROKES)], "linewidth": 1.9, "color": color}
-    axes.plot(steps, curve[statistic], label=label, **stroke, **marker)  # type: ignore[arg-type]
+    axes.plot(steps, values, label=label, **stroke, **marker)  # type: ignore[arg-type]
     if len(cell.runs) > 1:
-        low, high = curve[f"{statistic}_low"], curve[f"{statistic}_high"]
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
@@ -133,18 +134,18 @@ def _finish_axes(axes: Axes, label: str, grid: Literal["x", "both"] = "both") ->
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
-    """For each family: its name, all comparisons with the baseline, and what they show."""
+def improvement_figures(study: Study) -> Iterator[Picture]:
+    """All comparisons with the baseline, one picture for each family of methods."""
     styles = _styles(study)
-    for family in sorted({study.baseline.family(c.cell.method) for c in study.comparisons}):
+    for family in sorted({study.baseline.family(c.method) for c in study.comparisons}):
         places = _rows(study, family)
         rows = [row for members in places.values() for row in members]
-        methods = sorted({row.method for row in rows}, key=study.order)
+        methods = [method for method in styles if any(row.method == method for row in rows)]
         # A line for each row, and half a line between places.
-        spans: list[list[float]] = []
-        for count, members in enumerate(places.values()):
-            first = sum(map(len, spans)) + 0.5 * count
-            spans.append([first + line for line in range(len(members))])
+        spans, top = [], 0.0
+        for members in places.values():
+            spans.append([top + line for line in range(len(members))])
+            top += len(members) + 0.5
         heights = [y for span in spans for y in span]
         height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
         figure = Figure(figsize=(11, height), layout="constrained")
@@ -152,7 +153,7 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
         for y, row in zip(heights, rows, strict=True):
             color, number = styles[row.method]
             look = {"color": color, "marker": _MARKERS[number % len(_MARKERS)]}
-            look["markerfacecolor"] = "white" if row.too_few else color
+            look["markerfacecolor"] = "white" if row.verdict == TOO_FEW else color
             if row.improvement is not None:
                 _draw_estimate(left, row.improvement, y, look)
             _draw_estimate(right, row.probability, y, look)
@@ -171,39 +172,35 @@ def improvement_figures(study: Study) -> Iterator[tuple[str, Figure, str]]:
             axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
         for name, (color, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
             left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=color, label=name)
-        single = any(math.isnan(row.probability.low) for row in rows)
-        starred = any(row.paper is not None for row in rows)
-        if starred:
-            left.plot([], [], "*", color=GRAY, mfc="white", markersize=13, label="the paper")
-        if any(row.too_few for row in rows):
-            left.plot([], [], "o", color=GRAY, mfc="white", label="hollow: too few seeds")
-        _add_legend(figure, left)
-        name = study.baseline.family_label(methods[0])
-        figure.suptitle(f"{name}: compared with {study.baseline}", fontsize=14)
+        name = family_label(family)
         text = (
             f"{name}: area under the curve in percent of the baseline's, and the probability that "
             "a seed beats a seed of the baseline, with 95 % stratified-bootstrap intervals."
         )
-        text += " Stars are the numbers of the paper's Table 1." if starred else ""
-        text += " Points without a bar have a single seed." if single else ""
-        yield family, figure, text
+        if any(row.paper is not None for row in rows):
+            left.plot([], [], "*", color=GRAY, mfc="white", markersize=13, label="the paper")
+            text += " Stars are the numbers of the paper's Table 1."
+        if any(row.verdict == TOO_FEW for row in rows):
+            left.plot([], [], "o", color=GRAY, mfc="white", label="hollow: too few seeds")
+        if any(math.isnan(row.probability.low) for row in rows):
+            text += " Points without a bar have a single seed."
+        _add_legend(figure, left)
+        figure.suptitle(f"{name}: compared with {study.baseline}", fontsize=14)
+        yield Picture(f"improvement_{family}", figure, text)
 
 
-def _rows(study: Study, family: str) -> dict[str, list[Comparison | Average]]:
+def _rows(study: Study, family: str) -> dict[str, list[Result]]:
     """By place, the comparisons of all tasks, then the averages."""
-    rows: dict[str, list[Comparison | Average]] = defaultdict(list)
-    results: list[Comparison | Average] = [*study.comparisons, *study.wide_averages]
-    for result in results:
+    rows: dict[str, list[Result]] = defaultdict(list)
+    for result in [*study.comparisons, *study.wide_averages]:
         if study.baseline.family(result.method) == family:
-            rows[study.place(result).replace(", ", "\n", 1)].append(result)
-    for members in rows.values():
-        members.sort(key=lambda result: study.order(result.method))
+            rows[result.place.replace(", ", "\n", 1)].append(result)
     return rows
 
 
-def _count_seeds(result: Comparison | Average) -> str:
+def _count_seeds(result: Result) -> str:
     """The seeds of the method and of the baseline, on every task."""
-    numbers = zip(*(comparison.seeds for comparison in result.comparisons), strict=True)
+    numbers = zip(*result.seeds, strict=True)
     return " : ".join("–".join(map(str, sorted({min(n), max(n)}))) for n in numbers)
 
 

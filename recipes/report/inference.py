@@ -28,12 +28,7 @@ _DRAWN = 20_000
 
 
 class Estimate(NamedTuple):
-    """A number and its 95 % interval, which is NaN where there is none.
-
-    Example:
-        >>> Estimate(3.0, 1.0, 6.0).shown("{:.1f}")
-        '3.0 [1.0, 6.0]'
-    """
+    """A number and its 95 % interval, which is NaN where there is none."""
 
     value: float
     low: float = math.nan
@@ -46,32 +41,27 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """The mean without the lowest and highest quarter of the seeds (axis 0).
-
-    Below four seeds a quarter is none, and this is the mean.
-    """
+    """The mean without the lowest and highest quarter of the seeds (axis 0), if there are four."""
     cut = len(scores) // 4  # SciPy's trim_mean does the same in fifty times the time
     return np.sort(scores, axis=0)[cut : len(scores) - cut].mean(0)
 
 
 def mean_improvement(*cells: np.ndarray) -> float:
-    """The mean over tasks of the mean score in percent of the baseline's.
-
-    The cells are the method's scores task by task, then the baseline's in the same order.
-    """
+    """The mean over tasks of the mean score in percent of the baseline's."""
     return 100 * float(np.mean([x.mean() / y.mean() for x, y in _tasks(cells)]))
 
 
 def probability_of_improvement(*cells: np.ndarray) -> float:
-    """The fraction of pairs of seeds in which the score beats the baseline's; a tie is half.
+    """The fraction of pairs of seeds in which the score beats the baseline's, averaged over tasks.
 
-    The cells are those of :func:`mean_improvement`. The fractions of tasks are averaged.
+    A tie counts half.
     """
     wins = [np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)) for x, y in _tasks(cells)]
     return float(np.mean(wins))
 
 
 def _tasks(cells: Sequence[np.ndarray]) -> zip[tuple[np.ndarray, np.ndarray]]:
+    """Splits the method's scores, task by task, from those of the baseline, which follow them."""
     half = len(cells) // 2
     return zip(cells[:half], cells[half:], strict=True)
 
@@ -81,36 +71,28 @@ def estimate(statistic: Callable[..., Any], *cells: np.ndarray) -> Estimate:
 
     Cells are resampled separately, so that they may have different numbers of seeds.
     """
-    value = float(statistic(*cells))
-    if min(len(cell) for cell in cells) < 2:
-        return Estimate(value)
-    (low,), (high,) = _interval(lambda *resampled: np.array([statistic(*resampled)]), cells)
-    return Estimate(value, float(low), float(high))
+    found = _estimates(lambda *resampled: np.array([statistic(*resampled)]), cells)
+    return Estimate(*found[:, 0].tolist())
 
 
 def column_estimates(scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Mean and interquartile mean over seeds of each column of ``[seeds, columns]``.
+    """Mean and interquartile mean (``iqm``) over seeds of each column of ``[seeds, columns]``.
 
-    Returns:
-        ``mean``, ``mean_low``, ``mean_high``, ``iqm``, ``iqm_low``, ``iqm_high``: ``[columns]``.
+    Each is ``[3, columns]``: the values, and the ends of their intervals.
     """
 
     def both(values: np.ndarray) -> np.ndarray:
         return np.concatenate([values.mean(0), interquartile_mean(values)])
 
-    point = both(scores)
-    low = high = np.full_like(point, math.nan)
-    if len(scores) > 1:
-        low, high = _interval(both, [scores])
-    estimates = {}
-    for suffix, values in {"": point, "_low": low, "_high": high}.items():
-        estimates[f"mean{suffix}"], estimates[f"iqm{suffix}"] = np.split(values, 2)
-    return estimates
+    mean, iqm = np.split(_estimates(both, [scores]), 2, axis=1)
+    return {"mean": mean, "iqm": iqm}
 
 
-def _interval(
-    statistic: Callable[..., np.ndarray], cells: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _estimates(statistic: Callable[..., np.ndarray], cells: Sequence[np.ndarray]) -> np.ndarray:
+    """Values, low ends and high ends ``[3, values]`` of a statistic with several values."""
+    values = statistic(*cells)
+    if min(map(len, cells)) < 2:
+        return np.stack([values, *2 * [np.full_like(values, math.nan)]])
     # rliable draws from NumPy's global generator, whatever random_state it is given.
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(_SEED)  # noqa: NPY002
@@ -120,17 +102,13 @@ def _interval(
         )
     finally:
         np.random.set_state(state)  # noqa: NPY002
-    return intervals[""][0], intervals[""][1]
+    return np.stack([values, *intervals[""]])
 
 
 def paired_difference(x: np.ndarray, y: np.ndarray, repetitions: int = 10_000) -> Estimate:
     """The mean difference of paired scores. A single pair has no interval.
 
     Pairs are resampled, so that what both scores of a pair have in common cancels out.
-
-    Example:
-        >>> paired_difference(np.array([12.0, 22.0]), np.array([10.0, 20.0]))
-        Estimate(value=2.0, low=2.0, high=2.0)
     """
     value = float((x - y).mean())
     if len(x) < 2:
@@ -150,10 +128,6 @@ def permutation_p(x: np.ndarray, y: np.ndarray) -> float:
 
     It is twice the fraction of all divisions of the scores into two groups of these sizes whose
     means differ at least as much as observed, in the same direction.
-
-    Example:
-        >>> permutation_p(np.array([4.0, 5.0, 6.0]), np.array([1.0, 2.0, 3.0]))  # 2 of 20
-        0.1
     """
     scores = np.concatenate([x, y])
     if min(len(x), len(y)) == 1:  # any of the scores could have been the single one
@@ -167,10 +141,6 @@ def sign_flip_p(differences: np.ndarray) -> float:
 
     It is twice the fraction of all combinations of signs whose mean is at least as far from zero
     as observed, in the same direction.
-
-    Example:
-        >>> sign_flip_p(np.array([1.0, 2.0, 3.0]))  # 2 of 8
-        0.25
     """
     if len(differences) == 1:
         return 1.0

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from vmfer_recipes.config.names import differing
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-__all__ = ["Method", "Task", "distinguishing_keys", "frozen", "label_methods", "label_tasks"]
+from vmfer_recipes.config.names import CONFIGS, differing, flat
+
+__all__ = [
+    *("Method", "Task", "distinguishing_keys", "family_label", "frozen"),
+    *("label_methods", "label_tasks"),
+]
 
 Settings = tuple[tuple[str, str], ...]
 
@@ -52,20 +59,30 @@ class Method:
     sampler: str
     settings: Settings
 
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """The settings by key, as Python writes them."""
+        return dict(self.settings)
+
     @property
     def family(self) -> str:
         """Algorithm and replay by name: ``td3/uniform``."""
         return f"{self.algorithm}/{self.replay}"
 
     @property
-    def family_label(self) -> str:
-        """The family as it is shown: ``TD3``, ``SAC+per_rank``."""
-        return self.algorithm.upper() + ("" if self.replay == "uniform" else f"+{self.replay}")
+    def is_default(self) -> bool:
+        """Whether all hyperparameters of a recipe of this package have their default values."""
+        choices = [f"sampler={self.sampler}", f"replay={self.replay}"]
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = compose(self.algorithm, choices)
+        defaults = dict(frozen(flat(OmegaConf.to_container(composed))))
+        return all(value == defaults.get(key, value) for key, value in self.settings)
 
-    def differing(self, other: Method, free: Collection[str]) -> list[str]:
-        """The hyperparameters in which two methods differ, without those or the groups ``free``."""
-        keys = differing(dict(self.settings), dict(other.settings))
-        return [key for key in keys if key.split(".")[0] not in free]
+
+def family_label(family: str) -> str:
+    """A family as it is shown: ``TD3``, ``SAC+per_rank``."""
+    algorithm, _, replay = family.partition("/")
+    return algorithm.upper() + (f"+{replay}" if replay not in ("", "uniform") else "")
 
 
 def distinguishing_keys(cells: Iterable[tuple[Task, Method]]) -> dict[tuple[str, str], set[str]]:
@@ -74,7 +91,7 @@ def distinguishing_keys(cells: Iterable[tuple[Task, Method]]) -> dict[tuple[str,
     told: dict[tuple[str, str], set[str]] = defaultdict(set)
     for task, method in cells:
         other = first.setdefault((task, method.family, method.sampler), method)
-        told[method.family, method.sampler].update(method.differing(other, ()))
+        told[method.family, method.sampler].update(differing(method.values, other.values))
     return told
 
 
@@ -87,28 +104,21 @@ def label_methods(cells: Collection[tuple[Task, Method]], named: set[str]) -> di
     """
     told = distinguishing_keys(cells)
     named = {key for key in named if not key.startswith(("sampler.", "replay."))}
-    values: dict[tuple[str, str], set[str | None]] = defaultdict(set)
-    for _, method in cells:
-        for key in named:
-            values[method.algorithm, key].add(dict(method.settings).get(key))
-    labels = {}
-    for _, method in cells:
-        settings = dict(method.settings)
-        varying = {key for key in named if len(values[method.algorithm, key]) > 1}
-        pairs = [
-            f"{key.removeprefix('sampler.')}={settings.get(key, 'unset').strip(chr(39))}"
-            for key in sorted(told[method.family, method.sampler] | varying)
-        ]
-        labels[method] = ", ".join([f"{method.family_label} · {method.sampler}", *pairs])
+    labels = {method: f"{family_label(method.family)} · {method.sampler}" for _, method in cells}
+    for method in labels:
+        peers = [other for other in labels if other.algorithm == method.algorithm]
+        varying = {key for key in named if len({peer.values.get(key) for peer in peers}) > 1}
+        for key in sorted(told[method.family, method.sampler] | varying):
+            value = method.values.get(key, "unset").strip("'")
+            labels[method] += f", {key.removeprefix('sampler.')}={value}"
     return labels
 
 
 def label_tasks(tasks: Collection[Task]) -> dict[Task, str]:
     """A name for each task, with its variant if only this distinguishes it from another."""
-    labels = {}
-    for task in tasks:
-        labels[task] = f"{task.environment}, {task.total_frames:,} steps"
-        size = (task.environment, task.total_frames)
-        if sum((other.environment, other.total_frames) == size for other in tasks) > 1:
-            labels[task] += "".join(f", {key}={value}" for key, value in task.variant)
-    return labels
+    labels = {task: f"{task.environment}, {task.total_frames:,} steps" for task in tasks}
+    alike = Counter(labels.values())
+    return {
+        task: label + "".join(f", {k}={v}" for k, v in task.variant if alike[label] > 1)
+        for task, label in labels.items()
+    }

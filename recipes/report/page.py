@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -19,7 +18,8 @@ from vmfer_recipes.report.document import (
     to_html,
     to_markdown,
 )
-from vmfer_recipes.report.study import Average, Comparison, Study
+from vmfer_recipes.report.runs import METRICS
+from vmfer_recipes.report.study import TOO_FEW, Comparison, Result, Study
 
 __all__ = ["check_folder", "summary", "write_report"]
 
@@ -61,7 +61,7 @@ def write_report(study: Study, folder: Path) -> list[Path]:
     for table in [*(b for b in blocks if isinstance(b, Table)), tables.curve_table(study)]:
         table.write_csv(folder / "tables")
     for picture in (b for b in blocks if isinstance(b, Picture)):
-        (folder / "pictures" / f"{picture.name}.png").write_bytes(picture.png)
+        (folder / "pictures" / picture.file).write_bytes(picture.png)
     page.write_text(to_html(blocks, _TITLE), encoding="utf-8")
     return [markdown, page]
 
@@ -80,17 +80,13 @@ def _blocks(study: Study) -> list[Block]:
         blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
     if study.comparisons:
         blocks.append(Heading(2, "Task by task"))
-        for family, figure, text in figures.improvement_figures(study):
-            blocks.append(Picture(f"improvement_{_file_name(family)}", figure, text))
+        blocks += figures.improvement_figures(study)
         blocks += [tables.comparison_table(study), tables.significance_table(study)]
     blocks.append(Heading(2, "Scores"))
-    blocks += [tables.score_table(study, name) for name in ("return", "success_rate")]
+    blocks += [tables.score_table(study, metric) for metric in METRICS]
     blocks.append(Heading(2, "Learning curves"))
-    for task in study.tasks:
-        blocks.append(Heading(3, study.task_labels[task]))
-        for family, figure, text in figures.curve_figures(study, task):
-            name = f"curves_{study.task_labels[task]}_{family}"
-            blocks.append(Picture(_file_name(name), figure, text))
+    for task, label in study.task_labels.items():
+        blocks += [Heading(3, label), *figures.curve_figures(study, task)]
     speeds = tables.speed_table(study)
     blocks += [*([Heading(2, "Speed")] if speeds.rows else []), speeds]
     blocks.append(Heading(2, "What was left out"))
@@ -102,10 +98,10 @@ def _blocks(study: Study) -> list[Block]:
 
 
 def _compared(study: Study) -> str:
-    runs = sum(len(cell.runs) for cell in study.cells.values())
-    tasks = "; ".join(study.task_labels[task] for task in study.tasks)
-    others = [method for method in study.methods if not study.baseline.matches(method)]
-    names = dict.fromkeys(study.method_labels[method] for method in others)
+    runs = sum(len(cell.runs) for cell in study.cells)
+    tasks = "; ".join(study.task_labels.values())
+    labels = study.method_labels.items()
+    names = dict.fromkeys(name for m, name in labels if not study.baseline.matches(m))
     return (
         f"Compared: {'; '.join(names) or '–'}, against the baseline {study.baseline}, on {tasks}. "
         f"{counted(runs, 'run')} included, {len(study.left_out)} left out."
@@ -115,11 +111,9 @@ def _compared(study: Study) -> str:
 def summary(study: Study) -> list[str]:
     """The finding, and the numbers behind it; an average over tasks replaces those of its tasks."""
     averages = study.wide_averages
-    covered = {id(comparison) for average in averages for comparison in average.comparisons}
-    results: list[Average | Comparison] = [
-        *averages,
-        *(comparison for comparison in study.comparisons if id(comparison) not in covered),
-    ]
+    covered = [id(comparison) for average in averages for comparison in average.comparisons]
+    results: list[Result] = [*averages]
+    results += [comparison for comparison in study.comparisons if id(comparison) not in covered]
     lines = [_finding(results)]
     for result in results:
         numbers = [f"P(improvement) {result.probability.shown('{:.2f}')}"]
@@ -131,16 +125,16 @@ def summary(study: Study) -> list[str]:
             if result.corrected_p != result.p_value:
                 numbers.append(f"corrected {result.corrected_p:.2g}")
             end = f". {_smallest_effect(result)}"
-        method, place = study.method_labels[result.method], study.place(result)
+        method, place = study.method_labels[result.method], result.place
         lines.append(f"{method}, {place}: {', '.join(numbers)}: {result.verdict}{end}")
     return lines
 
 
-def _finding(results: list[Average | Comparison]) -> str:
+def _finding(results: list[Result]) -> str:
     count = Counter(result.verdict for result in results)
     if not count:
         return "Finding: none, because no finished method has a finished baseline."
-    if count.keys() <= {"too few seeds", "undecided"}:
+    if count.keys() <= {TOO_FEW, "undecided"}:
         return "Finding: no method is shown to differ from its baseline."
     told = ", ".join(f"{number} {verdict}" for verdict, number in sorted(count.items()))
     return f"Finding: of {counted(len(results), 'comparison')}, {told}."
@@ -154,7 +148,7 @@ def _smallest_effect(comparison: Comparison) -> str:
     if comparison.is_ratio:
         digits = 2 if comparison.detectable < 10 else 0
         effect = f"a ratio of {comparison.detectable:,.{digits}f}"
-    if comparison.too_few:
+    if comparison.verdict == TOO_FEW:
         return f"Even a t-test could have detected only {effect} or more."
     return f"These seeds could have detected {effect} or more."
 
@@ -163,9 +157,9 @@ def _warnings(study: Study) -> list[str]:
     warnings = []
     concerned = defaultdict(list)
     for comparison in study.comparisons:
-        if comparison.too_few:
+        if comparison.verdict == TOO_FEW:
             task, method = study.label(comparison.cell)
-            concerned[comparison.seeds, comparison.best_p].append(f"{method} on {task}")
+            concerned[comparison.seeds[0], comparison.best_p].append(f"{method} on {task}")
     for (seeds, best_p), places in sorted(concerned.items()):
         warnings.append(
             f"{counted(seeds[0], 'seed')} against {seeds[1]} of the baseline are too few to detect "
@@ -173,7 +167,7 @@ def _warnings(study: Study) -> list[str]:
             f"p-value would be {best_p:.2f} (two-sided permutation test). This concerns "
             f"{'; '.join(places)}."
         )
-    fewest = min((len(c.runs) for c in study.cells.values() if c.complete), default=0)
+    fewest = min((len(c.runs) for c in study.cells if c.complete), default=0)
     if 0 < fewest < 10 and study.comparisons:
         warnings.append(
             f"The smallest cell has {counted(fewest, 'seed')}. Below about ten, bootstrap "
@@ -182,7 +176,3 @@ def _warnings(study: Study) -> list[str]:
             "for any number of seeds."
         )
     return warnings
-
-
-def _file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=-]+", "_", text).strip("_")

@@ -5,31 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.names import flat
-from vmfer_recipes.config.saved import read_config
+from vmfer_recipes.config.saved import read_training_config
 from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
 __all__ = [
-    *("FINAL_SHARE", "LeftOut", "NoTrainingRunError", "Run", "area", "final", "objective"),
-    *("read_runs", "read_training_config"),
+    *("FINAL_SHARE", "METRICS", "LeftOut", "Run", "area", "final", "objective", "read_runs"),
 ]
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
 FINAL_SHARE = 0.1
+METRICS = ("return", "success_rate")
 _PLAIN = EnvConfig("")
-_REQUIRED = ("algorithm", "env.name", "replay.name", "sampler.name", "seed", "total_frames")
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     """A run that is not part of a report, and why."""
 
     path: str
@@ -58,9 +56,8 @@ def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
 def area(steps: np.ndarray, values: np.ndarray) -> float:
     """The area under the curve per step by the trapezoidal rule: the mean over the run."""
     span = steps[-1] - steps[0]
-    if span == 0:
-        return float(values[0])
-    return float((np.diff(steps) * (values[1:] + values[:-1]) / 2).sum() / span)
+    areas = np.diff(steps) * (values[1:] + values[:-1]) / 2
+    return float(areas.sum() / span if span else values[0])
 
 
 def objective(run_dir: Path, metric: str, kind: str, direction: str) -> float:
@@ -97,29 +94,8 @@ def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[L
     return list(found.values()), left_out
 
 
-class NoTrainingRunError(ValueError):
-    """Raised for the configuration of another program, such as ``shooting.py``."""
-
-
-def read_training_config(run_dir: Path) -> dict[str, Any]:
-    """The configuration of a training run, by dotted key."""
-    try:
-        config = flat(read_config(run_dir / "config.yaml"))
-    except Exception as error:
-        raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
-    if not {"algorithm", "total_frames"} & config.keys():
-        raise NoTrainingRunError("config.yaml is not that of a training run")
-    for key in _REQUIRED:
-        kind = int if key in ("seed", "total_frames") else str
-        if type(config.get(key)) is not kind:
-            raise ValueError(f"config.yaml has {key}={config.get(key)!r}")
-    if config["total_frames"] < 1:
-        raise ValueError(f"config.yaml has total_frames={config['total_frames']}")
-    return config
-
-
 def _read(run_dir: Path, path: str) -> Run:
-    config = read_training_config(run_dir)
+    config = flat(read_training_config(run_dir))
     steps, values = _read_evaluations(run_dir / "eval.csv")
     variant, settings = {}, {}
     for name, value in config.items():

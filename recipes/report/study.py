@@ -6,233 +6,89 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vmfer_recipes.config.algorithms import algorithms
-from vmfer_recipes.config.keys import describe
-from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.report import inference
 from vmfer_recipes.report.baselines import Baseline
+from vmfer_recipes.report.cells import Cell
 from vmfer_recipes.report.inference import Estimate, estimate, holm
 from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
-from vmfer_recipes.report.runs import LeftOut, Run, area, final
+from vmfer_recipes.report.runs import LeftOut, Run
 
-__all__ = ["LEVEL", "Average", "Cell", "Comparison", "Study", "make_study"]
+__all__ = ["LEVEL", "PAPER", "TOO_FEW", "Average", "Comparison", "Result", "Study", "make_study"]
 
 LEVEL = 0.05  # of significance
+PAPER = read_config(Path(__file__).with_name("paper.yaml"))
+TOO_FEW = "too few seeds"  # the verdict if no outcome could tell the methods apart
 
-_PAPER = Path(__file__).with_name("paper.yaml")
 
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A method compared with its baseline, on one task or on average over several."""
 
-@dataclass(frozen=True)
-class Cell:
-    """The runs of one method on one task, as numbers by ``return`` and ``success_rate``."""
-
-    task: Task
     method: Method
-    runs: list[Run]  # from which the numbers are computed
-    complete: bool  # whether they are finished; if none is, there is a curve but no score
-
-    @cached_property
-    def curves(self) -> dict[str, dict[str, np.ndarray]]:
-        """Estimates at the steps of the coarsest run; other runs are interpolated to them."""
-        coarsest = min(self.runs, key=lambda run: (len(run.steps), run.seed)).steps
-        end = min(run.steps[-1] for run in self.runs)
-        # The end itself may be missing if the coarsest run is not the slowest.
-        steps = np.union1d(coarsest[coarsest <= end], [end])
-        curves = {}
-        for name in ("return", "success_rate"):
-            if all(name in run.values for run in self.runs):
-                values = [np.interp(steps, run.steps, run.values[name]) for run in self.runs]
-                curves[name] = {"step": steps, **inference.column_estimates(np.stack(values))}
-        return curves
-
-    @cached_property
-    def area(self) -> dict[str, np.ndarray]:
-        """The mean over the whole run, one number per seed."""
-        names = self.curves if self.complete else ()
-        return {n: np.array([area(run.steps, run.values[n]) for run in self.runs]) for n in names}
-
-    @cached_property
-    def final(self) -> dict[str, np.ndarray]:
-        """The mean over the end of training, one number per seed."""
-        return {
-            name: np.array([final(r.steps, r.values[name], r.task.total_frames) for r in self.runs])
-            for name in self.area
-        }
-
-    @property
-    def score_name(self) -> str:
-        """What the method is judged by: the success rate where there is one."""
-        return "success_rate" if "success_rate" in self.curves else "return"
-
-    @property
-    def scores(self) -> np.ndarray:
-        """The area under the curve of each seed."""
-        return self.area[self.score_name]
-
-    @property
-    def final_scores(self) -> np.ndarray:
-        """The score of each seed at the end of training."""
-        return self.final[self.score_name]
-
-    @property
-    def speed(self) -> float:
-        """Training steps per second: the median over runs."""
-        speeds = [run.speed for run in self.runs if math.isfinite(run.speed)]
-        return float(np.median(speeds)) if speeds else math.nan
+    place: str  # the name of the task or tasks
+    seeds: list[tuple[int, int]]  # of the method and of the baseline, task by task
+    probability: Estimate  # that a seed of the method beats a seed of the baseline
+    improvement: Estimate | None  # the score in percent of the baseline's, if all are positive
+    final_improvement: Estimate | None  # the same for the score at the end of training
+    verdict: str
+    paper: float | None = None  # the improvement in the paper
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A method compared with its baseline on one task."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Result):
+    """A method compared with its baseline on one task. The corrected p-value is the verdict's."""
 
     cell: Cell
     baseline: Cell
     note: str  # how the baseline differs, apart from the keys that are compared
-    probability: Estimate  # that a seed of the method beats a seed of the baseline
-    improvement: Estimate | None  # the score in percent of the baseline's, if all are positive
-    final_improvement: Estimate | None  # the same for the score at the end of training
     paired: Estimate | None  # the difference over the seeds that both have, if there are any
     pairs: int  # the number of these seeds
     paired_p: float  # of the sign-flip test of their differences
     is_ratio: bool  # whether all scores are positive, so that their logarithms are tested
-    is_higher: bool  # whether the method has the higher mean score, or mean logarithm
     p_value: float  # of the permutation test
     corrected_p: float  # the same, corrected for all comparisons of the task
     best_p: float  # the lowest corrected p-value that any scores of these seeds could have had
     detectable: float  # the smallest ratio, or else difference, that the seeds could have detected
 
-    paper = None  # there is no number of the paper for a single task
 
-    @property
-    def method(self) -> Method:
-        """The method."""
-        return self.cell.method
-
-    @property
-    def comparisons(self) -> list[Comparison]:
-        """What it consists of, as for an average: itself."""
-        return [self]
-
-    @property
-    def seeds(self) -> tuple[int, int]:
-        """How many the method has, and how many the baseline."""
-        return len(self.cell.runs), len(self.baseline.runs)
-
-    @property
-    def too_few(self) -> bool:
-        """Whether no outcome with these numbers of seeds could tell the methods apart."""
-        return self.best_p > LEVEL
-
-    @property
-    def verdict(self) -> str:
-        """What the corrected p-value says."""
-        if self.too_few:
-            return "too few seeds"
-        if self.corrected_p >= LEVEL:
-            return "undecided"
-        return "above the baseline" if self.is_higher else "below the baseline"
-
-
-@dataclass(frozen=True)
-class Average:
+@dataclass(frozen=True, kw_only=True)
+class Average(Result):
     """The average improvement of a method over tasks of one kind."""
 
-    method: Method
     comparisons: list[Comparison]
-    tasks: str
-    improvement: Estimate
-    final_improvement: Estimate | None
-    probability: Estimate
-    paper: float | None
-
-    @property
-    def too_few(self) -> bool:
-        """Whether no outcome with these numbers of seeds could tell the methods apart."""
-        if len(self.comparisons) == 1:
-            return self.comparisons[0].too_few
-        return inference.best_possible_p(*(each.seeds for each in self.comparisons)) > LEVEL
-
-    @property
-    def verdict(self) -> str:
-        """That of a single task; for several tasks, what the interval of the probability says."""
-        if len(self.comparisons) == 1:
-            return self.comparisons[0].verdict
-        if self.too_few:
-            return "too few seeds"
-        if self.probability.low > 0.5:
-            return "above the baseline"
-        return "below the baseline" if self.probability.high < 0.5 else "undecided"
+    tasks: str  # the kind, with the names of the tasks
 
 
 @dataclass
 class Study:
-    """All results, and everything that is not part of them."""
+    """All results, in the order in which they are shown, and everything that is not part of them.
+
+    Tasks are sorted by name, and methods by family, the baseline first.
+    """
 
     baseline: Baseline
     left_out: list[LeftOut]
-    paper: dict[str, Any]
     task_labels: dict[Task, str]
     method_labels: dict[Method, str]
-    cells: dict[tuple[Task, Method], Cell] = field(default_factory=dict)
+    cells: list[Cell] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     averages: list[Average] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks in order."""
-        return sorted({task for task, _ in self.cells})
-
-    @property
-    def methods(self) -> list[Method]:
-        """The methods in order."""
-        return sorted({method for _, method in self.cells}, key=self.order)
-
-    def cells_of(self, task: Task, family: str | None = None) -> list[Cell]:
-        """The cells of a task in the order of families, the baseline first."""
-        cells = [
-            cell
-            for (where, method), cell in self.cells.items()
-            if where == task and family in (None, self.baseline.family(method))
-        ]
-        return sorted(cells, key=lambda cell: self.order(cell.method))
-
-    def order(self, method: Method) -> tuple[Any, ...]:
-        """By family, the baseline first, with numbers in hyperparameters sorted by size."""
-        settings = tuple((key, _by_size(value)) for key, value in method.settings)
-        is_other = not self.baseline.matches(method)
-        replay = (method.replay != "uniform", method.replay)
-        return (self.baseline.family(method), is_other, replay, method.sampler, settings)
 
     def label(self, cell: Cell) -> tuple[str, str]:
         """The names of the task and of the method of a cell."""
         return self.task_labels[cell.task], self.method_labels[cell.method]
 
-    def place(self, result: Comparison | Average) -> str:
-        """The name of the task, or of the tasks that are averaged."""
-        task, count = result.comparisons[0].cell.task, len(result.comparisons)
-        if count == 1:
-            return self.task_labels[task]
-        return f"mean of {count} tasks, {task.version}, {task.total_frames:,} steps"
-
     @property
     def wide_averages(self) -> list[Average]:
         """The averages over several tasks. That of one task says no more than its comparison."""
         return [average for average in self.averages if len(average.comparisons) > 1]
-
-
-def _by_size(value: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(value), "")
-    except ValueError:
-        return (1, 0.0, value)
 
 
 def make_study(
@@ -244,12 +100,18 @@ def make_study(
     for run in runs:
         groups[run.task, run.method].append(run)
     baseline.check(groups)
-    task_labels = label_tasks({task for task, _ in groups})
-    method_labels = label_methods(groups, {*baseline.full})
-    study = Study(baseline, list(left_out), read_config(_PAPER), task_labels, method_labels)
+    labels = label_methods(groups, {*baseline.wanted})
+    methods = sorted(labels, key=baseline.order)
+    study = Study(
+        baseline,
+        list(left_out),
+        label_tasks(sorted({task for task, _ in groups})),
+        {method: labels[method] for method in methods},
+    )
     for (task, method), members in groups.items():
-        study.cells[task, method] = _make_cell(study, task, method, members)
-    for task in study.tasks:
+        study.cells.append(_make_cell(study, task, method, members))
+    study.cells.sort(key=lambda cell: (cell.task, methods.index(cell.method)))
+    for task in study.task_labels:
         _compare_on_task(study, task)
     _average_over_tasks(study)
     _note_missing_cells(study)
@@ -258,62 +120,57 @@ def make_study(
 
 def _make_cell(study: Study, task: Task, method: Method, runs: list[Run]) -> Cell:
     finished = [run for run in runs if run.finished]
-    used = sorted(finished or runs, key=lambda run: run.seed)
-    for run in runs:
-        if run not in used:
-            end = f"{run.steps[-1]:,.0f} of {task.total_frames:,}"
-            study.left_out.append(LeftOut(run.path, f"unfinished: evaluated to step {end}"))
     if not finished:
         study.notes.append(
             f"{study.task_labels[task]}: no run of {study.method_labels[method]} is finished "
             f"({len(runs)} started). Its curve ends at the last step that all of them have "
             "reached, and it has no final numbers."
         )
+    for run in runs:
+        if finished and not run.finished:
+            end = f"{run.steps[-1]:,.0f} of {task.total_frames:,}"
+            study.left_out.append(LeftOut(run.path, f"unfinished: evaluated to step {end}"))
+    used = sorted(finished or runs, key=lambda run: run.seed)
     return Cell(task, method, used, bool(finished))
 
 
 def _compare_on_task(study: Study, task: Task) -> None:
     """Adds the comparisons of a task to a study, and notes for methods that have none."""
-    complete = [cell for cell in study.cells_of(task) if cell.complete]
+    complete = {cell.method: cell for cell in study.cells if cell.task == task and cell.complete}
     pairs = []
-    for cell in complete:
-        if study.baseline.matches(cell.method):
+    for method, cell in complete.items():
+        if study.baseline.matches(method):
             continue
-        found, note = study.baseline.of(cell.method, [other.method for other in complete])
-        other = None if found is None else study.cells[task, found]
-        if other is not None and cell.score_name == other.score_name:
-            pairs.append((cell, other, note))
-            continue
-        if other is not None:
-            note = "only one of the method and its baseline has a success rate"
-        where, label = study.label(cell)
-        study.notes.append(f"{where}: {label} has no comparison: {note}.")
+        others = [m for m, other in complete.items() if other.score_name == cell.score_name]
+        found, note = study.baseline.of(method, others)
+        if found is None:
+            where, label = study.label(cell)
+            study.notes.append(f"{where}: {label} has no comparison: {note}.")
+        else:
+            pairs.append((cell, complete[found], note))
     tested = [_tested(cell.scores, other.scores) for cell, other, _ in pairs]
     p_values = [inference.permutation_p(x, y) for x, y, _ in tested]
     # A corrected p-value increases with every p-value, so the lowest ones give its lowest value.
-    sizes = [(len(cell.runs), len(other.runs)) for cell, other, _ in pairs]
-    best = holm([inference.best_possible_p(each) for each in sizes])
+    best = holm([inference.best_possible_p((len(x), len(y))) for x, y, _ in tested])
     level = LEVEL / max(1, len(pairs))  # the threshold of Holm's first step
-    for i, (corrected, best_p) in enumerate(zip(holm(p_values), best, strict=True)):
+    for i, (corrected_p, best_p) in enumerate(zip(holm(p_values), best, strict=True)):
         (cell, other, note), (x, y, is_ratio) = pairs[i], tested[i]
-        scores = cell.scores, other.scores
         detectable = inference.smallest_detectable_difference(x, y, level)
-        mine, others = _paired_by_seed(cell, other)
+        mine, theirs = _paired_by_seed(cell, other)
         study.comparisons.append(
             Comparison(
-                cell,
-                other,
-                note,
-                probability=estimate(inference.probability_of_improvement, *scores),
-                improvement=_improvement(*scores),
-                final_improvement=_improvement(cell.final_scores, other.final_scores),
-                paired=inference.paired_difference(mine, others) if len(mine) else None,
+                **_effects([(cell, other)]),
+                place=study.task_labels[task],
+                verdict=_verdict(best_p, corrected_p < LEVEL, bool(x.mean() > y.mean())),
+                cell=cell,
+                baseline=other,
+                note=note,
+                paired=inference.paired_difference(mine, theirs) if len(mine) else None,
                 pairs=len(mine),
-                paired_p=inference.sign_flip_p(mine - others) if len(mine) else math.nan,
+                paired_p=inference.sign_flip_p(mine - theirs) if len(mine) else math.nan,
                 is_ratio=is_ratio,
-                is_higher=bool(x.mean() > y.mean()),
                 p_value=p_values[i],
-                corrected_p=corrected,
+                corrected_p=corrected_p,
                 best_p=best_p,
                 detectable=math.exp(detectable) if is_ratio else detectable,
             )
@@ -326,9 +183,31 @@ def _tested(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]
     return (np.log(x), np.log(y), True) if is_ratio else (x, y, False)
 
 
-def _improvement(scores: np.ndarray, baseline: np.ndarray) -> Estimate | None:
-    # A percentage of a baseline at or below zero has no meaning.
-    return estimate(inference.mean_improvement, scores, baseline) if (baseline > 0).all() else None
+def _verdict(best_p: float, is_decided: bool, is_higher: bool) -> str:
+    if best_p > LEVEL:
+        return TOO_FEW
+    if not is_decided:
+        return "undecided"
+    return "above the baseline" if is_higher else "below the baseline"
+
+
+def _effects(pairs: list[tuple[Cell, Cell]]) -> dict[str, Any]:
+    """The effects of a method, from its cells and those of its baseline, on average over tasks."""
+    cells = [cell for side in zip(*pairs, strict=True) for cell in side]
+
+    def improvement(scores: list[np.ndarray]) -> Estimate | None:
+        # A percentage of a baseline at or below zero has no meaning.
+        is_positive = all((each > 0).all() for each in scores[len(pairs) :])
+        return estimate(inference.mean_improvement, *scores) if is_positive else None
+
+    scores = [cell.scores for cell in cells]
+    return {
+        "method": cells[0].method,
+        "seeds": [(len(cell.runs), len(other.runs)) for cell, other in pairs],
+        "probability": estimate(inference.probability_of_improvement, *scores),
+        "improvement": improvement(scores),
+        "final_improvement": improvement([cell.final(cell.score_name) for cell in cells]),
+    }
 
 
 def _paired_by_seed(cell: Cell, other: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -340,8 +219,8 @@ def _paired_by_seed(cell: Cell, other: Cell) -> tuple[np.ndarray, np.ndarray]:
 
 def _average_over_tasks(study: Study) -> None:
     """Adds the averages over tasks to a study, and notes for what is not part of them."""
-    paper = study.paper["improvement"]
-    groups: dict[tuple[Any, ...], list[Comparison]] = defaultdict(list)
+    known, methods = PAPER["improvement"]["tasks"], [*study.method_labels]
+    groups: dict[tuple[int, int, str, bool], list[Comparison]] = defaultdict(list)
     for comparison in study.comparisons:
         task = comparison.cell.task
         if comparison.improvement is None:
@@ -351,74 +230,59 @@ def _average_over_tasks(study: Study) -> None:
                 "has a score of zero or less, so a percentage of it is meaningless."
             )
             continue
-        suite = "paper" if task.name in paper["tasks"] and not task.variant else "other"
-        key = (study.order(comparison.cell.method), task.total_frames, task.version, suite)
-        groups[key].append(comparison)
-    for (_, frames, version, suite), members in sorted(groups.items(), key=lambda item: item[0]):
-        method = members[0].cell.method
-        if len({member.cell.task.environment for member in members}) != len(members):
+        is_papers = task.name in known and not task.variant
+        kind = (methods.index(comparison.method), task.total_frames, task.version, is_papers)
+        groups[kind].append(comparison)
+    for (number, frames, version, is_papers), members in sorted(groups.items()):
+        method, environments = methods[number], [m.cell.task.environment for m in members]
+        if len({*environments}) < len(members):
             study.notes.append(
                 f"{study.method_labels[method]} has no average improvement over tasks, because "
                 "the same environment was used with different settings of env."
             )
             continue
+        effects = _effects([(member.cell, member.baseline) for member in members])
+        place, verdict = members[0].place, members[0].verdict
+        length = f"{version}, {frames:,} steps"
+        if len(members) > 1:
+            place = f"mean of {len(members)} tasks, {length}"
+            is_higher, is_lower = (
+                effects["probability"].low > 0.5,
+                effects["probability"].high < 0.5,
+            )
+            best_p = inference.best_possible_p(*effects["seeds"])
+            verdict = _verdict(best_p, is_higher or is_lower, is_higher)
         names = ", ".join(sorted(member.cell.task.name for member in members))
-        count = f"{len(members)} of the paper's {len(paper['tasks'])} tasks"
-        kind = count if suite == "paper" else "other tasks"
-        cells = [*(m.cell for m in members), *(m.baseline for m in members)]
-        scores, final_scores = [c.scores for c in cells], [c.final_scores for c in cells]
-        has_final = all(member.final_improvement is not None for member in members)
-        number = None
-        # The paper's table covers only the default hyperparameters.
-        if suite == "paper" and study.baseline.is_default and not _changed(method):
-            number = paper["columns"].get(method.family, {}).get(method.sampler)
+        count = f"{len(members)} of the paper's {len(known)}" if is_papers else "other"
+        tasks = f"{count} tasks ({names}; {length})"
+        paper = PAPER["improvement"]["columns"].get(method.family, {}).get(method.sampler)
+        if paper and not (is_papers and study.baseline.is_default and method.is_default):
+            paper = None
         study.averages.append(
             Average(
-                method,
-                members,
-                f"{kind} ({names}; {version}, {frames:,} steps)",
-                estimate(inference.mean_improvement, *scores),
-                estimate(inference.mean_improvement, *final_scores) if has_final else None,
-                estimate(inference.probability_of_improvement, *scores),
-                number,
+                **effects,
+                place=place,
+                verdict=verdict,
+                paper=paper,
+                comparisons=members,
+                tasks=tasks,
             )
         )
 
 
-def _changed(method: Method) -> list[str]:
-    """The keys of the recipe, the sampler and the replay whose values are not the defaults."""
-    # Several for some keys, because the default may depend on the sampler.
-    defaults: dict[str, set[str]] = defaultdict(set)
-    known = algorithms()
-    for each in describe(known[method.algorithm]) if method.algorithm in known else []:
-        group, _, name = each.name.rpartition(".")
-        # The choice of a sampler, such as sampler=vmf_rank, does not count as a change.
-        if not group or (
-            group in ("sampler", "replay") and name not in ("name", "_target_", "mode")
-        ):
-            defaults[each.name].add(repr(each.default))
-    file = CONFIGS / "replay" / f"{method.replay}.yaml"
-    own = read_config(file) if file.exists() else {}
-    defaults |= {f"replay.{key}": {repr(value)} for key, value in own.items()}
-    return [key for key, value in method.settings if value not in defaults.get(key, {value})]
-
-
 def _note_missing_cells(study: Study) -> None:
     baseline = study.baseline
-    for method in study.methods:
-        own = {task for task, other in study.cells if other == method}
+    for method, label in study.method_labels.items():
+        own = {cell.task for cell in study.cells if cell.method == method}
         frames, versions = {task.total_frames for task in own}, {task.version for task in own}
-        siblings = {
-            task
-            for task, other in study.cells
+        missing = {
+            study.task_labels[task]
+            for task, other in ((cell.task, cell.method) for cell in study.cells)
+            if task not in own and task.total_frames in frames and task.version in versions
             if baseline.family(other) == baseline.family(method)
-            and not baseline.differing(method, other)
-            and task.total_frames in frames
-            and task.version in versions
+            if not baseline.differing(method, other)
         }
-        missing = sorted(study.task_labels[task] for task in siblings - own)
         if missing:
             study.notes.append(
-                f"{study.method_labels[method]} has no run on {'; '.join(missing)}, but other "
-                "methods do."
+                f"{label} has no run on {'; '.join(sorted(missing))}, but other methods do."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import yaml
 
 from vmfer_recipes.report.document import Table, Value
 from vmfer_recipes.report.inference import REPETITIONS, Estimate, column_estimates
-from vmfer_recipes.report.runs import FINAL_SHARE
-from vmfer_recipes.report.study import LEVEL, Cell, Comparison, Study
+from vmfer_recipes.report.runs import FINAL_SHARE, area, final
+from vmfer_recipes.report.study import LEVEL, PAPER, Study
 
 __all__ = [
     *("EXPLANATIONS", "NAMES", "average_table", "comparison_table", "curve_table"),
@@ -38,14 +38,14 @@ def _filled(text: str, **values: Any) -> str:
 EXPLANATIONS = [_filled(text) for text in _TEXT["explanations"]]
 """How to read a report, point by point."""
 
-_NUMBERS = ("AUC (mean)", "AUC (IQM)", "final (mean)", "final (IQM)")
+_PLACE = {"task": "", "method": ""}
 _EFFECTS = {
     "AUC, % of baseline": "{:.1f}",
     "final, % of baseline": "{:.1f}",
     "P(improvement)": "{:.2f}",
 }
 
-_Rows = list[dict[str, Value]]
+_Rows = list[Sequence[Value]]
 
 
 def _caption(name: str, **values: Any) -> str:
@@ -57,111 +57,88 @@ def number_format(names: Iterable[str]) -> str:
     return "{:,.1f}" if {*names} <= {"return"} else "{:,.3f}"
 
 
-def _place(study: Study, cell: Cell) -> dict[str, Value]:
-    return dict(zip(("task", "method"), study.label(cell), strict=True))
-
-
-def _all_cells(study: Study) -> list[Cell]:
-    return [cell for task in study.tasks for cell in study.cells_of(task)]
-
-
 def _estimates(columns: dict[str, np.ndarray], i: int) -> list[Estimate]:
     """Mean and interquartile mean of one column."""
-    ends = ("", "_low", "_high")
-    return [Estimate(*(float(columns[n + end][i]) for end in ends)) for n in ("mean", "iqm")]
+    return [Estimate(*columns[name][:, i].tolist()) for name in ("mean", "iqm")]
 
 
-def score_table(study: Study, name: str) -> Table:
+def score_table(study: Study, metric: str) -> Table:
     """Area under the curve and final score, by ``return`` or ``success_rate``, of every cell."""
     rows: _Rows = []
-    for cell in _all_cells(study):
-        if name in cell.curves:
-            numbers: list[Estimate] | list[None] = [None] * 4
-            if cell.complete:
-                both = column_estimates(np.stack([cell.final[name], cell.area[name]], axis=1))
-                numbers = _estimates(both, 1) + _estimates(both, 0)
-            seeds = {"seeds": len(cell.runs) if cell.complete else 0}
-            rows.append(_place(study, cell) | seeds | dict(zip(_NUMBERS, numbers, strict=True)))
-    return Table(
-        f"scores_{name}",
-        _caption("scores", metric=name.replace("_", " ")),
-        rows,
-        dict.fromkeys(_NUMBERS, number_format([name])),
-        header=("task", "method", "seeds", *_NUMBERS),
-    )
+    for cell in study.cells:
+        if metric in cell.curves and cell.complete:
+            both = column_estimates(np.stack([cell.final(metric), cell.area(metric)], axis=1))
+            numbers = *_estimates(both, 1), *_estimates(both, 0)
+            rows.append((*study.label(cell), len(cell.runs), *numbers))
+        elif metric in cell.curves:
+            rows.append((*study.label(cell), 0, *[None] * 4))
+    names = ("AUC (mean)", "AUC (IQM)", "final (mean)", "final (IQM)")
+    columns = {**_PLACE, "seeds": "", **dict.fromkeys(names, number_format([metric]))}
+    caption = _caption("scores", metric=metric.replace("_", " "))
+    return Table(f"scores_{metric}", caption, columns, rows)
 
 
 def comparison_table(study: Study) -> Table:
     """Every method compared with its baseline, task by task: the size of the effect."""
-
-    def row(each: Comparison) -> dict[str, Value]:
-        note = f" ({each.note})" if each.note else ""
-        return {
-            **_place(study, each.cell),
-            "seeds": len(each.cell.runs),
-            "baseline seeds": len(each.baseline.runs),
-            "AUC, % of baseline": each.improvement,
-            "final, % of baseline": each.final_improvement,
-            "P(improvement)": each.probability,
-            "pairs": each.pairs,
-            "paired difference": each.paired,
-            "paired p": each.paired_p,
-            "judged by": "AUC of the " + each.cell.score_name.replace("_", " "),
-            "baseline": study.method_labels[each.baseline.method] + note,
-        }
-
-    difference = number_format(each.cell.score_name for each in study.comparisons)
-    return Table(
-        "comparisons",
-        _caption("comparisons"),
-        [row(comparison) for comparison in study.comparisons],
-        {**_EFFECTS, "paired p": "{:.3f}", "paired difference": difference},
-    )
+    columns = {
+        **_PLACE,
+        "seeds": "",
+        "baseline seeds": "",
+        **_EFFECTS,
+        "pairs": "",
+        "paired difference": number_format(each.cell.score_name for each in study.comparisons),
+        "paired p": "{:.3f}",
+        "judged by": "",
+        "baseline": "",
+    }
+    rows = [
+        (
+            *study.label(each.cell),
+            *each.seeds[0],
+            *(each.improvement, each.final_improvement, each.probability),
+            *(each.pairs, each.paired, each.paired_p),
+            "AUC of the " + each.cell.score_name.replace("_", " "),
+            study.method_labels[each.baseline.method] + (f" ({each.note})" if each.note else ""),
+        )
+        for each in study.comparisons
+    ]
+    return Table("comparisons", _caption("comparisons"), columns, rows)
 
 
 def significance_table(study: Study) -> Table:
     """Every method compared with its baseline, task by task: the significance of the effect."""
-    rows: _Rows = [
-        {
-            **_place(study, each.cell),
-            "p": each.p_value,
-            "corrected p": each.corrected_p,
-            "lowest possible p": each.best_p,
-            "detectable": each.detectable,
-            "detectable as": "ratio" if each.is_ratio else "difference",
-            "verdict": each.verdict,
-        }
+    columns = _PLACE | dict.fromkeys(("p", "corrected p", "lowest possible p"), "{:.3f}")
+    columns |= {"detectable": "{:,.2f}", "detectable as": "", "verdict": ""}
+    rows = [
+        (
+            *study.label(each.cell),
+            *(each.p_value, each.corrected_p, each.best_p),
+            *(each.detectable, "ratio" if each.is_ratio else "difference", each.verdict),
+        )
         for each in study.comparisons
     ]
-    return Table(
-        "tests",
-        _caption("tests"),
-        rows,
-        dict.fromkeys(("p", "corrected p", "lowest possible p"), "{:.3f}")
-        | {"detectable": "{:,.2f}"},
-    )
+    return Table("tests", _caption("tests"), columns, rows)
 
 
 def average_table(study: Study) -> Table:
     """Averages over tasks, with those of the paper's Table 1 if they have the same baseline."""
-    has_paper = any(average.paper is not None for average in study.averages)
-    rows: _Rows = []
-    for average in study.averages:
-        row: dict[str, Value] = {
-            "method": study.method_labels[average.method],
-            "tasks": average.tasks,
-            "seeds per task": _range(each.seeds[0] for each in average.comparisons),
-            "baseline seeds": _range(each.seeds[1] for each in average.comparisons),
-            "AUC, % of baseline": average.improvement,
-            "final, % of baseline": average.final_improvement,
-            "P(improvement)": average.probability,
-            "verdict": average.verdict,
-        }
-        rows.append(row | ({"paper, % of baseline": average.paper} if has_paper else {}))
+    columns = {"method": "", "tasks": "", "seeds per task": "", "baseline seeds": ""}
+    columns |= {**_EFFECTS, "verdict": ""}
     caption = _caption("average_improvement")
-    caption += f" {_caption('paper')}" if has_paper else ""
-    formats = {**_EFFECTS, "paper, % of baseline": "{:.2f}"}
-    return Table("average_improvement", caption, rows, formats)
+    rows: _Rows = [
+        (
+            study.method_labels[each.method],
+            each.tasks,
+            *map(_range, zip(*each.seeds, strict=True)),
+            *(each.improvement, each.final_improvement, each.probability, each.verdict),
+        )
+        for each in study.averages
+    ]
+    if any(each.paper is not None for each in study.averages):
+        columns |= {"paper, % of baseline": "{:.2f}"}
+        caption += f" {_caption('paper')}"
+        rows = [(*row, each.paper) for row, each in zip(rows, study.averages, strict=True)]
+    return Table("average_improvement", caption, columns, rows)
 
 
 def _range(counts: Iterable[int]) -> Value:
@@ -172,55 +149,44 @@ def _range(counts: Iterable[int]) -> Value:
 def speed_table(study: Study) -> Table:
     """How fast the runs were."""
     baselines = {id(each.cell): each.baseline.speed for each in study.comparisons}
-    paper = study.paper["update_seconds"] if study.baseline.is_default else {}
-    formats = {
-        "steps per second": "{:.1f}",
-        "time, % of baseline": "{:.0f}",
-        "paper, % of baseline": "{:.0f}",
-    }
+    paper = PAPER["update_seconds"] if study.baseline.is_default else {}
     rows: _Rows = []
-    for cell in _all_cells(study):
+    for cell in study.cells:
         if not math.isnan(cell.speed):
             seconds = paper.get(cell.method.family, {})
             ratio = seconds.get(cell.method.sampler, math.nan) / seconds.get("uniform", math.nan)
             relative = baselines.get(id(cell), math.nan) / cell.speed
-            numbers = (cell.speed, 100 * relative, 100 * ratio)
-            rows.append(_place(study, cell) | dict(zip(formats, numbers, strict=True)))
-    return Table(
-        "speed",
-        _caption("speed"),
-        rows,
-        formats,
-        header=("task", "method", *formats),
-    )
+            rows.append((*study.label(cell), cell.speed, 100 * relative, 100 * ratio))
+    names = ("time, % of baseline", "paper, % of baseline")
+    columns = {**_PLACE, "steps per second": "{:.1f}", **dict.fromkeys(names, "{:.0f}")}
+    return Table("speed", _caption("speed"), columns, rows)
 
 
 def curve_table(study: Study) -> Table:
     """The learning curves as numbers."""
-    rows: _Rows = []
-    for cell in _all_cells(study):
-        for name, curve in cell.curves.items():
-            for i, step in enumerate(curve["step"]):
-                mean, iqm = _estimates(curve, i)
-                row = {**_place(study, cell), "metric": name, "seeds": len(cell.runs)}
-                rows.append({**row, "step": int(step), "mean": mean, "IQM": iqm})
-    return Table("curves", "", rows, {})
+    rows: _Rows = [
+        (*study.label(cell), metric, len(cell.runs), int(step), *_estimates(curve, i))
+        for cell in study.cells
+        for metric, curve in cell.curves.items()
+        for i, step in enumerate(curve["step"])
+    ]
+    names = ("task", "method", "metric", "seeds", "step", "mean", "IQM")
+    return Table("curves", "", dict.fromkeys(names, ""), rows)
 
 
 def run_table(study: Study) -> Table:
     """The runs that were used."""
     rows: _Rows = []
-    for cell in _all_cells(study):
-        for i, run in enumerate(cell.runs):
-            row = {**_place(study, cell), "seed": run.seed, "evaluated to step": int(run.steps[-1])}
-            for name, scores in {"AUC of return": cell.area, "final return": cell.final}.items():
-                row[name] = float(scores["return"][i]) if cell.complete else None
-            rows.append({**row, "run": run.path})
-    formats = dict.fromkeys(("AUC of return", "final return"), "{:,.1f}")
-    return Table("runs", _caption("runs"), rows, formats)
+    for cell in study.cells:
+        for run in cell.runs:
+            curve, end = (run.steps, run.values["return"]), int(run.steps[-1])
+            scores = (area(*curve), final(*curve, end)) if cell.complete else (None, None)
+            rows.append((*study.label(cell), run.seed, end, *scores, run.path))
+    columns = {**_PLACE, "seed": "", "evaluated to step": ""}
+    columns |= {"AUC of return": "{:,.1f}", "final return": "{:,.1f}", "run": ""}
+    return Table("runs", _caption("runs"), columns, rows)
 
 
 def left_out_table(study: Study) -> Table:
     """The runs that were not used, and why."""
-    rows: _Rows = [{"run": item.path, "reason": item.reason} for item in study.left_out]
-    return Table("left_out", _caption("left_out"), rows, {}, header=("run", "reason"))
+    return Table("left_out", _caption("left_out"), {"run": "", "reason": ""}, study.left_out)

@@ -19,13 +19,7 @@ from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
 
-__all__ = [
-    "Checkpoints",
-    "MismatchError",
-    "UnreadableError",
-    "load_parts",
-    "plain_data",
-]
+__all__ = ["Checkpoints", "MismatchError", "UnreadableError", "load_parts", "plain_data"]
 
 
 class UnreadableError(UserError):

@@ -13,16 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.names import run_title
 from vmfer_recipes.config.saved import read_config
-from vmfer_recipes.run.results import solved_at
+from vmfer_recipes.run.evaluation import solved_at
 from vmfer_recipes.run.tables import read_columns
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    *("BLUE", "GRAY", "GREEN", "ORANGE", "PINK", "SKY", "VERMILION"),
-    "draw_learning_curve",
-]
+__all__ = [*("BLUE", "GRAY", "GREEN", "ORANGE", "PINK", "SKY", "VERMILION"), "draw_learning_curve"]
 
 # Okabe and Ito's palette, which color-blind readers can tell apart, for all pictures.
 ORANGE = "#e69f00"

@@ -8,9 +8,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from vmfer_recipes.config.errors import UserError, first_line, unwritable
 from vmfer_recipes.config.names import differing, flat
-from vmfer_recipes.config.saved import read_config, written_config
+from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.files import checkpoint_files, lock, replacing, step_of
 
@@ -157,7 +159,7 @@ class RunDirectory:
     def write_config(self) -> None:
         """Writes the file with the configuration."""
         with self.writing(), replacing(self.path / self.config_file) as file:
-            file.write(written_config(self._config))
+            file.write(OmegaConf.to_yaml(self._config))
 
     @contextmanager
     def writing(self) -> Iterator[None]:

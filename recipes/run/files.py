@@ -12,14 +12,7 @@ from weakref import WeakSet
 from torchrl_vmfer.files import replacing
 from vmfer_recipes.config.errors import UserError
 
-__all__ = [
-    "LockedError",
-    "checkpoint_files",
-    "holder_is_gone",
-    "lock",
-    "replacing",
-    "step_of",
-]
+__all__ = ["LockedError", "checkpoint_files", "holder_is_gone", "lock", "replacing", "step_of"]
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

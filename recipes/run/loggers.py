@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import (
-    LoggerConfig,
-    TensorBoardLoggerConfig,
-    WandbLoggerConfig,
-)
+from vmfer_recipes.config.groups import LoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
 from vmfer_recipes.config.names import flat, folder_name, group_name, run_name
 from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.run.files import replacing

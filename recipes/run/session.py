@@ -24,11 +24,10 @@ from vmfer_recipes.environments.state import EnvironmentPart, environment_state
 from vmfer_recipes.run.checkpoints import Checkpoints, MismatchError, load_parts, plain_data
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
-from vmfer_recipes.run.evaluation import Evaluation, evaluate
+from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.progress import Averages, Clock, Progress, start_message
-from vmfer_recipes.run.results import print_results
 
 __all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
 

@@ -1,42 +1,43 @@
-"""The runs of a sweep, composed and validated."""
+"""The runs of a sweep: their configurations, and a directory for each."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.config.keys import Config, describe
+from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.plugins import import_class, is_custom
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.directory import RunDirectory
 
-__all__ = ["Job", "check_parts", "position_override", "sweep_position"]
+__all__ = [
+    *("Job", "check_directories", "check_parts", "position_override", "sweep_position"),
+    "with_swept_keys",
+]
 
-# Passed to every run by its launcher, in this process or on another machine.
+_LONGEST_NAME = 80
+
+# The launcher passes it to every run, in this process or on another machine.
 _TOTAL = "VMFER_RUNS_OF_SWEEP"
 
 
 @dataclass
 class Job:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Attributes:
-        overrides: its overrides, one value for each key.
-        swept: the keys whose values differ between runs, with the values of this one: names of
-            choices, or parsed values.
-        lists: the keys for which its configuration has lists of values.
-        template: its directory as written, with unresolved references.
-        config: its configuration, validated.
-    """
-
-    overrides: list[str]
-    swept: dict[str, Any]
-    lists: list[str]
-    template: str = ""
-    config: Any = None
+    overrides: list[str]  # one value for each key
+    swept: dict[str, Any]  # names of choices or parsed values, by keys that differ between runs
+    template: str = ""  # its directory as written, with unresolved references
+    config: Any = None  # validated
 
     @property
     def values(self) -> dict[str, str]:
@@ -64,12 +65,46 @@ class Job:
             raise UserError(f"{error} No run was started; this one is {self.name}.") from error
 
 
+def with_swept_keys(job: Job) -> str:
+    """The pattern of a run directory, extended by the swept keys that it does not depend on.
+
+    They come before a last part with the seed, in the order of their names, so that the directory
+    depends neither on their order nor on the other values of the sweep.
+    """
+    template, added = job.template, []
+    used = set(re.findall(r"\$\{([^}:]+)\}", template))
+    for key in sorted(job.swept, key=lambda key: key.lstrip("+")):
+        name = key.lstrip("+")
+        is_used = any(each == name or each.startswith(f"{name}.") for each in used)
+        if name == "experiment":  # most experiments set a run_dir
+            defaults = {each.name: each.default for each in describe(type(job.config))}
+            is_used = template != defaults["run_dir"]
+        if not is_used:
+            added.append(f"{name}_{_as_name(job.swept[key])}")
+    first, slash, last = template.rpartition("/")
+    if "${seed}" in last:
+        return "/".join([*([first] if slash else []), *added, last])
+    return "/".join([template, *added])
+
+
+def check_directories(jobs: list[Job]) -> None:
+    """Raises ``UserError`` if two runs have one directory, or one holds another run already."""
+    found: dict[Path, Job] = {}
+    for job in jobs:
+        other = found.setdefault(Path(job.config.run_dir).absolute(), job)
+        if other is not job:
+            raise _collision(other, job)
+    for job in jobs:
+        if isinstance(job.config, TrainingConfig):
+            with job.not_started():
+                RunDirectory(job.config).check()
+
+
 def check_parts(jobs: list[Job]) -> None:
     """Raises ``UserError`` for an environment or a class of the user that cannot be used.
 
     Each one is tried once, because a misspelled name must not end a run hours later.
     """
-    from vmfer_recipes.config.plugins import import_class, is_custom
     from vmfer_recipes.environments.make import make_environment
 
     seen: set[Any] = set()
@@ -77,16 +112,53 @@ def check_parts(jobs: list[Job]) -> None:
         cfg = job.config
         if not isinstance(cfg, TrainingConfig):
             continue
-        part = repr((cfg.env, cfg.replay.has_goals))
+        task = repr((cfg.env, cfg.replay.has_goals))
         with job.not_started():
-            if part not in seen:
+            if task not in seen:
                 make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals).close()
-                seen.add(part)
+                seen.add(task)
             for group in ("sampler", "replay", "logger"):
                 chosen = getattr(cfg, group)
                 if is_custom(chosen) and (group, chosen._target_) not in seen:
                     import_class(chosen._target_, object, group)
                     seen.add((group, chosen._target_))
+
+
+def _collision(one: Job, other: Job) -> UserError:
+    same = f"Two runs of this sweep have run_dir={one.config.run_dir}: {one.name} and {other.name}."
+    keys = [key for key in one.swept if one.swept[key] != other.swept[key]]
+    if not keys:
+        return UserError(f"{same} They are the same: give each value once.")
+    template = "/".join([one.template, *(_reference(key, one) for key in keys)])
+    if re.search(r"\$\{[^}]*\$\{", template):
+        template = f'"{template}"'  # Hydra parses nested references between quotes only
+    message = f"{same} Tell them apart with 'run_dir={template}'"
+    if "run_dir" in one.values:
+        message += ", or leave run_dir out"
+    return UserError(f"{message}.")
+
+
+def _reference(key: str, job: Job) -> str:
+    """The value of a swept key, as a run directory refers to it."""
+    name = key.lstrip("+")
+    if name == "experiment":
+        return "${hydra:runtime.choices.experiment}"
+    part = getattr(job.config, name, None)
+    if isinstance(part, Config):
+        # Two classes of users with one name differ by their paths.
+        name += "._target_" if is_custom(part) or not hasattr(part, "name") else ".name"
+    return f"${{{name}}}"
+
+
+def _as_name(value: Any) -> str:
+    """A value as part of a directory name, which needs no quotes in a shell."""
+    if isinstance(value, dict):
+        value = [f"{key}-{_as_name(item)}" for key, item in value.items()]
+    if isinstance(value, list):
+        return "-".join(map(_as_name, value)) or "none"
+    if isinstance(value, bool) or value is None:
+        value = {True: "true", False: "false", None: "null"}[value]
+    return folder_name(value)[:_LONGEST_NAME]
 
 
 def position_override(total: int) -> str:

@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import replacing
@@ -21,15 +22,9 @@ _PATTERN = "sweep_*.json"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a sweep.
+    """A run of a sweep."""
 
-    Attributes:
-        run_dir: its directory, relative to the working directory of the sweep or absolute.
-        algorithm: the name of the recipe.
-        total_frames: the environment steps of the run.
-    """
-
-    run_dir: Path
+    run_dir: Path  # relative to the working directory of the sweep, or absolute
     algorithm: str
     total_frames: int
 
@@ -61,14 +56,7 @@ def write_record(runs: list[PlannedRun], folder: Path, command: str) -> Path:
 
 def _write(file: Path, content: dict[str, object], runs: list[PlannedRun]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    entries = [
-        {
-            "run_dir": _relative(run.run_dir, file.parent),
-            "algorithm": run.algorithm,
-            "total_frames": run.total_frames,
-        }
-        for run in runs
-    ]
+    entries = [asdict(run) | {"run_dir": _relative(run.run_dir, file.parent)} for run in runs]
     with replacing(file) as stream:
         json.dump({**content, "runs": entries}, stream, indent=1)
 
@@ -104,22 +92,14 @@ def read_records(folder: Path) -> tuple[list[PlannedRun], list[str]]:
 
 def _files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.rglob(_PATTERN))
-    for parent in folder.parents:
-        yield from sorted(_existing((parent / "sweeps").glob(_PATTERN)))
-        yield from sorted(_existing((parent / "sweeps").glob(f"*/{_PATTERN}")))
+    for sweeps in (parent / "sweeps" for parent in folder.parents):
+        if os.access(sweeps, os.R_OK | os.X_OK):  # a folder above may be another user's
+            yield from sorted([*sweeps.glob(_PATTERN), *sweeps.glob(f"*/{_PATTERN}")])
 
 
-def _existing(files: Iterable[Path]) -> Iterator[Path]:
-    try:
-        yield from files
-    except OSError:  # a folder above that this user cannot read
-        return
-
-
-def _planned(entry: dict[str, object], start: Path) -> PlannedRun:
-    run_dir, algorithm, total = entry["run_dir"], entry["algorithm"], entry["total_frames"]
-    if not (isinstance(run_dir, str) and isinstance(algorithm, str) and type(total) is int):
-        raise ValueError(f"a run is {entry}")
-    if total < 1:
-        raise ValueError(f"a run has total_frames={total}")
-    return PlannedRun(Path(os.path.abspath(start / run_dir)), algorithm, total)
+def _planned(entry: dict[str, Any], start: Path) -> PlannedRun:
+    run_dir = os.path.abspath(start / entry["run_dir"])
+    run = PlannedRun(Path(run_dir), str(entry["algorithm"]), int(entry["total_frames"]))
+    if run.total_frames < 1:
+        raise ValueError(f"a run has total_frames={run.total_frames}")
+    return run

@@ -66,7 +66,7 @@ class Networks:
         values = inputs.expand(*self.shape, *inputs.shape[-2:]).flatten(0, 1)
         for weight, bias in zip(self.parameters[::2], self.parameters[1::2], strict=True):
             if weight is not self.parameters[0]:
-                values = values.relu_()  # in place, which autograd allows here
+                values = values.relu_()  # autograd allows this change in place
             if weight.shape[-1] == 1:  # as a matrix product, one column takes several times as long
                 values = (values * weight.mT).sum(-1, keepdim=True) + bias
             else:

@@ -132,7 +132,7 @@ def _trajectories(record: Record) -> Figure:
     x, y = grid.numpy().transpose(2, 0, 1)
     everywhere = grid.flatten(0, 1).expand(len(record.seeds), -1, -1)
     actions = torch.stack(record.actions).numpy()  # [update, way, seed, 2]
-    outline = [withStroke(linewidth=3.5, foreground="white")]  # on dark ground, too
+    outline = [withStroke(linewidth=3.5, foreground="white")]  # a dark ground would hide the line
     star = {"color": GREEN, "markersize": 15, "markeredgecolor": "black"}
     for column, (update, critics) in zip(panels.T, record.snapshots, strict=True):
         for index, (axes, critic) in enumerate(zip(column, critics, strict=True)):

@@ -36,7 +36,7 @@ __all__ = ["WAYS", "Record", "angle", "compare", "mean_interval", "verdict"]
 
 WAYS = ("uniform", "uncertainty", "oracle")  # of choosing transitions
 
-ANGLE_EDGES = np.linspace(0, 180, 37)  # of the bins of angles, in degrees
+ANGLE_EDGES = np.linspace(0, 180, 37)  # the edges of the bins, in degrees
 _BINS = len(ANGLE_EDGES) - 1
 # Critics change most at the beginning, so most of their pictures are taken there.
 _MOMENTS = (0.02, 0.06, 0.2, 0.4, 1.0)

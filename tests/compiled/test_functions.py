@@ -64,32 +64,6 @@ def test_ranks_at_points_of_the_cumulative_mass(exponent, module):
     np.testing.assert_array_equal(found, np.searchsorted(mass[1:801], points, side="right"))
 
 
-def test_slots_are_accepted_in_proportion_to_their_factors(module):
-    random = np.random.default_rng(0)
-    factors = random.uniform(0.5, 2, 300).astype(np.float32)
-    numbers, slots = random.random((2, 400)), np.empty(400, np.int64)
-    count = module.accept_slots(numbers, factors, 2.0, 50, slots)
-    proposed = (numbers[0] * 300).astype(np.int64)
-    expected = proposed[numbers[1] * 2.0 < factors[proposed]]
-    assert count == 50
-    np.testing.assert_array_equal(slots[:50], expected[:50])
-    with pytest.raises(ValueError, match="random"):
-        module.accept_slots(np.ones((2, 4)), factors, 2.0, 2, slots[:4])
-
-
-def test_factors_are_stored_if_all_are_within_the_interval(module):
-    factors, updates = np.ones(10, np.float32), np.zeros(10, np.int32)
-    slots, values = np.array([3, 5]), np.array([1.5, 2.5], np.float32)
-    assert module.store_factors(slots, values, 1.0, 2.7, factors, updates, 7)
-    assert factors[[3, 5]].tolist() == [1.5, 2.5]
-    assert updates.tolist() == [0, 0, 0, 7, 0, 7, 0, 0, 0, 0]
-    before = factors.copy()
-    for slot, value in ((3, np.nan), (3, 2.8), (10, 1.5), (-1, 1.5)):
-        one = np.array([value], np.float32)
-        assert not module.store_factors(np.array([slot]), one, 1.0, 2.7, factors, updates, 8)
-    np.testing.assert_array_equal(factors, before)
-
-
 def test_rows_of_columns_are_read_and_written(module):
     random = np.random.default_rng(0)
     columns = (random.random((50, 7)), random.random((50, 1)) < 0.5, np.arange(50))

@@ -28,10 +28,10 @@ def run_script(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("command", "result"),
     [
-        ("td3.py --frames 300 --random-frames 280", r"step 300: .* agreement (0\.\d+|1\.00)"),
-        ("sac.py --frames 300 --random-frames 280", r"step 300: .* agreement (0\.\d+|1\.00)"),
+        ("td3_loop.py --frames 300 --random-frames 280", r"step 300: .* agreement (0\.\d+|1\.00)"),
+        ("sac_loop.py --frames 300 --random-frames 280", r"step 300: .* agreement (0\.\d+|1\.00)"),
         (
-            "redq.py --frames 300 --random-frames 290 --critic-updates 2",
+            "redq_loop.py --frames 300 --random-frames 290 --critic-updates 2",
             r"step 300: .* agreement (0\.\d+|1\.00)",
         ),
         (

@@ -280,3 +280,19 @@ def execute(monkeypatch):
         program()
 
     return run
+
+
+@pytest.fixture
+def error_of(execute, capsys):
+    """``error_of(program, *arguments)``: the line with which a command line of a user fails."""
+
+    def run(program, *arguments) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            execute(program, *map(str, arguments))
+        assert exit_.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    return run

@@ -42,19 +42,6 @@ def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
-def flip_a_bit_of_a_tensor(file: Path) -> None:
-    state = torch.load(file, weights_only=True)
-    content = bytearray(file.read_bytes())
-    rows = state["parts"]["replay"]["storage"]["rows"]["tensors"]["observation"].numpy().tobytes()
-    position = bytes(content).index(rows) + len(rows) // 2
-    content[position] ^= 1
-    file.write_bytes(content)
-
-
-def empty(file: Path) -> None:
-    os.truncate(file, 0)
-
-
 def mark_tensors_as_directories(file: Path) -> None:
     # PyTorch does not read the data of such entries.
     content = bytearray(file.read_bytes())
@@ -66,13 +53,12 @@ def mark_tensors_as_directories(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "damage", [truncate, flip_a_bit_of_a_tensor, empty, mark_tensors_as_directories]
-)
+@pytest.mark.parametrize("damage", [truncate, mark_tensors_as_directories])
 def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_used(
     damage, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
+    assert names(run_dir / "checkpoint") == ["step_000000000080.pt", "step_000000000120.pt"]
     newest = max((run_dir / "checkpoint").iterdir())
     damage(newest)
     straight = straight_run(*RUN)
@@ -85,13 +71,6 @@ def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_used(
     assert_same_run(straight, run_dir)
 
 
-def test_run_keeps_its_two_newest_checkpoints(crashed_run):
-    assert names(crashed_run(*RUN) / "checkpoint") == [
-        "step_000000000080.pt",
-        "step_000000000120.pt",
-    ]
-
-
 def test_selected_checkpoints_are_kept_and_do_not_affect_the_run(straight_run, finish, tmp_path):
     run_dir = tmp_path / "kept"
     finish(RUN[0], run_dir, *RUN[1:], "keep_checkpoints_at=[50,100]")
@@ -100,17 +79,6 @@ def test_selected_checkpoints_are_kept_and_do_not_affect_the_run(straight_run, f
         "step_000000000100.pt",
     ]
     assert (run_dir / "eval.csv").read_bytes() == (straight_run(*RUN) / "eval.csv").read_bytes()
-
-
-def test_unreadable_checkpoints_raise_an_error_and_are_kept(crashed_run, finish, tmp_path):
-    """Starting from step 0 would overwrite the tables of a long run."""
-    run_dir = shutil.copytree(crashed_run(*RUN), tmp_path / "run")
-    for file in (run_dir / "checkpoint").glob("*.pt"):
-        file.write_bytes(file.read_bytes()[:1000])
-    before = (run_dir / "eval.csv").read_bytes()
-    with pytest.raises(UserError, match=r"No checkpoint in .* delete"):
-        finish(RUN[0], run_dir, *RUN[1:])
-    assert (run_dir / "eval.csv").read_bytes() == before
 
 
 def test_run_continues_on_a_full_disk_and_keeps_the_older_checkpoint(
@@ -213,20 +181,14 @@ def test_checkpoint_of_another_run_is_rejected(crashed_run, finish, tmp_path):
         finish(RUN[0], run_dir, *RUN[1:])
 
 
-def test_a_copy_with_another_name_is_not_a_checkpoint(tmp_path):
+def test_a_copy_with_another_name_is_no_checkpoint_and_one_with_another_step_is_an_error(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(7, {"step": 7})
     shutil.copy(tmp_path / "step_000000000007.pt", tmp_path / "step_000000000009_backup.pt")
-    assert max(checkpoints.steps) == 7
+    assert checkpoints.steps == {7}
     assert checkpoints.load()["step"] == 7
-
-
-def test_a_copy_with_another_step_in_its_name_is_an_error_that_says_what_to_do(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(7, {"step": 7})
     shutil.copy(tmp_path / "step_000000000007.pt", tmp_path / "step_000000000009.pt")
     with pytest.raises(
         UserError, match=r"step_000000000009\.pt is a checkpoint of step 7: delete it"
     ):
         checkpoints.load()
-    assert len(list(tmp_path.iterdir())) == 2

@@ -8,7 +8,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from vmfer_recipes import sac
 from vmfer_recipes.config.names import choices_of
+from vmfer_recipes.config.training import to_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -90,22 +92,10 @@ def test_defaults_match_the_table_of_the_paper(algorithm, table):
     assert cfg["replay"]["name"] == "uniform"
 
 
-def test_automatic_target_entropy_is_minus_the_number_of_actions():
+def test_automatic_target_entropy_is_minus_the_number_of_actions(configuration, tmp_path):
     # `auto` is TorchRL's name for -dim(A), the value of the paper. HalfCheetah has six actions.
-    from torchrl_vmfer import VMFSACLoss
-    from torchrl_vmfer.networks import NetworkSpec
-    from vmfer_recipes.agent.networks import gaussian_actor, make_critics
-    from vmfer_recipes.config.groups import EnvConfig
-    from vmfer_recipes.environments.make import make_environment
-
-    env = make_environment(EnvConfig("HalfCheetah-v4"), 0)
-    loss = VMFSACLoss(
-        gaussian_actor(env, NetworkSpec(hidden=[8])),
-        make_critics(env, NetworkSpec(hidden=[8]), 2),
-        action_spec=env.action_spec,
-        target_entropy=defaults("sac").target_entropy,
-    )
-    assert float(loss.target_entropy) == -6
+    cfg = to_config(configuration("sac", tmp_path, "env=HalfCheetah-v4"))
+    assert float(sac.make_agent(cfg).loss.target_entropy) == -6
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def draw(monkeypatch):
 def write_run(tmp_path):
     """Writes the files of a run by hand, with two critics and known agreement."""
 
-    def write(*, env="Reacher-v4", success=False, lengths=(0.3, 0.5, 0.71), **keys):
+    def write(*, env="Reacher-v4", success=False, lengths=(0.3, 0.5, 0.71), columns=None, **keys):
         config = {"algorithm": "td3", "seed": 3, "num_critics": 2, "init_random_frames": 40}
         names = {"env": {"name": env}, "sampler": {"name": "vmf_rank"}, "replay": {"name": "her"}}
         OmegaConf.save({**config, **names, **keys}, tmp_path / "config.yaml")
@@ -51,16 +51,13 @@ def write_run(tmp_path):
         rows = [f"{50 * i},{10.0 * i},2.0,50.0,{rate}\n" for i, rate in enumerate(rates)]
         (tmp_path / "eval.csv").write_text(EVALUATION + "".join(rows))
         (tmp_path / "random.csv").write_text(f"{EVALUATION}0,-7.5,2.0,50.0,{rates[0]}\n")
-        header = "step,resultant_length_mean,factor_mean"
-        for name in ("resultant_length", "factor"):
-            header += "".join(f",{name}_q{percent}" for percent in (10, 50, 90))
-        low, middle, high = lengths
         quantiles = [*lengths, *(math.exp(length**2) for length in lengths)]
-        train = [
-            ",".join(map(str, (step, (low + middle + high) / 3, 1.5, *quantiles)))
-            for step in (60, 80, 100)
-        ]
-        (tmp_path / "train.csv").write_text("\n".join([header, *train]) + "\n")
+        names = [f"{name}_q{p}" for name in ("resultant_length", "factor") for p in (10, 50, 90)]
+        training = {"step": (60, 80, 100), "resultant_length_mean": (sum(lengths) / 3,) * 3}
+        training |= {name: (value,) * 3 for name, value in zip(names, quantiles, strict=True)}
+        training |= columns or {}
+        rows = [training, *zip(*training.values(), strict=True)]
+        (tmp_path / "train.csv").write_text("".join(",".join(map(str, r)) + "\n" for r in rows))
         return tmp_path
 
     return write
@@ -75,16 +72,15 @@ def _levels(axes):
     }
 
 
-def _legend(figure):
-    (legend,) = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
-
-
-def test_every_evaluation_has_a_marker(draw, write_run):
-    curve = draw(write_run()).axes[0].lines[0]
+def test_every_evaluation_has_a_marker_and_the_random_phase_is_shaded(draw, write_run):
+    figure = draw(write_run())
+    curve = figure.axes[0].lines[0]
     assert curve.get_marker() == "o"
     assert list(curve.get_xdata()) == [0, 50, 100]
     assert list(curve.get_ydata()) == [0, 10, 20]
+    for axes in figure.axes:
+        (shade,) = [patch for patch in axes.patches if patch.get_label() == "random actions"]
+        assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0, 40)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +110,6 @@ def test_the_level_of_a_task_with_success_is_a_success_rate(draw, write_run):
     ]
 
 
-def test_the_random_phase_is_shaded_from_0_to_its_end(draw, write_run):
-    for axes in draw(write_run()).axes:
-        (shade,) = [patch for patch in axes.patches if patch.get_label() == "random actions"]
-        assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0, 40)
-
-
 @pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.0, 0.0, 1.0)])
 def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, write_run, lengths):
     figure = draw(write_run(lengths=lengths))
@@ -146,28 +136,12 @@ DIAGNOSTICS = {
 }
 
 
-@pytest.fixture
-def write_diagnostics(write_run):
-    """``write_diagnostics(**columns)``: adds columns to the ``train.csv`` of a run by hand."""
-
-    def write(**columns):
-        run_dir = write_run()
-        header, *rows = (run_dir / "train.csv").read_text().splitlines()
-        header = ",".join([header, *columns])
-        values = zip(*columns.values(), strict=True)
-        rows = [",".join(map(str, (row, *more))) for row, more in zip(rows, values, strict=True)]
-        (run_dir / "train.csv").write_text("\n".join([header, *rows]) + "\n")
-        return run_dir
-
-    return write
-
-
 def _lines(axes):
     return {line.get_label(): list(line.get_ydata()) for line in axes.lines}
 
 
-def test_diagnostics_have_two_panels(draw, write_diagnostics):
-    figure = draw(write_diagnostics(**DIAGNOSTICS), render=True)
+def test_diagnostics_have_two_panels(draw, write_run):
+    figure = draw(write_run(columns=DIAGNOSTICS), render=True)
     sampling, gradient = figure.axes[-2:]
     assert _lines(sampling) == {
         "effective sample size / stored transitions": [0.8, 0.75, 0.5],

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-import torch
 
 from helpers.saved_rows import rows_in
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import environment_state, load_environment_state
 
 suite = pytest.importorskip("dm_control.suite", exc_type=ImportError)
 
@@ -50,31 +46,6 @@ def test_time_limit_truncates_and_a_discount_of_zero_terminates():
     simulator.reset(seed=0)
     simulator.unwrapped.task.get_termination = lambda physics: 0.0
     assert simulator.step(np.zeros(6, np.float32))[2:4] == (True, False)
-
-
-# reacher and point_mass change the model at each reset; quadruped has sensors and contacts.
-@pytest.mark.parametrize(
-    "name", ["cheetah-run", "reacher-easy", "point_mass-hard", "quadruped-run"]
-)
-def test_saved_episode_resumes_bitwise(name):
-    env, other = make(name, 0), make(name, 1)
-    size = env.action_spec.shape[-1]
-    actions = np.random.default_rng(0).uniform(-1, 1, (40, size)).astype(np.float32)
-    env.simulator.reset()
-    for action in actions[:23]:
-        env.simulator.step(action)
-    file = io.BytesIO()
-    torch.save(environment_state(env), file)
-    file.seek(0)
-    other.simulator.reset()
-    other.simulator.step(actions[0])
-    load_environment_state(other, torch.load(file, weights_only=True))
-    for action in actions:
-        one, two = env.simulator.step(action), other.simulator.step(action)
-        assert one[0].tobytes() == two[0].tobytes()
-        assert one[1:4] == two[1:4]
-    starts = [each.simulator.reset()[0].tobytes() for each in (env, other)]
-    assert starts[0] == starts[1]
 
 
 @pytest.mark.parametrize("num_envs", [pytest.param(1, marks=pytest.mark.slow), 2])

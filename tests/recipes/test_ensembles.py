@@ -11,7 +11,6 @@ from torch import nn
 
 from torchrl_vmfer import load_policy
 from vmfer_recipes import crossq, redq, tqc
-from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
 
 RECIPES = {"redq": redq, "tqc": tqc, "crossq": crossq}
@@ -145,29 +144,6 @@ def test_redqs_critics_and_actor_are_updated_as_often_as_stated(train, checkpoin
         for name in ("critic", "actor")
     }
     assert steps == {"critic": {20}, "actor": {10}}
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "overrides", "message"),
-    [
-        ("redq", ["subset_size=10"], "subset_size=10 must be smaller than num_critics=10"),
-        ("redq", ["num_critics=1"], "num_critics must be a whole number from 2"),
-        ("redq", ["replay=per"], "ignores the importance weights of replay=per"),
-        ("redq", ["target_entropy=mpbo"], "target_entropy must be auto, mbpo"),
-        ("crossq", ["replay=per_rank"], "use replay.beta=0"),
-        ("crossq", ["tau=0.01"], "CrossQ has no target networks"),
-        ("crossq", ["layer_norm=true"], "layer_norm"),
-        ("tqc", ["dropped_quantiles=25"], "leaves none of num_quantiles=25"),
-        ("tqc", ["num_quantiles=5", "env=Hopper-v4"], "dropped_quantiles=5 leaves none"),
-        ("crossq", ["network=my_package.Net"], "use network=mlp, or batch_renorm=false"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(value),
-)
-def test_settings_that_cannot_work_are_refused(
-    algorithm, overrides, message, configuration, tmp_path
-):
-    with pytest.raises(UserError, match=message):
-        to_config(configuration(algorithm, tmp_path, *overrides))
 
 
 @pytest.mark.slow

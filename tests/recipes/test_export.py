@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import gymnasium
 import gymnasium_robotics
@@ -33,28 +32,12 @@ def runs(train, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def start(monkeypatch, capsys):
-    """Runs the program and returns exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["export.py", *map(str, arguments)])
-        code = 0
-        try:
-            export.main()
-        except SystemExit as exit_:
-            code = exit_.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
 @pytest.mark.parametrize("run", ["sac", "goals"])
-def test_an_exported_policy_maps_raw_observations_to_actions(run, runs, start, tmp_path):
+def test_an_exported_policy_maps_raw_observations_to_actions(run, runs, execute, capsys, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     file = tmp_path / "mine.onnx"
-    code, output, errors = start(runs / run, f"output={file}")
-    assert code == 0, errors
+    execute(export.main, str(runs / run), f"output={file}")
+    output, errors = capsys.readouterr()
     assert errors == ""
     assert str(runs / run / "policy.pt") in output.splitlines()[0]
     assert str(file) in output
@@ -82,7 +65,7 @@ def test_an_exported_policy_maps_raw_observations_to_actions(run, runs, start, t
         )
 
 
-def test_a_file_that_differs_is_not_written(runs, start, tmp_path, monkeypatch):
+def test_a_file_that_differs_is_not_written(runs, execute, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     (tmp_path / "batch_sized.py").write_text(BATCH_SIZED)
     monkeypatch.syspath_prepend(tmp_path)
@@ -92,33 +75,27 @@ def test_a_file_that_differs_is_not_written(runs, start, tmp_path, monkeypatch):
     data["weights"] = {"0.weight": torch.ones(2, 4), "0.bias": torch.ones(2)}
     torch.save(data, run_dir / "policy.pt")
     (run_dir / "policy.onnx").write_text("an older file")
-    code, _, errors = start(run_dir)
-    assert code == 2
-    assert errors.splitlines()[-1].startswith("error: ")
+    with pytest.raises(SystemExit) as exit_:
+        execute(export.main, str(run_dir))
+    assert exit_.value.code == 2
     assert (run_dir / "policy.onnx").read_text() == "an older file"
     assert not list(run_dir.glob("*.unfinished"))
 
 
-def test_missing_packages_are_reported(runs, start, monkeypatch):
+def test_missing_packages_are_reported(runs, error_of, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, _, errors = start(runs / "sac")
-    assert code == 2
-    assert "pip install '.[export]'" in errors
-    assert errors.count("\n") == 1
+    assert "pip install '.[export]'" in error_of(export.main, runs / "sac")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("argument", "message"),
     [
-        (["policy=worst"], "policy must be last or best"),
-        (["output=."], "output=. is a folder"),
-        (["output=deep/er/policy.onnx"], "There is no folder deep/er"),
+        ("policy=worst", "policy must be last or best"),
+        ("output=.", "output=. is a folder"),
+        ("output=deep/er/policy.onnx", "There is no folder deep/er"),
     ],
 )
-def test_a_user_error_takes_one_line(runs, start, tmp_path, monkeypatch, arguments, message):
+def test_a_user_error_takes_one_line(runs, error_of, tmp_path, monkeypatch, argument, message):
     monkeypatch.chdir(tmp_path)
-    code, _, errors = start(runs / "sac", *arguments)
-    assert code == 2
-    assert errors.count("\n") == 1
-    assert message in errors
+    assert message in error_of(export.main, runs / "sac", argument)
     assert not list(tmp_path.iterdir())

@@ -27,7 +27,6 @@ SOURCE = (
     "replay.buffer_size=50",
     "keep_checkpoints_at=[80,100]",
 )
-LENGTHS = {"live": "steps=10", "frozen": "updates=6"}
 NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
 
 
@@ -59,12 +58,27 @@ def rows(out):
         return list(csv.DictReader(file))
 
 
-def returns(rows, arm=None):
-    return [float(row["return_after"]) for row in rows if arm in (None, row["arm"])]
+def distinct_returns(rows):
+    return len({row["return_after"] for row in rows})
 
 
 def contents(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def failure(execute, capsys):
+    """``failure(*arguments)``: the error of a command that fails, which is one line."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as end:
+            execute(fork, *arguments)
+        assert end.value.code == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("error: ")
+        return line
+
+    return run
 
 
 @pytest.fixture
@@ -126,14 +140,13 @@ def test_the_return_before_is_that_of_the_run(source, tmp_path, forks, table):
     assert [row["return_before"] for row in found] == [evaluation["return_mean"]] * 2
 
 
-@pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fixture", ["source", pytest.param("sac_source", marks=pytest.mark.slow)])
 def test_frozen_forks_change_only_the_actor(
-    algorithm, request, tmp_path, forks, made_agents, assert_equal
+    fixture, request, tmp_path, forks, made_agents, started, assert_equal
 ):
-    run = request.getfixturevalue("source" if algorithm == "td3" else "sac_source")
+    run = request.getfixturevalue(fixture)
     before = contents(run)
-    arms = "arms=[fresh,vmf_rank]"
-    forks(run, tmp_path, arms, "mode=frozen", "updates=3", "draws=1")
+    forks(run, tmp_path, "arms=[fresh,vmf_rank]", "mode=frozen", "updates=3", "draws=1")
     assert contents(run) == before
     saved = torch.load(run / "checkpoint/kept/step_000000000080.pt", weights_only=True)["parts"]
     for agent in made_agents[-2:]:
@@ -145,6 +158,10 @@ def test_frozen_forks_change_only_the_actor(
         assert_equal(replay["storage"], saved["replay"]["storage"])
         assert_equal(replay["writer"], saved["replay"]["writer"])
         assert_equal(agent.collector.state_dict()["frames"], saved["collector"]["frames"])
+    samplers = (each.buffer.actor_sampler for each in (made_agents[-1], started(run, "vmf_rank")))
+    now, then = (sampler.probabilities() for sampler in samplers)
+    assert torch.equal(now, then)
+    assert now.max() > now.min()
 
 
 @pytest.fixture
@@ -160,18 +177,6 @@ def started(tmp_path):
         return agent
 
     return start
-
-
-def test_frozen_forks_keep_the_signals_of_the_checkpoint(
-    source, tmp_path, forks, made_agents, started
-):
-    forks(source, tmp_path, "arms=[fresh,vmf_rank]", "mode=frozen", "updates=30", "draws=1")
-    then, now = (
-        agent.buffer.actor_sampler.probabilities()
-        for agent in (started(source, "vmf_rank"), made_agents[2])
-    )
-    assert torch.equal(then, now)
-    assert now.max() > now.min()
 
 
 SIGNALS = {
@@ -196,10 +201,8 @@ def test_arms_start_with_the_signals_of_the_current_networks(arm, source, starte
 
 
 def test_stochastic_policies_are_scored_with_the_same_actions_in_all_draws(sac_source, started):
-    one, other = (
-        started(sac_source, "vmf_uncertainty").buffer.actor_sampler.probabilities()
-        for _ in range(2)
-    )
+    agents = [started(sac_source, "vmf_uncertainty") for _ in range(2)]
+    one, other = (agent.buffer.actor_sampler.probabilities() for agent in agents)
     assert torch.equal(one, other)
     assert one.max() > one.min()
 
@@ -241,7 +244,7 @@ def test_interrupted_forks_give_the_same_table(
         forks(source, tmp_path, *THIRTY)
     forks(source, tmp_path, *THIRTY)
     assert (tmp_path / "forks.csv").read_bytes() == uninterrupted
-    assert len({*returns(rows(tmp_path))}) == 2
+    assert distinct_returns(rows(tmp_path)) == 2
 
 
 @pytest.mark.slow
@@ -271,7 +274,9 @@ def test_forks_that_another_process_runs_are_left_to_it(source, tmp_path, forks,
     assert len(forks(source, tmp_path, *arguments)) == 4
 
 
-def test_runs_that_differ_in_their_seed_are_forked_together(source, tmp_path, forks, capsys):
+def test_runs_that_differ_in_their_seed_are_forked_together(
+    source, tmp_path, forks, failure, capsys
+):
     for seed in (0, 1):
         shutil.copytree(source, tmp_path / f"seed{seed}")
     file = tmp_path / "seed1" / "config.yaml"
@@ -281,9 +286,8 @@ def test_runs_that_differ_in_their_seed_are_forked_together(source, tmp_path, fo
     assert [row["seed"] for row in found] == ["0", "0", "1", "1"]
     assert "bootstrap over seeds (95 % percentiles)" in capsys.readouterr().out
     file.write_text(file.read_text().replace("tau: 0.005", "tau: 0.01"))
-    with pytest.raises(SystemExit):
-        forks(tmp_path / "seed*", tmp_path / "out", *arguments)
-    assert "differ in more than the seed (tau=0.005 and 0.01)" in capsys.readouterr().err
+    line = failure(f"run={tmp_path}/seed*", f"out={tmp_path}/out", *arguments)
+    assert "differ in more than the seed (tau=0.005 and 0.01)" in line
 
 
 MISTAKES = {
@@ -299,32 +303,19 @@ MISTAKES = {
     ("baseline=uniform",): "baseline=uniform is not an arm: use one of fresh, vmf_uncertainty",
     ("mode=frozen", "steps=7"): "steps=7 has no effect with mode=frozen",
     ("updates=7",): "updates=7 has no effect with mode=live",
-    ("at=[80,many]",): "at must be a list of whole numbers",
-    ("nonsense",): "write key=value",
 }
 
 
 @pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
-def test_mistakes_are_one_line_and_nothing_is_written(
-    source, tmp_path, execute, capsys, arguments, made_agents
+def test_mistakes_are_named_and_nothing_is_written(
+    source, tmp_path, failure, arguments, made_agents
 ):
-    with pytest.raises(SystemExit) as end:
-        execute(fork, f"run={source}", f"out={tmp_path}/out", *arguments)
-    assert end.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert MISTAKES[arguments] in line
+    assert MISTAKES[arguments] in failure(f"run={source}", f"out={tmp_path}/out", *arguments)
     assert not (tmp_path / "out").exists()
     assert made_agents == []
 
 
-def failure(capsys, execute, *arguments):
-    with pytest.raises(SystemExit) as end:
-        execute(fork, *arguments)
-    assert end.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
-def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys):
+def test_runs_that_cannot_be_forked_are_named(source, tmp_path, failure):
     def copy(name, old, new):
         shutil.copytree(source, tmp_path / name)
         file = tmp_path / name / "config.yaml"
@@ -333,60 +324,58 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, execute, capsys)
         return f"run={tmp_path / name}"
 
     own = copy("own", "algorithm: td3", "algorithm: my_td3")
-    assert "is a run of my_td3, which is not a recipe" in failure(capsys, execute, own)
+    assert "is a run of my_td3, which is not a recipe" in failure(own)
     keys = "  num_workers: 2\n  chunk: 16\n  max_lead: 9\n  sync: false\n  patience: 9.0"
     workers = copy("workers", "name: single", "name: processes\n" + keys)
-    assert "fork a run with collector=single" in failure(capsys, execute, workers)
+    assert "fork a run with collector=single" in failure(workers)
     same = copy("same", "gamma: 0.99", "gamma: 0.98")
-    assert "both have seed=0" in failure(capsys, execute, f"run=[{source},{same[4:]}]")
+    assert "both have seed=0" in failure(f"run=[{source},{same[4:]}]")
     other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
-    assert "does not fit this version of td3 (old_key is" in failure(capsys, execute, other)
+    assert "does not fit this version of td3 (old_key is" in failure(other)
     renamed = copy("renamed", "name: fresh", "name: mine")
     overrides = "arms=[fresh,directions=pre_tanh]"
-    line = failure(capsys, execute, renamed, overrides, "at=80", f"out={tmp_path}/out")
+    line = failure(renamed, overrides, "at=80", f"out={tmp_path}/out")
     assert "has no sampler, and the run's sampler.name=mine is not a choice" in line
     shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
     shutil.copy(source / "config.yaml", tmp_path / "own")
-    assert "has no kept checkpoints (available: 120)" in failure(capsys, execute, own)
-    assert "matches no directory" in failure(capsys, execute, f"run={tmp_path}/none*")
+    assert "has no kept checkpoints (available: 120)" in failure(own)
+    assert "matches no directory" in failure(f"run={tmp_path}/none*")
 
 
-def test_a_checkpoint_of_another_algorithm_is_refused(
-    source, sac_source, tmp_path, execute, capsys
-):
+def test_a_checkpoint_of_another_algorithm_is_refused(source, sac_source, tmp_path, failure):
     run = tmp_path / "run"
     shutil.copytree(source, run)
     shutil.copytree(sac_source / "checkpoint", run / "checkpoint", dirs_exist_ok=True)
-    line = failure(capsys, execute, f"run={run}", "at=80", f"out={tmp_path}/out")
+    line = failure(f"run={run}", "at=80", f"out={tmp_path}/out")
     assert "does not match td3 with the configuration" in line
     damaged = run / "checkpoint/kept/step_000000000100.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     shutil.copy(source / "checkpoint/kept/step_000000000080.pt", damaged.parent)
     for steps in ("at=100", "at=[80,100]"):  # of two, also if only the later one is damaged
-        line = failure(capsys, execute, f"run={run}", steps, f"out={tmp_path}/other")
+        line = failure(f"run={run}", steps, f"out={tmp_path}/other")
         assert "cannot be read" in line
         assert not (tmp_path / "other").exists()
 
 
-def test_forks_of_other_settings_are_refused(source, tmp_path, forks, execute, capsys):
+def test_forks_of_other_settings_are_refused(source, tmp_path, forks, failure):
     arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
     forks(source, tmp_path, *arguments)
     here = (f"run={source}", "at=80", f"out={tmp_path}", *arguments)
-    line = failure(capsys, execute, *here, "updates=3", "num_eval_episodes=2")
+    line = failure(*here, "updates=3", "num_eval_episodes=2")
     assert "(num_eval_episodes=1 there, 2 here; updates=2 there, 3 here)" in line
     record = tmp_path / "seed0/step80/checkpoint.json"
     record.write_text(record.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
-    assert "holds forks of another checkpoint" in failure(capsys, execute, *here)
+    assert "holds forks of another checkpoint" in failure(*here)
     for damaged in ("[]", '{"run": "here"}', "{"):
         record.write_text(damaged)
-        assert "checkpoint.json cannot be read" in failure(capsys, execute, *here)
+        assert "checkpoint.json cannot be read" in failure(*here)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["redq", "tqc", "crossq"])
-@pytest.mark.parametrize("mode", ["live", "frozen"])
+@pytest.mark.parametrize("mode", ["mode=live steps=10", "mode=frozen updates=6"])
 def test_other_algorithms_can_be_forked(algorithm, mode, train, tmp_path, forks):
     wide = () if algorithm == "redq" else ("critic_hidden=[16,16]",)
     run = train(algorithm, tmp_path / "run", *SOURCE, *wide, "utd_ratio=1")
-    arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", LENGTHS[mode], "draws=2")
-    assert len({*returns(forks(run, tmp_path / "out", *arguments))}) == 4
+    arguments = ("arms=[fresh,vmf_rank]", *mode.split(), "draws=2")
+    assert distinct_returns(forks(run, tmp_path / "out", *arguments)) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import sys
 from collections import defaultdict
@@ -14,10 +13,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from vmfer_recipes import sac, shooting, td3, td3_bc
-from vmfer_recipes.config import keys, launch
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.keys import Config, describe, key
+from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.validation import validate
 
 ROOT = Path(__file__).parents[2]
@@ -34,21 +33,6 @@ def help_of(monkeypatch, capsys):
     return show
 
 
-@pytest.mark.parametrize("module", [keys, launch], ids=lambda module: module.__name__)
-def test_examples_of_the_documentation(module):
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
-
-
-def leaves(config, prefix=""):
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of):
     shown = help_of(name, "--help")
@@ -59,7 +43,7 @@ def test_help_names_every_key_with_the_default_that_hydra_composes(name, help_of
     for full, default in re.findall(r"^  ([\w.]+)=(\S*)", shown, re.MULTILINE):
         written = OmegaConf.to_container(OmegaConf.create(f"v: {default}"))
         defaults[full].append(written["v"])
-    for full, value in leaves(composed):
+    for full, value in flat(composed).items():
         if full in ("algorithm", "collector.name") or full.endswith("._target_"):
             continue  # which follow from the recipe and the choice
         assert full in defaults

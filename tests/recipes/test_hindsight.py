@@ -15,7 +15,7 @@ from torchrl.data import LazyTensorStorage
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import HindsightReplayBuffer
-from vmfer_recipes.agent.observations import GoalObservations, RunningStatistics
+from vmfer_recipes.agent.observations import NormalizedObservations, RunningStatistics
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
@@ -180,7 +180,8 @@ class TestRunningStatistics:
 
 
 def test_observations_clips_and_uses_the_drawn_goal_for_both_observations():
-    observations = GoalObservations((2, 1), clip=1.5, device="cpu")
+    statistics = (RunningStatistics(size) for size in (2, 1))
+    observations = NormalizedObservations(*statistics, clip=1.5, device="cpu")
     data = TensorDict({"observation": torch.randn(50, 2), "desired_goal": torch.randn(50, 1)}, [50])
     data["next"] = TensorDict({"achieved_goal": torch.randn(50, 1)}, [50])
     observations.learn(data)

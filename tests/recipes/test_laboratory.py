@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from helpers import brute_force
+from helpers.losses import gradients
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.actor_batches import action_distances, weighted_mean
-from vmfer_recipes.config.algorithms import algorithms
-from vmfer_recipes.config.command_line import read_command_line
-from vmfer_recipes.config.errors import UserError
+from vmfer_recipes.agent.replay import action_distances, weighted_mean
 from vmfer_recipes.config.names import choices_of
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.progress import Averages
@@ -72,31 +68,35 @@ def update(algorithm, agent):
         recipe.update_actor(session, agent, recipe.update_critics(session, agent))
 
 
+def td_errors(loss, rows):
+    values = brute_force.critic_values(loss, rows, rows["action"]).detach()
+    return (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
+
+
+def gradient_norms(loss, rows):
+    action = brute_force.policy_action(loss, rows).detach()
+    return brute_force.action_gradients(loss, rows, action)[0].norm(dim=-1)
+
+
 @pytest.mark.parametrize("fast", [True, False])
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_td_errors_belong_to_their_transitions(algorithm, fast, make_agent, brute_force, stored):
-    received = stored(InverseTDSampler)
-    agent = make_agent(algorithm, *FROZEN, "sampler=inverse_td", f"fast={fast}")
+@pytest.mark.parametrize(
+    ("algorithm", "name", "sampler", "signal"),
+    [
+        ("td3", "inverse_td", InverseTDSampler, td_errors),
+        ("sac", "inverse_td", InverseTDSampler, td_errors),
+        ("td3", "gradient_norm", GradientNormSampler, gradient_norms),
+    ],
+)
+def test_signals_belong_to_their_transitions(
+    algorithm, name, sampler, signal, fast, make_agent, stored
+):
+    received = stored(sampler)
+    agent = make_agent(algorithm, *FROZEN, f"sampler={name}", f"fast={fast}")
     update(algorithm, agent)
-    rows = agent.buffer[:]
-    values = brute_force.critic_values(agent.loss, rows, rows["action"]).detach()
-    expected = (values - rows["next", "reward"].squeeze(-1)).abs().amax(0)
+    expected = signal(agent.loss, agent.buffer[:])
     assert len(received) == 5
-    for index, td_error in received:
-        torch.testing.assert_close(td_error, expected[index], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_gradient_norms_belong_to_their_transitions(fast, make_agent, brute_force, stored):
-    received = stored(GradientNormSampler)
-    agent = make_agent("td3", *FROZEN, "sampler=gradient_norm", f"fast={fast}")
-    update("td3", agent)
-    rows = agent.buffer[:]
-    action = brute_force.policy_action(agent.loss, rows).detach()
-    expected = brute_force.action_gradients(agent.loss, rows, action)[0].norm(dim=-1)
-    assert len(received) == 5
-    for index, norm in received:
-        torch.testing.assert_close(norm, expected[index], rtol=1e-4, atol=1e-6)
+    for index, values in received:
+        torch.testing.assert_close(values, expected[index], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -128,31 +128,29 @@ class TestWeighted:
     @pytest.mark.parametrize("fast", ["true", "false"])
     @pytest.mark.parametrize("algorithm", ["td3", "sac"])
     def test_gradient_is_the_expected_one_of_resampling_the_batch(
-        self, algorithm, fast, make_agent, brute_force, gradients_of
+        self, algorithm, fast, make_agent
     ):
         overrides = ("sampler=vmf_weighted", f"fast={fast}", "env.name=ShortCheetah-v0")
         agent = make_agent(algorithm, *overrides)
-        loss, params = agent.loss, agent.loss.actor_network_params
+        loss = agent.loss
         torch.manual_seed(5)
         batch = agent.actor_batch(agent.critic_batch())
         loss.actor_loss(batch)[0].backward()
-        found = [gradient.clone() for gradient in gradients_of(params)]
+        found = gradients(loss)
 
         # Drawing transition j with P ∝ p has the expected gradient Σ P_j ∇l_j.
         action = brute_force.policy_action(loss, batch, seed=5).detach()
-        gradients = brute_force.action_gradients(loss, batch, action)
+        directions = brute_force.action_gradients(loss, batch, action)
         used = 0
         if algorithm == "sac":
             used = brute_force.critic_values(loss, batch, action).detach().argmin(0).numpy()
-        factor = brute_force.sampling_factor(gradients, used)
+        factor = brute_force.sampling_factor(directions, used)
         assert factor.std() > 0.01
-        loss.zero_grad()
         loss.reduction, loss.fast = "none", False
         torch.manual_seed(5)
         losses = loss.actor_loss(batch.select("observation"))[0]
         (losses.flatten() * (factor / factor.sum()).float()).sum().backward()
-        for one, other in zip(found, gradients_of(params), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(found, gradients(loss), rtol=1e-3, atol=1e-6)
 
     def test_the_mean_of_the_temperature_uses_the_same_weights(self, make_agent):
         agent = make_agent("sac", "sampler=vmf_weighted")
@@ -199,7 +197,7 @@ class TestOnPolicy:
 
 class TestLAP:
     @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-    def test_critics_have_the_huber_loss_without_weights(self, algorithm, make_agent, brute_force):
+    def test_critics_have_the_huber_loss_without_weights(self, algorithm, make_agent):
         agent = make_agent(algorithm, "replay=lap", "gamma=0")
         batch = agent.critic_batch()
         assert "priority_weight" not in batch
@@ -219,71 +217,3 @@ class TestLAP:
         weight = np.maximum(td_error.numpy().astype(float), 1) ** 0.5
         found = agent.buffer.critic_sampler.probabilities()
         np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-6)
-
-
-BAD = [
-    ("td3", "sampler=vmf_power sampler.power=1e6", "sampler.power must be a number from"),
-    ("td3", "sampler=vmf_power sampler.power=nan", "sampler.power must be a number from"),
-    ("sac", "sampler=anti_vmf sampler.power=-inf", "sampler.power must be a number from"),
-    (
-        "td3",
-        "sampler=vmf_rank sampler.power=2",
-        "sampler.power=2 requires sampler.mode=uncertainty",
-    ),
-    ("td3", "sampler=gradient_norm sampler.power=8", "sampler.power must be a number from 0 to 7"),
-    ("td3", "-m sampler=vmf_power sampler.power=4,1e6", "sampler.power must be a number from"),
-    ("td3", "sampler=vmf_power sampler.share=0", "sampler.share must be a number from"),
-    ("td3", "sampler=vmf_power sampler.share=1.5", "sampler.share must be a number from"),
-    ("sac", "sampler=on_policy sampler.num_batches=0", "sampler.num_batches must be a whole"),
-    ("td3", "sampler=old sampler.exponent=0", "sampler.exponent must be a number from 0.01"),
-    ("sac", "sampler=recent sampler.decay=0", "sampler.decay must be a number from"),
-    ("td3", "sampler=inverse_td sampler.floor=0", "sampler.floor must be a number from"),
-    ("td3", "sampler=anti_vmf num_critics=1", "sampler=anti_vmf needs several critics"),
-    ("sac", "sampler=vmf_weighted num_critics=1", "sampler=vmf_weighted needs several critics"),
-    ("sac", "sampler=vmf_weighted entropy_gradient=true", "entropy_gradient=true does not affect"),
-    ("redq", "sampler=vmf_weighted", "TorchRL's loss for redq ignores weights"),
-    ("crossq", "sampler=vmf_weighted", "TorchRL's loss for crossq ignores weights"),
-    ("td3_bc", "dataset=runs/a sampler=vmf_weighted", "weights only the term of the critics"),
-    ("tqc", "replay=lap", "the critics of tqc predict quantiles"),
-    ("td3", "actor_objective=min", "actor_objective must be first or mean, got 'min'"),
-    ("sac", "actor_objective=mean", "actor_objective"),
-    ("sac", "directions=tanh", "directions must be action or pre_tanh, got 'tanh'"),
-]
-
-
-@pytest.mark.parametrize(("algorithm", "arguments", "message"), BAD)
-def test_a_mistake_is_answered_in_one_line_and_writes_nothing(
-    algorithm, arguments, message, execute, monkeypatch, tmp_path, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        execute(import_module(f"vmfer_recipes.{algorithm}").main, *arguments.split())
-    assert end.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_sweep_may_use_the_range_of_any_choice_that_has_the_key():
-    arguments = ["-m", "sampler=vmf_power", "sampler.power=-4,16"]
-    overrides = read_command_line(arguments, algorithms()["td3"]).overrides
-    assert overrides == ["sampler=vmf_power", "sampler.power=-4,16"]
-
-
-@pytest.mark.parametrize(
-    ("sampler", "key", "largest"),
-    [("vmf_power", "power", 100), ("gradient_norm", "power", 7), ("inverse_td", "exponent", 7)],
-)
-def test_keys_have_the_ranges_of_the_samplers(sampler, key, largest, configuration, tmp_path):
-    kinds = {
-        "vmf_power": VMFSampler,
-        "gradient_norm": GradientNormSampler,
-        "inverse_td": InverseTDSampler,
-    }
-    for value, is_valid in ((largest, True), (largest + 0.5, False)):
-        composed = configuration("td3", tmp_path, f"sampler={sampler}", f"sampler.{key}={value}")
-        with nullcontext() if is_valid else pytest.raises(UserError, match=f"sampler.{key}"):
-            to_config(composed)
-        with nullcontext() if is_valid else pytest.raises(ValueError, match=key):
-            kinds[sampler](**{key: value})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
 import sys
 import time
@@ -29,14 +27,8 @@ def rows(path):
 
 
 @pytest.fixture(scope="module")
-def output():
-    return io.StringIO()
-
-
-@pytest.fixture(scope="module")
-def vmf_run(train, tmp_path_factory, output):
-    with contextlib.redirect_stdout(output):
-        return train("td3", tmp_path_factory.mktemp("vmf") / "run", "sampler=vmf_rank", *SHORT)
+def vmf_run(train, tmp_path_factory):
+    return train("td3", tmp_path_factory.mktemp("vmf") / "run", "sampler=vmf_rank", *SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +36,21 @@ def uniform_run(train, tmp_path_factory):
     return train("sac", tmp_path_factory.mktemp("uniform") / "run", "sampler=uniform", *SHORT)
 
 
-def test_evaluations_have_the_documented_columns_from_step_0_to_the_end(vmf_run):
-    header = (vmf_run / "eval.csv").read_text().splitlines()[0]
-    assert header == "step,return_mean,return_std,episode_length,success_rate"
-    table = rows(vmf_run / "eval.csv")
-    assert [int(row["step"]) for row in table] == [0, 50, 100, 130]
-    assert {row["success_rate"] for row in table} == {""}  # of a task without success
-
-
-def test_training_rows_start_with_the_step_and_end_with_the_last_one(vmf_run):
-    table = rows(vmf_run / "train.csv")
-    assert next(iter(table[0])) == "step"
-    assert [int(row["step"]) for row in table] == [80, 100, 120, 130]
+def test_a_finished_run_has_all_its_files_with_the_documented_columns(vmf_run):
+    evaluations, training = rows(vmf_run / "eval.csv"), rows(vmf_run / "train.csv")
+    columns = ["step", "return_mean", "return_std", "episode_length", "success_rate"]
+    assert list(evaluations[0]) == columns
+    assert [int(row["step"]) for row in evaluations] == [0, 50, 100, 130]
+    assert {row["success_rate"] for row in evaluations} == {""}  # of a task without success
+    assert next(iter(training[0])) == "step"
+    assert [int(row["step"]) for row in training] == [80, 100, 120, 130]
+    assert (vmf_run / "finished").stat().st_size == 0
+    assert torch.load(vmf_run / "policy.pt", weights_only=True)
+    cfg = OmegaConf.load(vmf_run / "config.yaml")
+    names = (cfg.algorithm, cfg.env.name, cfg.sampler.name)
+    assert names == ("td3", "InvertedPendulum-v4", "vmf_rank")
+    assert cfg.run_dir == str(vmf_run)  # resolved, not an interpolation
+    assert not list(vmf_run.rglob("*.unfinished"))
 
 
 @pytest.mark.parametrize("run", ["vmf_run", "uniform_run"])
@@ -77,19 +72,6 @@ def test_training_rows_contain_losses_statistics_and_diagnostics_in_range(run, r
             deciles = [values[f"{name}_q{percent}"] for percent in (10, 50, 90)]
             assert deciles == sorted(deciles)
             assert all(low <= value <= high for value in [*deciles, values[f"{name}_mean"]])
-
-
-def test_a_finished_run_has_all_its_files(vmf_run):
-    assert (vmf_run / "finished").stat().st_size == 0
-    assert torch.load(vmf_run / "policy.pt", weights_only=True)
-    cfg = OmegaConf.load(vmf_run / "config.yaml")
-    assert (cfg.algorithm, cfg.env.name, cfg.sampler.name) == (
-        "td3",
-        "InvertedPendulum-v4",
-        "vmf_rank",
-    )
-    assert cfg.run_dir == str(vmf_run)  # resolved, not an interpolation
-    assert not list(vmf_run.rglob("*.unfinished"))
 
 
 def test_tensorboard_logs_the_contents_of_the_tables(train, tmp_path):
@@ -133,42 +115,34 @@ def wandb_home(tmp_path, monkeypatch):
     return wandb
 
 
-def _contents(data):
-    """Returns the records of a file in LevelDB's log format, which Weights & Biases uses."""
-    content, position, record = data.read_bytes(), 7, b""
+def _records(data):
+    """The run and the history rows in a file of Weights & Biases, which is in LevelDB's format."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    run, history, content = None, [], data.read_bytes()
+    position, part = 7, b""
     while position < len(content):
         left = 2**15 - position % 2**15  # the size of a block
         if left >= 7:
             left = 7 + int.from_bytes(content[position + 4 : position + 6], "little")
-            record += content[position + 7 : position + left]
+            part += content[position + 7 : position + left]
             if content[position + 6] in (1, 4):  # complete, or the last part
-                yield record
-                record = b""
+                record, part = Record.FromString(part), b""
+                run = record.run if record.HasField("run") else run
+                rows = record.history.item
+                found = [(each, each.key or "/".join(each.nested_key)) for each in rows]
+                history.append({name: json.loads(each.value_json) for each, name in found})
         position += left
-
-
-def _records(data):
-    """Returns the run and the history rows that Weights & Biases has written to a file."""
-    for _ in range(100):  # its own process writes the file
-        run, history = _read_records(data)
-        if run is not None:
-            break
-        time.sleep(0.1)
     return run, history
 
 
-def _read_records(data):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    run, history = None, []
-    for content in _contents(data):
-        record = Record()
-        record.ParseFromString(content)
-        if record.HasField("run"):
-            run = record.run
-        if record.HasField("history"):
-            items = {each.key or "/".join(each.nested_key): each for each in record.history.item}
-            history.append({name: json.loads(each.value_json) for name, each in items.items()})
+def _written(data):
+    """The records, once the process of Weights & Biases has written them."""
+    for _ in range(100):
+        run, history = _records(data)
+        if run is not None:
+            break
+        time.sleep(0.1)
     return run, history
 
 
@@ -176,7 +150,7 @@ def test_offline_wandb_logs_tables_hyperparameters_and_group(train, wandb_home, 
     run_dir = train("td3", tmp_path / "run", "logger=wandb", "logger.offline=true", *SHORT)
     assert wandb_home.run is None  # closed by the recipe
     (data,) = run_dir.rglob("offline-run-*/*.wandb")
-    run, history = _records(data)
+    run, history = _written(data)
     assert run.display_name == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0"
     assert run.run_group == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty"
     assert "vmf_uncertainty" in run.tags
@@ -202,7 +176,7 @@ def test_a_resumed_run_continues_the_same_run_at_wandb(train, crash, wandb_home,
     arguments = ("logger=wandb", "logger.offline=true", *SHORT)
     crash("td3", tmp_path / "run", *arguments, at=90)
     train("td3", tmp_path / "run", *arguments)
-    runs = [_records(data)[0] for data in (tmp_path / "run").rglob("offline-run-*/*.wandb")]
+    runs = [_written(data)[0] for data in (tmp_path / "run").rglob("offline-run-*/*.wandb")]
     assert len({run.run_id for run in runs}) == 1
 
 
@@ -211,67 +185,60 @@ def test_wandb_without_a_login_is_rejected_before_training(configuration, wandb_
         to_config(configuration("td3", tmp_path / "run", "logger=wandb"))
 
 
-def test_a_custom_logger_that_fails_is_named(train, tmp_path, monkeypatch):
-    (tmp_path / "failing_logger.py").write_text(
-        "from torchrl.record.loggers import CSVLogger\n"
-        "class Failing(CSVLogger):\n"
-        "    def __init__(self, name, log_dir):\n"
-        "        raise ModuleNotFoundError('No module named my_tracker')\n"
-    )
+MY_LOGGERS = """
+from torchrl.record.loggers import CSVLogger
+
+class Failing(CSVLogger):
+    def __init__(self, name, log_dir):
+        raise ModuleNotFoundError('No module named my_tracker')
+
+class Recording(CSVLogger):
+    received = []
+    def __init__(self, name, log_dir):
+        super().__init__(name, log_dir)
+        self.received.append(name)
+    def log_hparams(self, cfg):
+        self.received.append(cfg['env.name'])
+    def log_scalar(self, name, value, step=None):
+        self.received.append((name, step))
+"""
+
+
+def test_a_custom_logger_receives_hyperparameters_and_tables_or_is_named(
+    train, tmp_path, monkeypatch
+):
+    (tmp_path / "my_loggers.py").write_text(MY_LOGGERS)
     monkeypatch.chdir(tmp_path)
-    path = "failing_logger.Failing"
-    own = CustomLoggerConfig(_target_=path)
-    ConfigStore.instance().store("failing_logger", own, group="logger")
-    with pytest.raises(UserError, match=f"logger={path} could not be created .*my_tracker"):
-        train("td3", tmp_path / "run", "logger=failing_logger", *SHORT)
+    for name in ("Failing", "Recording"):
+        chosen = CustomLoggerConfig(_target_=f"my_loggers.{name}")
+        ConfigStore.instance().store(f"my_{name}", chosen, group="logger")
+    with pytest.raises(
+        UserError, match=r"logger=my_loggers\.Failing could not be created .*my_tracker"
+    ):
+        train("td3", tmp_path / "run", "logger=my_Failing", *SHORT)
+    train("td3", tmp_path / "run", "logger=my_Recording", *SHORT)
+    name, task, *scalars = sys.modules["my_loggers"].Recording.received
+    assert name == "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0"
+    assert task == "InvertedPendulum-v4"
+    assert {("eval/return_mean", 0), ("train/critic_loss", 130)} <= {*scalars}
 
 
-def test_a_custom_logger_receives_hyperparameters_and_tables(train, tmp_path, monkeypatch):
-    (tmp_path / "my_logging.py").write_text(
-        "from torchrl.record.loggers import CSVLogger\n"
-        "class MyLogger(CSVLogger):\n"
-        "    received = []\n"
-        "    def __init__(self, name, log_dir):\n"
-        "        super().__init__(name, log_dir)\n"
-        "        self.received.append(name)\n"
-        "    def log_hparams(self, cfg):\n"
-        "        self.received.append(cfg['env.name'])\n"
-        "    def log_scalar(self, name, value, step=None):\n"
-        "        self.received.append((name, step))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    store = ConfigStore.instance()
-    path = "my_logging.MyLogger"
-    store.store("my_logger", CustomLoggerConfig(_target_=path), group="logger")
-    train("td3", tmp_path / "run", "logger=my_logger", *SHORT)
-    received = sys.modules["my_logging"].MyLogger.received
-    assert received[:2] == [
-        "td3-InvertedPendulum-v4-uniform-vmf_uncertainty-seed0",
-        "InvertedPendulum-v4",
-    ]
-    assert ("eval/return_mean", 0) in received
-    assert ("train/critic_loss", 130) in received
-
-
-def test_a_table_is_cut_to_the_length_of_its_state(tmp_path):
-    table = Table(tmp_path / "table.csv")
-    table.write({"step": 1, "loss": 0.5})
-    kept, state = (tmp_path / "table.csv").read_bytes(), table.state_dict()
-    table.write({"step": 2, "loss": 0.25})
-    table.load_state_dict(state)
-    assert (tmp_path / "table.csv").read_bytes() == kept == b"step,loss\n1,0.5\n"
-    table.write({"step": 2, "loss": 0.125})
-    assert (tmp_path / "table.csv").read_bytes() == kept + b"2,0.125\n"
-
-
-def test_an_empty_table_has_a_header(tmp_path):
-    table = Table(tmp_path / "table.csv", ("step", "loss"))
+def test_a_table_is_cut_to_its_state_and_grows_by_columns(tmp_path):
+    file = tmp_path / "table.csv"
+    table = Table(file, ("step", "loss"))
     empty = table.state_dict()
-    table.write({"step": 1})
+    table.write({"step": 1, "loss": 0.5})
+    state = table.state_dict()
+    table.write({"step": 2, "loss": 0.25, "speed": 7})
+    assert file.read_text() == "step,loss,speed\n1,0.5,\n2,0.25,7\n"
+    table.load_state_dict(state)
+    assert file.read_bytes() == b"step,loss\n1,0.5\n"
+    table.write({"step": 2, "loss": 0.125})
+    assert file.read_bytes() == b"step,loss\n1,0.5\n2,0.125\n"
     table.load_state_dict(empty)
-    assert (tmp_path / "table.csv").read_text() == "step,loss\n"
+    assert file.read_text() == "step,loss\n"
     table.write({"step": 2, "speed": 7})
-    assert (tmp_path / "table.csv").read_text() == "step,loss,speed\n2,,7\n"
+    assert file.read_text() == "step,loss,speed\n2,,7\n"
 
 
 def test_rows_are_written_to_a_table_that_was_changed_by_hand(tmp_path):
@@ -295,20 +262,11 @@ def test_a_table_that_lost_rows_is_not_continued(tmp_path, content):
         table.load_state_dict(state)
 
 
-def test_averages_cover_the_values_added_since_the_last_read():
-    averages = Averages()
+def test_averages_cover_the_values_since_the_last_read_use_little_memory_and_resume_exactly():
+    averages, resumed = Averages(), Averages()
     averages.add(a=torch.tensor(1.0), b=torch.tensor(5.0))
     averages.add(a=torch.tensor(2.0))
     assert averages.pop() == {"a": 1.5, "b": 5.0}
-    averages.add(a=torch.tensor([1.0, 3.0]))
-    assert averages.pop() == {"a": 2.0}
-    averages.add(a=torch.tensor(7.0))
-    assert averages.pop() == {"a": 7.0}
-    assert averages.pop() == {}
-
-
-def test_averages_of_many_values_use_little_memory_and_resume_exactly():
-    averages, resumed = Averages(), Averages()
     values = torch.randn(2500, generator=torch.Generator().manual_seed(0))
     for value in values[:2100]:
         averages.add(a=value, b=value + 1)
@@ -321,5 +279,4 @@ def test_averages_of_many_values_use_little_memory_and_resume_exactly():
     means = averages.pop()
     assert means == resumed.pop()
     assert means["a"] == pytest.approx(values.double().mean().item(), rel=1e-12)
-    averages.add(a=torch.tensor(7.0))
-    assert averages.pop() == {"a": 7.0}
+    assert averages.pop() == {}

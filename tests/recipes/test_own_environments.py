@@ -10,10 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.agent.observations import NormalizedObservations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
@@ -187,14 +185,3 @@ def test_normalized_observations_are_stored_raw_with_statistics_of_all_frames(
     torch.testing.assert_close(statistics["observation.mean"], seen.mean(0))
     variance = statistics["observation.squares"] / 100
     torch.testing.assert_close(variance, seen.var(0, correction=0))
-
-
-def test_observations_normalizes_both_observations_and_clips_them():
-    observations = NormalizedObservations(2, clip=1.5, device="cpu")
-    data = torch.tensor([[0.0, 10.0], [2.0, 30.0], [4.0, 50.0]])
-    observations.learn(TensorDict({"observation": data}, [3]))
-    batch = TensorDict({"observation": data, "next": {"observation": data + 100}}, [3])
-    seen = observations(batch)
-    expected = ((data - data.mean(0)) / data.std(0, correction=0)).clamp(-1.5, 1.5)
-    torch.testing.assert_close(seen["observation"], expected)
-    assert (seen["next", "observation"] == 1.5).all()

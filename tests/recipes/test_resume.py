@@ -36,6 +36,8 @@ LABORATORY = [
 COMBINATIONS += [("td3", *choice) for choice in LABORATORY]
 COMBINATIONS += [("sac", *choice) for choice in LABORATORY]
 COMBINATIONS += [("td3", "sampler=vmf_uncertainty", "actor_objective=mean")]
+# Requires a C++ compiler, which takes a minute.
+COMBINATIONS += [(recipe, "sampler=vmf_uncertainty", "compile=true") for recipe in ("td3", "sac")]
 NAMES = ["-".join(combination) for combination in COMBINATIONS]
 
 
@@ -146,16 +148,3 @@ def test_rows_without_an_actor_update_have_the_same_columns(train, tmp_path):
     assert [len(row) for row in rows] == [len(header)] * 2
     assert rows[1][header.index("actor_loss")] == ""
     assert float(rows[1][header.index("steps_per_second")]) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_compiled_run_resumes_exactly(
-    algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
-):
-    """Slow: requires a C++ compiler, which takes a minute."""
-    overrides = ("sampler=vmf_uncertainty", "compile=true")
-    straight = straight_run(algorithm, *overrides)
-    resumed = shutil.copytree(crashed_run(algorithm, *overrides), tmp_path / "run")
-    finish(algorithm, resumed, *overrides)
-    assert_same_run(straight, resumed)

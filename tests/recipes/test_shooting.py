@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -38,18 +37,6 @@ def configuration(*overrides):
 
 def generators(count):
     return [torch.Generator().manual_seed(seed) for seed in range(count)]
-
-
-@pytest.fixture
-def start(monkeypatch, tmp_path):
-    """Starts the program in this process, in an empty directory."""
-
-    def run(*overrides):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["shooting.py", *SMALL, *overrides])
-        shooting.main()
-
-    return run
 
 
 @pytest.fixture
@@ -188,8 +175,11 @@ def test_trajectories_are_drawn_over_the_critics_that_the_actor_follows(tmp_path
     assert image.imread(tmp_path / "trajectories.png").shape[0] == 330 * rows + 100
 
 
-def test_a_command_writes_tables_and_pictures_and_is_reproducible(start, capsys, tmp_path):
-    start("run_dir=one")
+def test_a_command_writes_tables_and_pictures_and_is_reproducible(
+    execute, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    execute(shooting.main, *SMALL, "run_dir=one")
     output = capsys.readouterr().out
     assert "Uncertainty - Uniform, final reward:" in output
     (tmp_path / "two").mkdir()
@@ -204,10 +194,6 @@ def test_a_command_writes_tables_and_pictures_and_is_reproducible(start, capsys,
     assert curves[:, 0].tolist() == [0, 5, 10, 15, 20]
 
 
-def test_a_run_directory_that_cannot_be_written_is_reported_in_one_line(start, capsys, tmp_path):
+def test_a_run_directory_that_cannot_be_written_is_reported_in_one_line(error_of, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SystemExit) as ended:
-        start("run_dir=file")
-    assert ended.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: run_dir=file")
+    assert "cannot be written to" in error_of(shooting.main, f"run_dir={tmp_path / 'file'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from vmfer_recipes import status
 from vmfer_recipes.status import read_progress
 from vmfer_recipes.sweep.records import PlannedRun, write_record
 
@@ -65,6 +65,8 @@ def runs(tmp_path):
 
 
 def test_states_and_remaining_steps(runs):
+    (runs / "shooting").mkdir()  # the directory of another program
+    (runs / "shooting" / "config.yaml").write_text("seeds: 20\nupdates: 500\n")
     progress, complaints = read_progress(runs, recent=300)
     found = {run.run_dir.name: (run.state, run.remaining) for run in progress}
     # A stopped run has lost what came after its checkpoint.
@@ -77,14 +79,6 @@ def test_states_and_remaining_steps(runs):
     assert not complaints
 
 
-def test_directories_of_other_programs_are_skipped_silently(runs):
-    (runs / "shooting").mkdir()
-    (runs / "shooting" / "config.yaml").write_text("seeds: 20\nupdates: 500\n")
-    progress, complaints = read_progress(runs, recent=300)
-    assert complaints == []
-    assert "shooting" not in {run.run_dir.name for run in progress}
-
-
 def test_a_run_whose_process_has_ended_is_stopped(runs):
     process = subprocess.Popen(["true"])
     process.wait()
@@ -93,13 +87,8 @@ def test_a_run_whose_process_has_ended_is_stopped(runs):
     (runs / "e" / "lock").write_text(f"{process.pid} on another machine")
     _write_run(runs / "f", step=700)
     (runs / "f" / "lock").write_text(f"{os.getpid()} on {platform.node()}")
-    progress, _ = read_progress(runs, recent=300)
-    states = {run.run_dir.name: run.state for run in progress}
-    assert {name: states[name] for name in "bef"} == {
-        "b": "stopped",
-        "e": "running",
-        "f": "running",
-    }
+    states = _states(runs)
+    assert [states[name] for name in "bef"] == ["stopped", "running", "running"]
 
 
 def test_kept_runs_of_which_only_the_tables_remain(runs):
@@ -156,27 +145,20 @@ def test_damaged_records_and_configs_are_listed(runs):
     assert len(complaints) == 2
 
 
-def test_the_program_shows_a_table_and_time_left(runs, monkeypatch, capsys):
+def test_the_program_shows_a_table_and_time_left(runs, execute, error_of, capsys):
     _record_sweep(runs, "runs/td3/seed0", "runs/td3/seed1")
     _write_run(runs / "runs/td3/seed0", step=1000, done=True)
-    program = importlib.import_module("vmfer_recipes.status")
     # From any directory: a run that has started is not also listed as not started.
-    monkeypatch.setattr(sys, "argv", ["status.py", str(runs)])
-    program.main()
+    execute(status.main, str(runs))
     shown = capsys.readouterr().out
     assert "\nruns/td3/seed1  left" in shown
-    monkeypatch.chdir(runs)
     assert "2 done, 1 running, 2 stopped, 1 left" in shown
     # 300 + 500 + 1000 + 1000 steps at 50 per second.
     assert "56 s of work left" in shown
     assert "3,500 of 6,000 steps" in shown
     (runs / "empty").mkdir()
-    for arguments in (["empty"], ["nowhere"], [], [".", "recent=soon"]):
-        monkeypatch.setattr(sys, "argv", ["status.py", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            program.main()
-        assert exit_.value.code == 2
-        assert capsys.readouterr().err.startswith("error: ")
+    for arguments in ([runs / "empty"], [runs / "nowhere"], [], [runs, "recent=soon"]):
+        error_of(status.main, *arguments)
 
 
 def test_the_program_imports_neither_torch_nor_gymnasium():

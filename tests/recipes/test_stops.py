@@ -299,17 +299,6 @@ def test_ctrl_c_ends_a_whole_sweep(sweep, at_step, tmp_path):
     assert not (tmp_path / "1").exists()
 
 
-def test_user_error_in_a_sweep_is_reported_with_its_run(sweep, tmp_path, capsys):
-    with pytest.raises(SystemExit) as stop:
-        sweep("init_random_frames=99")
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("error:")
-    assert "total_frames=90 leaves no steps to learn from" in lines[0]
-    assert lines[-1].startswith("error:")
-    assert "seed=0" in lines[-1]
-
-
 @pytest.mark.parametrize("seconds", [0.3, 2])
 def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, seconds):
     with subprocess.Popen(

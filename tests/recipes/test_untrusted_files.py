@@ -51,15 +51,20 @@ def replace_pickle(file, bomb):
             archive.writestr(name, pickle.dumps(bomb, protocol=2) if is_pickle else content)
 
 
-def run_program(program, monkeypatch, capsys, *arguments):
-    """Runs a program and returns its exit code, output and errors."""
-    monkeypatch.setattr(sys, "argv", [program.__name__, *map(str, arguments)])
-    code = 0
-    try:
-        program.main()
-    except SystemExit as exit_:
-        code = exit_.code
-    return code, *capsys.readouterr()
+@pytest.fixture
+def run_program(monkeypatch, capsys):
+    """``run_program(program, *arguments)``: its exit code, output and errors."""
+
+    def run(program, *arguments):
+        monkeypatch.setattr(sys, "argv", [program.__name__, *map(str, arguments)])
+        code = 0
+        try:
+            program.main()
+        except SystemExit as exit_:
+            code = exit_.code
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture
@@ -69,15 +74,9 @@ def write_run(tmp_path):
     def write(name="run", **changes):
         run_dir = tmp_path / "runs" / name
         run_dir.mkdir(parents=True)
-        config = {
-            "seed": 0,
-            "total_frames": 100,
-            "algorithm": "td3",
-            "hidden": [4],
-            "env": {"name": "InvertedPendulum-v4"},
-            "replay": {"name": "uniform"},
-            "sampler": {"name": "uniform"},
-        }
+        config = {"seed": 0, "total_frames": 100, "algorithm": "td3", "hidden": [4]}
+        names = {"env": "InvertedPendulum-v4", "replay": "uniform", "sampler": "uniform"}
+        config |= {group: {"name": name} for group, name in names.items()}
         OmegaConf.save(OmegaConf.create(config | changes), run_dir / "config.yaml")
         rows = "".join(f"{step},{step / 10}\n" for step in range(0, 101, 10))
         (run_dir / "eval.csv").write_text(f"step,return_mean\n{rows}")
@@ -95,10 +94,10 @@ def test_the_pickle_is_a_bomb(tmp_path):
     assert (tmp_path / "executed").exists()
 
 
-def test_a_policy_is_not_executed(write_run, marker, monkeypatch, capsys):
+def test_a_policy_is_not_executed(write_run, marker, run_program):
     run_dir = write_run()
     replace_pickle(run_dir / "policy.pt", Bomb(marker))
-    code, _, errors = run_program(evaluate, monkeypatch, capsys, run_dir)
+    code, _, errors = run_program(evaluate, run_dir)
     assert code == 2
     assert errors.startswith(f"error: {run_dir / 'policy.pt'} cannot be read (it holds more than")
     assert "weights_only" not in errors  # no advice to execute it
@@ -114,9 +113,12 @@ def test_a_checkpoint_of_a_run_is_not_executed(
     assert len(files) == 2
     for file in files[-count:]:
         replace_pickle(file, Bomb(marker))
+    before = (run_dir / "eval.csv").read_bytes()
     if count == 2:
-        with pytest.raises(UserError, match="No checkpoint in"):
+        # Starting from step 0 would overwrite the tables of a long run.
+        with pytest.raises(UserError, match=r"No checkpoint in .* delete"):
             finish("td3", run_dir)
+        assert (run_dir / "eval.csv").read_bytes() == before
     else:
         finish("td3", run_dir)
         assert (run_dir / "finished").exists()
@@ -124,24 +126,22 @@ def test_a_checkpoint_of_a_run_is_not_executed(
 
 
 @pytest.mark.parametrize("bomb", YAML_BOMBS)
-def test_a_configuration_is_not_executed(
-    write_run, configuration, train, marker, monkeypatch, capsys, bomb
-):
+def test_a_configuration_is_not_executed(write_run, train, marker, run_program, bomb):
     run_dir = write_run()
     text = (run_dir / "config.yaml").read_text() + f"extra: {bomb.format(marker)}\n"
     (run_dir / "config.yaml").write_text(text)
-    code, _, errors = run_program(evaluate, monkeypatch, capsys, run_dir)
+    code, _, errors = run_program(evaluate, run_dir)
     assert code == 2
     assert errors.startswith(f"error: {run_dir / 'config.yaml'} is not the configuration of a run")
     with pytest.raises(UserError, match=r"config.yaml cannot be read"):
         train("td3", run_dir)
-    code, _, errors = run_program(status, monkeypatch, capsys, run_dir)
+    code, _, errors = run_program(status, run_dir)
     assert code == 2
     assert f"{run_dir} is left out: config.yaml cannot be read" in errors
     pytest.importorskip("rliable")
     from vmfer_recipes.report import command
 
-    code, _, errors = run_program(command, monkeypatch, capsys, run_dir)
+    code, _, errors = run_program(command, run_dir)
     assert code == 2
     assert "config.yaml cannot be read" in errors
 
@@ -155,10 +155,10 @@ def test_a_configuration_is_not_executed(
         '{"time": 0, "runs": [{"run_dir": "x", "algorithm": "td3", "total_frames": -1}]}',
     ],
 )
-def test_the_record_of_a_sweep_is_not_executed(write_run, marker, monkeypatch, capsys, record):
+def test_the_record_of_a_sweep_is_not_executed(write_run, marker, run_program, record):
     run_dir = write_run()
     (run_dir / "sweep_1.json").write_text(record.replace("{}", str(marker)))
-    code, output, errors = run_program(status, monkeypatch, capsys, run_dir)
+    code, output, errors = run_program(status, run_dir)
     assert code == 0
     assert "1 done" in output
     assert errors.startswith("warning: ")
@@ -186,7 +186,7 @@ def test_an_invalid_table_is_skipped_and_reported(write_run, tmp_path, content):
     assert [item.path for item in left_out] == ["odd"]
 
 
-def test_names_are_not_markup(write_run, tmp_path, monkeypatch, capsys):
+def test_names_are_not_markup(write_run, tmp_path, monkeypatch, run_program):
     pytest.importorskip("rliable")
     from vmfer_recipes.report import command, inference
 
@@ -196,7 +196,7 @@ def test_names_are_not_markup(write_run, tmp_path, monkeypatch, capsys):
     write_run("baseline", **odd | {"sampler": {"name": "uniform"}})
     write_run(f"{SCRIPT[:8]}left out", seed=SCRIPT)
     arguments = (tmp_path / "runs", f"out={tmp_path / 'report'}")
-    assert run_program(command, monkeypatch, capsys, *arguments)[0] == 0
+    assert run_program(command, *arguments)[0] == 0
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page

@@ -7,7 +7,7 @@ import torch
 from torchrl.data import LazyTensorStorage, TensorDictMaxValueWriter
 from torchrl.data.replay_buffers.sample_units import Sequence
 
-from helpers.hindsight import World, make
+from helpers.goal_world import World, make
 
 
 @pytest.mark.parametrize(

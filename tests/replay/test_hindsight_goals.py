@@ -7,7 +7,7 @@ from scipy import stats
 from torchrl.data import LazyMemmapStorage, LazyStackStorage, LazyTensorStorage, ListStorage
 
 from helpers.actor_critic import generator
-from helpers.hindsight import (
+from helpers.goal_world import (
     BATCH,
     CAPACITY,
     ORIGINAL,

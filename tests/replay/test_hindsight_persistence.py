@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.hindsight import World, assert_equal, assert_goals_are_those_enumerated, make
+from helpers.goal_world import World, assert_equal, assert_goals_are_those_enumerated, make
 
 # Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from helpers.hindsight import BATCH, ORIGINAL, World, assert_equal, make, reward_fn, unexpected
+from helpers.goal_world import BATCH, ORIGINAL, World, assert_equal, make, reward_fn, unexpected
 from torchrl_vmfer import HindsightReplayBuffer
 
 # Tests of distributions draw more than one batch.

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchrl.envs.transforms import CatTensors
 
-from helpers.hindsight import (
+from helpers.goal_world import (
     ORIGINAL,
     World,
     assert_equal,

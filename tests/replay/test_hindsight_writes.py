@@ -10,7 +10,7 @@ from torchrl.data import (
 )
 
 from helpers.actor_critic import generator
-from helpers.hindsight import (
+from helpers.goal_world import (
     BATCH,
     CAPACITY,
     World,

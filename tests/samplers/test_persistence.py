@@ -1,8 +1,5 @@
 """Saving and loading every sampler, alone, inside a buffer and in a TorchRL checkpoint."""
 
-import os
-import pickle
-import re
 from copy import deepcopy
 
 import numpy as np
@@ -39,11 +36,9 @@ def empty_buffer(sampler):
 
 
 def plain(state):
-    return {
-        name: value.tolist() if isinstance(value, torch.Tensor) else value
-        for name, value in state.items()
-        if not isinstance(value, dict)
-    }
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    return state.tolist() if isinstance(state, torch.Tensor) else state
 
 
 def future(buffer):
@@ -70,7 +65,8 @@ def by_state(saved, loaded, folder):
 
 def by_parts(saved, loaded, folder):
     """TorchRL's checkpoint loads its components in the order of their names."""
-    loaded.sampler.load_state_dict(saved.sampler.state_dict())
+    Checkpoint(sampler=saved.sampler).save(folder / "checkpoint", format="archive")
+    Checkpoint(sampler=loaded.sampler).load(folder / "checkpoint")
     loaded.storage.load_state_dict(saved.storage.state_dict())
     loaded.writer.load_state_dict(saved.writer.state_dict())
 
@@ -110,15 +106,6 @@ def test_a_state_is_plain_and_independent_of_its_sampler(make):
     assert future(buffer) == expected, "a state is not a copy"
 
 
-@pytest.mark.parametrize("format", ["directory", "archive"])
-def test_a_sampler_can_be_a_component_of_a_checkpoint(make, format, tmp_path):
-    for saved in (used_buffer(make()).sampler, make()):
-        Checkpoint(sampler=saved).save(tmp_path / "checkpoint", format=format)
-        loaded = used_buffer(make()).sampler
-        Checkpoint(sampler=loaded).load(tmp_path / "checkpoint")
-        assert plain(loaded.state_dict()) == plain(saved.state_dict())
-
-
 def test_a_buffer_saved_with_a_uniform_sampler_starts_with_default_priorities(
     make_sampler, tmp_path
 ):
@@ -127,21 +114,6 @@ def test_a_buffer_saved_with_a_uniform_sampler_starts_with_default_priorities(
         loaded.loads(tmp_path)
         assert loaded.sample()["index"].max() < 6
         np.testing.assert_allclose(loaded.sampler.probabilities(), [1 / 6] * 6, rtol=1e-12)
-
-
-@pytest.mark.parametrize("make", [lambda: VMFSampler("rank"), RankPrioritizedSampler])
-@pytest.mark.parametrize("length", [1000, 1024, 1025])
-def test_a_loaded_sampler_rounds_as_one_that_has_grown(make, length):
-    sampler, storage = make(), LazyTensorStorage(2000)
-    buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, batch_size=8)
-    for start in range(0, length, 125):
-        count = min(125, length - start)
-        buffer.extend(rows(start, count))
-        buffer.update_priority(torch.arange(start, start + count), 1 + torch.rand(count))
-        buffer.sample()
-    loaded = make()
-    loaded.load_state_dict(sampler.state_dict())
-    assert torch.equal(loaded.probabilities(storage), sampler.probabilities(storage))
 
 
 def test_factors_may_be_loaded_into_another_mode():
@@ -159,39 +131,7 @@ def test_a_beta_that_came_from_an_array_is_saved(beta, tmp_path):
     assert loaded.beta == float(beta)
 
 
-# --- Saves that fail.
-
-
-@pytest.fixture
-def small_files_only():
-    """Makes writes beyond 64 kB fail as on a full disk."""
-    resource = pytest.importorskip("resource")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def set_limit(active):
-        soft = 2**16 if active else limits[0]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, limits[1]))
-
-    yield set_limit
-    set_limit(False)
-
-
-def test_a_full_disk_leaves_the_older_file_intact(tmp_path, small_files_only):
-    older, larger, loaded = used_buffer(VMFSampler()).sampler, VMFSampler(), VMFSampler()
-    older.dumps(tmp_path)
-    larger.mark_update(torch.arange(10**5))
-    small_files_only(True)
-    with pytest.raises((OSError, RuntimeError)):
-        larger.dumps(tmp_path)
-    small_files_only(False)
-    loaded.loads(tmp_path)
-    assert torch.equal(loaded.probabilities(), older.probabilities())
-    larger.dumps(tmp_path)
-    loaded.loads(tmp_path)
-    assert loaded.probabilities().shape == (10**5,)
-
-
-# --- States and files that are rejected, and change nothing.
+# --- States that are rejected, and change nothing.
 
 
 @pytest.fixture
@@ -225,6 +165,10 @@ def test_a_state_that_lacks_an_entry_is_rejected(buffer):
             buffer.sampler.load_state_dict(state)
 
 
+def mixture(share, alpha=0.7):
+    return MixedSampler(LAPSampler(), RankPrioritizedSampler(alpha), share)
+
+
 SETTINGS = [
     (RankPrioritizedSampler(0.6), RankPrioritizedSampler(0.7), r"alpha=0\.6, .* has alpha=0\.7"),
     (VMFSampler(power=8), VMFSampler(power=4), r"power=8\.0, but this sampler has power=4\.0"),
@@ -236,32 +180,19 @@ SETTINGS = [
     (RecentSampler(0.9), RecentSampler(0.5), "decay"),
     (RecentSampler(cycle=11), RecentSampler(), "cycle"),
     (OldSampler(2), OldSampler(3), "exponent"),
-    *(
-        (MixedSampler(LAPSampler(), RandomSampler(), share), mixture, message)
-        for share, mixture, message in [
-            (0.4, MixedSampler(LAPSampler(), RandomSampler(), 0.5), r"share=0\.4"),
-            (0.5, MixedSampler(LAPSampler(0.3), RandomSampler(), 0.5), r"exponent=0\.4"),
-        ]
-    ),
+    (mixture(0.4), mixture(0.5), r"share=0\.4"),
+    (mixture(0.5, alpha=0.6), mixture(0.5), r"alpha=0\.6"),  # after its first sampler was loaded
 ]
 
 
 @pytest.mark.parametrize(("saved", "loaded", "message"), SETTINGS, ids=lambda value: str(value))
 def test_a_state_with_other_arguments_is_rejected(saved, loaded, message):
     before = plain(filled_buffer(loaded).sampler.state_dict())
+    if saved.signal:
+        filled_buffer(saved).update_priority(torch.arange(10), 1.5)
     with pytest.raises(ValueError, match=f"saved with {message}"):
         loaded.load_state_dict(saved.state_dict())
     assert plain(loaded.state_dict()) == before
-
-
-def test_a_mixture_is_loaded_completely_or_not_at_all():
-    sampler = filled_buffer(MixedSampler(LAPSampler(), RankPrioritizedSampler(0.7), 0.5)).sampler
-    other = filled_buffer(MixedSampler(LAPSampler(), RankPrioritizedSampler(0.6), 0.5))
-    other.update_priority(torch.arange(10), torch.linspace(1, 2, 10))
-    before = sampler.probabilities()
-    with pytest.raises(ValueError, match=r"alpha=0\.6"):
-        sampler.load_state_dict(other.sampler.state_dict())
-    assert torch.equal(sampler.probabilities(), before)
 
 
 @pytest.mark.parametrize("entry", ["priorities", "max_priority", "beta"])
@@ -277,48 +208,3 @@ def test_bad_numbers_in_a_state_are_rejected(entry, bad):
     with pytest.raises(ValueError, match=f"Index 2 was given {bad}|{entry}"):
         sampler.load_state_dict(state)
     assert plain(sampler.state_dict()) == before
-
-
-class Malicious:
-    """Makes a folder when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-def test_damaged_and_other_files_are_reported_by_name(tmp_path):
-    sampler = used_buffer(VMFSampler("rank")).sampler
-    before = plain(sampler.state_dict())
-    sampler.dumps(tmp_path)
-    (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    parts = [content[: int(kept * len(content))] for kept in (0, 0.1, 0.5, 0.999)]
-    for bad in (*parts, b"\0" * 4096, b"no tensors here", bytes(range(256)) * 9):
-        file.write_bytes(bad)
-        with pytest.raises(RuntimeError, match=re.escape(str(file))):
-            sampler.loads(tmp_path)
-    for other in (torch.ones(10), [1, 2], None, "priorities"):
-        torch.save(other, file)
-        with pytest.raises((ValueError, TypeError, RuntimeError), match=r"state|read"):
-            sampler.loads(tmp_path)
-    assert plain(sampler.state_dict()) == before
-
-
-@pytest.mark.parametrize(
-    "save", [torch.save, lambda state, file: pickle.dump(state, file.open("wb"))]
-)
-def test_code_in_a_file_is_not_executed(tmp_path, save):
-    trace, folder = tmp_path / "executed", tmp_path / "sampler"
-    pickle.loads(pickle.dumps(Malicious(trace)))
-    assert trace.exists(), "the example is not a malicious one"
-    trace.rmdir()
-    sampler = used_buffer(VMFSampler()).sampler
-    sampler.dumps(folder)
-    (file,) = folder.iterdir()
-    save(sampler.state_dict() | {"extra": Malicious(trace)}, file)
-    with pytest.raises(RuntimeError, match=re.escape(str(file))):
-        sampler.loads(folder)
-    assert not trace.exists()

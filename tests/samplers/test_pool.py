@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.hindsight import World, pairs
-from helpers.hindsight import make as make_hindsight
+from helpers.goal_world import World, pairs
+from helpers.goal_world import make as make_hindsight
 from helpers.recorded_buffer import assert_drawn_from
 from helpers.sampler_buffers import exact_probabilities, filled_buffer, rows, seeded
 from torchrl_vmfer import VMFSampler

@@ -1,14 +1,12 @@
-"""Conversion of TorchRL's indices to slots, and the array that grows with the storage."""
+"""Conversion of TorchRL's indices to slots."""
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from torchrl_vmfer.samplers.base import SlotArray, flat_slots
+from torchrl_vmfer.samplers.base import flat_slots
 
 
 def storage_of_shape(*shape):
@@ -80,42 +78,3 @@ def test_a_coordinate_outside_its_dimension_is_reported(bad):
 def test_indices_that_are_not_integers_are_rejected(index):
     with pytest.raises(TypeError, match="must be an integer, got"):
         flat_slots(index, None)
-
-
-def test_growth_by_single_slots_rarely_copies():
-    priorities = SlotArray()
-    addresses = set()
-    for length in range(1, 5001):
-        priorities.resize(length, fill=1)
-        addresses.add(priorities.array.ctypes.data)
-    assert len(priorities) == 5000
-    assert len(addresses) <= 14  # a doubling each, 2**13 > 5000
-
-
-values = st.integers(1, 9)
-operations = st.lists(
-    st.tuples(st.just("resize"), st.integers(0, 40), values)
-    | st.tuples(st.just("set"), st.integers(0, 39), values)
-    | st.tuples(st.just("load"), st.integers(0, 10), values),
-    max_size=30,
-)
-
-
-@settings(max_examples=200)
-@given(operations)
-def test_any_order_of_resizes_loads_and_writes_behaves_like_a_list(history):
-    priorities, model = SlotArray(), []
-    for kind, at, value in history:
-        if kind == "resize":
-            priorities.resize(at, fill=value)
-            model = model[:at] + [value] * (at - len(model))
-        elif kind == "load":
-            source = np.full(at, value)
-            priorities.load(source)
-            source[:] = 0  # was copied
-            model = [value] * at
-        elif at < len(model):
-            priorities.array[at] = value
-            model[at] = value
-        assert priorities.array.tolist() == model
-        assert priorities.array.dtype == np.float32

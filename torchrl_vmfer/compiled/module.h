@@ -383,35 +383,6 @@ static PyObject *py_ranks_at(ARGUMENTS) {
     return PyLong_FromLong(ranks_at(size, points, mass, terms, length, power, found));
 }
 
-static PyObject *py_accept_slots(ARGUMENTS) {
-    In in = {args, nargs};
-    Py_ssize_t numbers, size;
-    double *random = array_of_any(&in, "random", 'd', READ, &numbers);
-    float *factors = array_of_any(&in, "factors", 'f', READ, &size);
-    double bound = number(&in);
-    long wanted = whole(&in);
-    int64_t *slots = array(&in, "slots", 'l', numbers / 2, WRITTEN);
-    if (!is_read(&in)) return 0;
-    for (Py_ssize_t i = 0; i < numbers / 2; i++)
-        if (!(random[i] >= 0 && random[i] < 1) || !size)
-            return PyErr_SetString(PyExc_ValueError, "random numbers must be in [0, 1)."), NULL;
-    return PyLong_FromLong(accept_slots(numbers / 2, random, size, factors, bound, wanted, slots));
-}
-
-static PyObject *py_store_factors(ARGUMENTS) {
-    In in = {args, nargs};
-    Py_ssize_t count, size;
-    int64_t *slots = array_of_any(&in, "index", 'l', READ, &count);
-    float *values = array(&in, "values", 'f', count, READ);
-    double low = number(&in), high = number(&in);
-    float *factors = array_of_any(&in, "factors", 'f', WRITTEN, &size);
-    int32_t *updates = array(&in, "last_update", 'i', size, WRITTEN);
-    long update = whole(&in);
-    if (!is_read(&in)) return 0;
-    return PyBool_FromLong(
-        store_factors(count, slots, values, low, high, size, factors, updates, update));
-}
-
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
 static PyObject *copy_rows(PyObject *const *args, Py_ssize_t nargs, int is_write) {
     In in = {args, nargs};
@@ -496,8 +467,6 @@ static PyMethodDef functions[] = {
     FUNCTION("ranks_update", py_ranks_update),
     FUNCTION("ranks_draw", py_ranks_draw),
     FUNCTION("ranks_at", py_ranks_at),
-    FUNCTION("accept_slots", py_accept_slots),
-    FUNCTION("store_factors", py_store_factors),
     FUNCTION("read_rows", py_read_rows),
     FUNCTION("write_rows", py_write_rows),
     {0},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
-from torchrl_vmfer.samplers.distributions import Mode, Resampling
+from torchrl_vmfer.samplers.distributions import Mode, resampling
 
 __all__ = ["CandidatePool"]
 
@@ -76,7 +76,7 @@ class CandidatePool:
         self.size = size
         self.mode = mode
         self.score = score
-        self._resampling = Resampling(mode)
+        self._resampling = resampling(mode)
 
     def sample(
         self, batch_size: int | None = None, keys: Sequence[NestedKey] | None = None
@@ -90,6 +90,7 @@ class CandidatePool:
             read = list(dict.fromkeys([*keys, *getattr(self.score, "in_keys", ())]))
         candidates = self.buffer.sample_uniformly(self.size, keys=read)
         factors = _checked(self._scores(candidates))
+        self._resampling.mark_all()
         chosen = self._resampling.draw(factors, batch_size, self.buffer.generator)
         if keys is not None:
             candidates = candidates.select(*keys, "index", "index_generation", strict=False)

@@ -18,8 +18,8 @@ __all__ = [
     "PowerDistribution",
     "RankDistribution",
     "RejectionDistribution",
-    "Resampling",
     "effective_sample_size",
+    "resampling",
     "uniform",
 ]
 
@@ -234,7 +234,7 @@ class RankDistribution(Distribution):
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The lowest probability of any slot, divided by those of drawn slots."""
-        lowest = _share(self._mass, *self._index.ties_at(np.array([len(self._index) - 1])))
+        lowest = _share(self._mass, *self._index.ties_at(np.array([self._length - 1])))
         return lowest / _share(self._mass, first, end)
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
@@ -263,37 +263,32 @@ class RankDistribution(Distribution):
             self._index.update(slots, priorities[slots])
 
 
-class Resampling(Distribution):
-    """The distribution over the members of a pool: P ∝ factor^power, or 1/rank in the pool."""
-
-    def __init__(self, mode: Mode, power: float = 1.0) -> None:
-        super().__init__()
-        self._power = power
-        self._members = RankDistribution() if mode == "rank" else PowerDistribution(power)
+class InversionDistribution(PowerDistribution):
+    """P ∝ priority^power, drawn once at a linear cost: building a tree would not pay."""
 
     def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
         """As in :class:`Distribution`."""
-        if isinstance(self._members, PowerDistribution):  # a tree does not pay for one draw
-            return _draw_by_inversion(_powers(priorities, self._power), count, generator)
-        self._members.mark_all()
-        return self._members.draw(priorities, count, generator)
-
-    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
-        """The probability of each member."""
-        return self._members.probabilities(priorities)
+        return _draw_by_inversion(_powers(priorities, self.power), count, generator)
 
 
-class PoolDistribution(Resampling):
+def resampling(mode: Mode, power: float = 1.0) -> Distribution:
+    """The distribution over the members of a pool: P ∝ factor^power, or 1/rank in the pool."""
+    return RankDistribution() if mode == "rank" else InversionDistribution(power)
+
+
+class PoolDistribution(Distribution):
     """For each batch, a uniform pool of slots, drawn with replacement, and resampling from it."""
 
     def __init__(self, size: int, mode: Mode, power: float) -> None:
-        super().__init__(mode, power)
+        super().__init__()
         self._size = size
+        self._members = resampling(mode, power)
 
     def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
         """As in :class:`Distribution`."""
         slots = (uniform(self._size, generator) * len(priorities)).astype(np.int64)
-        return slots[super().draw(priorities[slots], count, generator)]
+        self._members.mark_all()
+        return slots[self._members.draw(priorities[slots], count, generator)]
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """Raises an error."""

@@ -34,9 +34,6 @@ class RankIndex:
     def __init__(self) -> None:
         self.rebuild(np.empty(0, np.float32))
 
-    def __len__(self) -> int:
-        return len(self._codes)
-
     def rebuild(self, priorities: np.ndarray) -> None:
         """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
         self.restore(bits_of(priorities))
@@ -112,9 +109,6 @@ class RankBlocks(RankIndex):
     def __init__(self, functions: Any) -> None:
         self._functions = functions
         super().__init__()
-
-    def __len__(self) -> int:
-        return int(self._arrays[-2][self._arrays[-1][0]])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self._bits,)  # modules cannot be pickled

@@ -1,8 +1,8 @@
-"""SAC with vMFER in plain TorchRL: a complete training script.
+"""REDQ with vMFER in plain TorchRL: a complete training script.
 
-python examples/sac.py [--env HalfCheetah-v4] [--frames 100000]
+python examples/redq_loop.py [--env HalfCheetah-v4] [--frames 100000] [--critic-updates 20]
 
-The critics and the actor learn from separate batches. The temperature uses the actor's batch.
+Ten critics are updated many times per frame, and the actor once, on a separate batch.
 """
 
 import argparse
@@ -16,12 +16,13 @@ from torchrl.envs import DoubleToFloat, GymEnv, TransformedEnv
 from torchrl.modules import MLP, ProbabilisticActor, TanhNormal, ValueOperator
 from torchrl.objectives import SoftUpdate, group_optimizers
 
-from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFSampler
+from torchrl_vmfer import ActorCriticReplayBuffer, VMFREDQLoss, VMFSampler
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--env", default="HalfCheetah-v4")
 parser.add_argument("--frames", type=int, default=100_000)
-parser.add_argument("--random-frames", type=int, default=10_000)
+parser.add_argument("--random-frames", type=int, default=5_000)
+parser.add_argument("--critic-updates", type=int, default=20, help="per frame")
 args = parser.parse_args()
 
 env = TransformedEnv(GymEnv(args.env), DoubleToFloat())
@@ -44,11 +45,20 @@ critic = ValueOperator(
     in_keys=["observation", "action"],
 )
 
-loss = VMFSACLoss(actor, critic, action_spec=env.action_spec, loss_function="l2")
+loss = VMFREDQLoss(
+    actor,
+    critic,
+    num_qvalue_nets=10,
+    action_spec=env.action_spec,
+    # By default, TorchRL bounds the temperature (0.1 to 10) and uses a smooth L1 loss.
+    min_alpha=1e-9,
+    max_alpha=1e9,
+    loss_function="l2",
+)
 loss.make_value_estimator(gamma=0.99)
 targets = SoftUpdate(loss, tau=0.005)
-optimizer = group_optimizers(
-    torch.optim.Adam(loss.qvalue_network_params.flatten_keys().values(), lr=3e-4),
+critic_optimizer = torch.optim.Adam(loss.qvalue_network_params.flatten_keys().values(), lr=3e-4)
+actor_optimizer = group_optimizers(
     torch.optim.Adam(loss.actor_network_params.flatten_keys().values(), lr=3e-4),
     torch.optim.Adam([loss.log_alpha], lr=3e-4),
 )
@@ -68,16 +78,20 @@ for step, transition in enumerate(collector, start=1):
     if step <= args.random_frames:
         continue
 
-    critic_loss, _ = loss.qvalue_v2_loss(buffer.sample())
+    for _ in range(args.critic_updates):
+        critic_loss, _ = loss.critic_loss(buffer.sample())
+        critic_loss.backward()
+        critic_optimizer.step()
+        critic_optimizer.zero_grad()
+        targets.step()
+
     actor_batch = buffer.sample_actor(keys=["observation"])
     actor_loss, metadata = loss.actor_loss(actor_batch)
-    # TorchRL does not reduce this loss: without the mean, it would be a vector.
     alpha_loss = loss.alpha_loss(metadata["log_prob"]).mean()
-    (critic_loss + actor_loss + alpha_loss).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    (actor_loss + alpha_loss).backward()
+    actor_optimizer.step()
+    actor_optimizer.zero_grad()
     buffer.update_actor_priority(actor_batch, metadata["vmf_factor"])
-    targets.step()
 
     if step % 1000 == 0 or step == args.frames:
         agreement = metadata["vmf_resultant_length"].mean()

@@ -1,6 +1,6 @@
 """TD3 with vMFER in plain TorchRL: a complete training script.
 
-python examples/td3.py [--env HalfCheetah-v4] [--frames 100000]
+python examples/td3_loop.py [--env HalfCheetah-v4] [--frames 100000]
 
 vMFER only adds the four lines that mention `actor_batch` or `actor_sampler`.
 """
