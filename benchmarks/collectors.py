@@ -37,6 +37,7 @@ from typing import Any
 def _config(*overrides: str) -> Any:
     from hydra import compose, initialize_config_module
 
+    import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
     from vmfer_recipes.config.training import to_config
 
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):

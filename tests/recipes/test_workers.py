@@ -200,7 +200,8 @@ def test_observations_that_the_environment_overwrites(
 def test_processes_give_the_results_of_workers_in_this_process(
     train, assert_same_run, monkeypatch, tmp_path, capfd
 ):
-    options = (*TINY, *SYNC, "num_envs=2", "sampler=vmf_rank")
+    # Other processes do not know the environments of these tests.
+    options = (*TINY, *SYNC, "num_envs=2", "sampler=vmf_rank", "env.name=Hopper-v4")
     start = collectors.ProcessPool._start
 
     def start_and_kill(self, worker):
