@@ -169,7 +169,7 @@ def main() -> None:
             if sleep is not None:
                 task, ideal = f"{sleep:g} ms", f"{1000 * (count or 1) / sleep:.0f}"
                 overrides = ["env.name=sleeping:Sleeping-v0", "utd_ratio=1/16"]
-                overrides.append(f"env.kwargs.milliseconds={sleep}")
+                overrides.append(f"+env.kwargs.milliseconds={sleep}")
             if count is not None:
                 overrides.append(f"collector.num_workers={count}")
             result = speed(arguments.frames, f"collector={kind}", *overrides)
