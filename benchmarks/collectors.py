@@ -4,7 +4,12 @@ One run after the other, in this process; a frame is collected, stored and learn
 workers' processes are additional to the learner's, so that a machine needs a core for each.
 
     python benchmarks/collectors.py --frames 3000
-    python benchmarks/collectors.py --kinds single multi_async --workers 1 2
+    python benchmarks/collectors.py --kinds single processes --workers 1 2
+
+With --sleep, a simulator that sleeps for so many milliseconds in every step, with one update per 16
+frames, beside the ideal: workers divided by the time of a step.
+
+    python benchmarks/collectors.py --kinds processes --sleep 5 25 --workers 1 4 16
 
 With --envs, several environments in one process. The first table steps them without learning: as
 num_envs= does, with TorchRL's SerialEnv and with Gymnasium's SyncVectorEnv, all with the same
@@ -21,6 +26,7 @@ import contextlib
 import csv
 import importlib
 import io
+import itertools
 import statistics
 import tempfile
 import time
@@ -31,6 +37,7 @@ from typing import Any
 def _config(*overrides: str) -> Any:
     from hydra import compose, initialize_config_module
 
+    import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
     from vmfer_recipes.config.training import to_config
 
     with initialize_config_module("vmfer_recipes.configs", version_base="1.3"):
@@ -146,22 +153,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="HalfCheetah-v4")
     parser.add_argument("--frames", type=int, default=3000, help="per run")
-    parser.add_argument("--kinds", nargs="+", default=["single", "multi_sync", "multi_async"])
+    parser.add_argument("--kinds", nargs="+", default=["single", "processes"])
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--envs", nargs="+", type=int, help="compare numbers of environments")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of --envs")
+    parser.add_argument("--sleep", nargs="+", type=float, help="milliseconds of a step")
     arguments = parser.parse_args()
     if arguments.envs:
         compare_environments(arguments.env, arguments.envs, arguments.rounds, arguments.frames)
         return
-    print("|  | workers | frames/s |\n|---|---:|---:|")
-    for kind in arguments.kinds:
+    print("|  | simulator | workers | frames/s | ideal |\n|---|---:|---:|---:|---:|")
+    for kind, sleep in itertools.product(arguments.kinds, arguments.sleep or [None]):
         for count in [None] if kind == "single" else arguments.workers:
-            overrides = [f"env={arguments.env}", f"collector={kind}"]
+            overrides, task, ideal = [f"env={arguments.env}"], arguments.env, ""
+            if sleep is not None:
+                task, ideal = f"{sleep:g} ms", f"{1000 * (count or 1) / sleep:.0f}"
+                overrides = ["env.name=sleeping:Sleeping-v0", "utd_ratio=1/16"]
+                overrides.append(f"+env.kwargs.milliseconds={sleep}")
             if count is not None:
                 overrides.append(f"collector.num_workers={count}")
-            result = speed(arguments.frames, *overrides)
-            print(f"| `collector={kind}` | {count or ''} | {result:.0f} |", flush=True)
+            result = speed(arguments.frames, f"collector={kind}", *overrides)
+            print(f"| `{kind}` | {task} | {count or ''} | {result:.0f} | {ideal} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ script = sys.argv[1]
 sys.argv = sys.argv[1:]
 recipe = launch.recipe
 def stopping(*arguments):
-    from vmfer_recipes.collection.collectors import TransitionCollector
-    following = TransitionCollector.next
-    def next_and_stop(self):
-        following(self)
+    from vmfer_recipes.collection.collectors import SingleCollector
+    collect = SingleCollector.collect
+    def collect_and_stop(self):
+        collect(self)
         os._exit(0)
-    TransitionCollector.next = next_and_stop
+    SingleCollector.collect = collect_and_stop
     return recipe(*arguments)
 launch.recipe = stopping
 runpy.run_path(script, run_name="__main__")

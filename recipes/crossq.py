@@ -27,17 +27,17 @@ def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) 
 
     After each environment step, the critics are updated ``utd_ratio`` times, on batches that hold
     both the current and the next states. The actor is updated once every ``policy_delay``
-    environment steps. There are no target networks.
+    environment steps, or critic updates if these are fewer. There are no target networks.
     """
     for step in session.steps(**agent.components()):
         agent.collector.collect()
         if step <= cfg.init_random_frames:
             continue
 
-        for _ in range(cfg.utd_ratio):
+        for update in (updates := cfg.updates(step)):
             batch = update_critics(session, agent)
-        if step % cfg.policy_delay == 0:
-            update_actor(session, agent, batch)
+            if update == updates[-1] and min(step, update) % cfg.policy_delay == 0:
+                update_actor(session, agent, batch)
 
 
 def make_agent(cfg: CrossQConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:

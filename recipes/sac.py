@@ -37,9 +37,10 @@ def train(cfg: TemperatureConfig, session: run.TrainingSession, agent: agents.Ag
         if step <= cfg.init_random_frames:
             continue
 
-        for update in range(1, cfg.utd_ratio + 1):
+        updates = cfg.updates(step)
+        for update in updates:
             batch = update_critics(session, agent)
-            if update == cfg.utd_ratio:
+            if update == updates[-1]:
                 update_actor(session, agent, batch)
             agent.update_targets()
 

@@ -30,18 +30,19 @@ def train(cfg: TD3Config, session: run.TrainingSession, agent: agents.Agent) -> 
     """Trains one agent.
 
     After each environment step, the critics are updated ``utd_ratio`` times. The actor is updated
-    once every ``policy_delay`` environment steps. The target networks are updated once every
-    ``policy_delay`` critic updates, that is, together with the actor if ``utd_ratio=1``.
+    once every ``policy_delay`` environment steps, or critic updates if these are fewer. The target
+    networks are updated once every ``policy_delay`` critic updates, that is, together with the
+    actor if ``utd_ratio`` is at most 1.
     """
     for step in session.steps(**agent.components()):
         agent.collector.collect()
         if step <= cfg.init_random_frames:
             continue
 
-        last_update = step * cfg.utd_ratio
-        for update in range(last_update - cfg.utd_ratio + 1, last_update + 1):
+        updates = cfg.updates(step)
+        for update in updates:
             batch = update_critics(session, agent)
-            if update == last_update and step % cfg.policy_delay == 0:
+            if update == updates[-1] and min(step, update) % cfg.policy_delay == 0:
                 update_actor(session, agent, batch)
             if update % cfg.policy_delay == 0:
                 agent.update_targets()

@@ -66,7 +66,7 @@ class Agent:
     targets: Any  # a `SoftUpdate` of the target networks; `None` if there are none
     compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer
-    collector: Any  # an `AnyCollector`; `None` if the buffer holds a dataset
+    collector: Any  # a `Collector`; `None` if the buffer holds a dataset
     reads_slots: bool  # whether compiled updates read the rows of the slots that were drawn
     sampler: SamplerConfig
     sample_actor: Callable[[], TensorDictBase] | None  # `None` for the critics' batch
@@ -160,8 +160,7 @@ class Agent:
 def _store(update: Callable[..., None], batch: TensorDictBase, values: Tensor, signal: str) -> None:
     """Updates a sampler with one value for each transition of a batch."""
     try:
-        generation = batch.get("index_generation", None)  # set if several processes write
-        update(batch["index"], values, generation)
+        update(batch["index"], values)
     except ValueError as error:
         if values.isfinite().all():
             raise

@@ -58,11 +58,11 @@ def cosine(first: Tensor, second: Tensor) -> Tensor:
 def measure(agent: Agent, batch: TensorDictBase) -> dict[str, Tensor]:
     """The diagnostics of the actor's batch, by the names of their columns.
 
-    Those that are not defined are left out, and so is what requires the contents of a buffer in
-    another process. Random numbers, gradients, networks and samplers do not change.
+    Those that are not defined are left out. Random numbers, gradients, networks and samplers do not
+    change.
     """
-    buffer = agent.buffer if isinstance(agent.buffer, ActorCriticReplayBuffer) else None
-    with _without_effects(agent, None if buffer is None else buffer.generator):
+    buffer = agent.buffer
+    with _without_effects(agent):
         size = policy_action(agent.actor, batch).abs().double()
         found: dict[str, Any] = {
             "saturation": size.mean(),
@@ -73,13 +73,11 @@ def measure(agent: Agent, batch: TensorDictBase) -> dict[str, Tensor]:
             # Alternate rows: some samplers order the rows of a batch by where they come from.
             halves = (_gradient(agent, even[start::2]) for start in (0, 1))
             found["gradient_snr"] = signal_to_noise(*halves)
-        if buffer is not None:
-            keys = agent.observations.stored_keys(agent.actor_keys)
-            uniform = agent.observations(buffer.sample_uniformly(len(batch), keys=keys))
-            other = _gradient(agent, uniform)
-            found["gradient_cosine"] = cosine(_gradient(agent, batch), other)
-            with buffer.locked():
-                found |= _distribution(buffer, batch, agent.sampler)
+        keys = agent.observations.stored_keys(agent.actor_keys)
+        uniform = agent.observations(buffer.sample_uniformly(len(batch), keys=keys))
+        other = _gradient(agent, uniform)
+        found["gradient_cosine"] = cosine(_gradient(agent, batch), other)
+        found |= _distribution(buffer, batch, agent.sampler)
     values = {
         name: torch.as_tensor(value, dtype=torch.float64, device="cpu")
         for name, value in found.items()
@@ -88,8 +86,9 @@ def measure(agent: Agent, batch: TensorDictBase) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _without_effects(agent: Agent, generator: torch.Generator | None) -> Iterator[None]:
-    loss, state = agent.loss, None if generator is None else generator.get_state()
+def _without_effects(agent: Agent) -> Iterator[None]:
+    loss, generator = agent.loss, agent.buffer.generator
+    state = None if generator is None else generator.get_state()
     # Custom networks may have running statistics, which each pass updates.
     statistics = [
         tensor

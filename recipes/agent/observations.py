@@ -33,8 +33,8 @@ class Observations(TensorDictModuleBase):
 
     def __init__(self, device: str) -> None:
         super().__init__()
-        self._device = torch.device(device)
-        self.has_effect = self._device.type != "cpu"
+        self.device = torch.device(device)
+        self.has_effect = self.device.type != "cpu"
 
     def stored_keys(self, entries: Sequence[str]) -> list[str]:
         """The stored entries from which a batch with some entries is made."""
@@ -54,7 +54,7 @@ class Observations(TensorDictModuleBase):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Replaces the observation and the next observation with the inputs of the networks."""
         # `to` takes time even if there is nothing to copy.
-        return tensordict if self._device.type == "cpu" else tensordict.to(self._device)
+        return tensordict if self.device.type == "cpu" else tensordict.to(self.device)
 
 
 class NormalizedObservations(Observations):

@@ -28,9 +28,8 @@ from torchrl_vmfer import (
 from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
-from vmfer_recipes.collection.collectors import ENVIRONMENT
+from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import RayCollectorConfig
 from vmfer_recipes.config.plugins import import_class, instantiate
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
@@ -64,22 +63,14 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
-    is_alone = cfg.collector.is_single  # other processes do not read its counters
     storage = RowStorage if cfg.fast else LazyTensorStorage
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
-    parts: dict[str, Callable[[], Any]] = {
-        "storage": partial(storage, cfg.replay.buffer_size, compilable=is_alone),
-        # Workers may overwrite transitions that the learner is about to score.
-        "writer": partial(writer, compilable=is_alone, track_generations=not is_alone),
-        "critic_sampler": partial(instantiate, cfg.replay, Sampler, "replay"),
-        "actor_sampler": partial(_actor_sampler, cfg.sampler),
-    }
-    if isinstance(cfg.collector, RayCollectorConfig):
-        from vmfer_recipes.collection.ray_workers import RemoteReplay
-
-        return RemoteReplay(cfg, **parts)  # type: ignore[return-value]  # it has the same methods
-    options = {
-        **{name: make() for name, make in parts.items()},
+    options: dict[str, Any] = {
+        # No other process reads their counters.
+        "storage": storage(cfg.replay.buffer_size, compilable=True),
+        "writer": writer(compilable=True),
+        "critic_sampler": instantiate(cfg.replay, Sampler, "replay"),
+        "actor_sampler": _actor_sampler(cfg.sampler),
         "batch_size": cfg.batch_size,
         "generator": torch.Generator().manual_seed(cfg.seed),
     }
@@ -215,7 +206,7 @@ def _closest_batch(
     policy = policy_action(actor, observations(candidates.select(*observations.in_keys)))
     stored = candidates["action"].to(policy.device)
     chosen = int(action_distances(stored, policy, number).argmin())
-    candidates = candidates.select(*keys, "index", "index_generation", strict=False)
+    candidates = candidates.select(*keys, "index")
     return candidates[chosen * size : (chosen + 1) * size]
 
 

@@ -1,1 +1,1 @@
-"""Data collection: in this process, in others, and with Ray."""
+"""Data collection: workers step environments, in this process or others, and send transitions."""

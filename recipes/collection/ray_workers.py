@@ -1,194 +1,149 @@
-"""Data collection with Ray: the replay buffer and the workers are Ray actors."""
+"""Workers in Ray actors, on this machine or on the nodes of a cluster."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import sys
-from collections.abc import Callable
-from functools import partial
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ray
-import torch
-from ray.exceptions import RayError
+from ray import cloudpickle
+from ray.exceptions import RayError, RayTaskError
 from tensordict.nn import TensorDictModuleBase
-from torch import Tensor
-from torchrl.collectors.distributed import RayCollector
 
-from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.collection._upstream import CommandedCollector, sync_no_weights
-from vmfer_recipes.collection.collectors import StepCount, kept
+import torchrl_vmfer
+import vmfer_recipes
+from vmfer_recipes.collection.worker import LostError, Request, reported
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.environments.make import make_environment
 
-__all__ = ["RayWorkers", "RemoteReplay"]
-
-_FORWARDED = (
-    "load_state_dict",
-    "sample",
-    "sample_actor",
-    "state_dict",
-    "update_actor_priority",
-    "update_priority",
-)
+__all__ = ["RayPool"]
 
 
-def _ray_options(num_workers: int) -> dict[str, Any]:
-    """Options for a cluster on this machine, unless RAY_ADDRESS names another one."""
-    return {
-        "num_cpus": None if "RAY_ADDRESS" in os.environ else num_workers + 1,
-        "include_dashboard": False,
-        "log_to_driver": False,
-        "logging_level": "error",
-        # Actors can import the same packages as this process.
-        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
-    }
-
-
-class _ReplayActor(ActorCriticReplayBuffer):
-    """The buffer in the Ray actor, with its own random generator."""
-
-    def __init__(self, *, seed: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs, generator=torch.Generator().manual_seed(seed))
-        self.drop_transform()
-
-
-class RemoteReplay:
-    """The learner's handle of a buffer in a Ray actor, with the methods that a recipe uses.
+class RayPool:
+    """Ray actors, spread over the nodes of a cluster. Ray restarts those that are lost.
 
     Args:
         cfg: the configuration of the run.
-        **parts: functions that make the storage, the writer and the samplers.
+        policy: the exploring policy, on the CPU.
+        count: the number of workers.
     """
 
-    def __init__(self, cfg: TrainingConfig, **parts: Callable[[], Any]) -> None:
-        options: Any = cfg.collector
-        try:
-            self.actor = _ReplayActor(
-                seed=cfg.seed,
-                batch_size=cfg.batch_size,
-                **parts,
-                service_backend="ray",
-                service_backend_options={
-                    "ray_init_config": _ray_options(options.num_workers),
-                    "remote_config": {"num_cpus": 0},
-                },
-            )
-        except Exception as error:  # Ray has no specific class
-            raise UserError(
-                f"Ray could not be started ({first_line(error)}): try again on a quieter machine, "
-                "or use collector=multi_async."
-            ) from error
-        self._client = self.actor.client()
-
-    @property
-    def write_count(self) -> int:
-        """The number of transitions written so far."""
-        return self._client.write_count
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _FORWARDED:
-            raise AttributeError(f"RemoteReplay has no attribute {name!r}.")
-        method = getattr(self._client, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, cfg: TrainingConfig, policy: TensorDictModuleBase, count: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            _copy_code(Path(folder))
             try:
-                return method(*args, **kwargs)
-            except ValueError:  # from the buffer itself, which is alive
-                raise
-            except Exception as error:  # Ray has no specific class for a lost actor
+                ray.init(
+                    # A cluster on this machine, unless RAY_ADDRESS names another one.
+                    num_cpus=None if "RAY_ADDRESS" in os.environ else count,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    runtime_env={"working_dir": folder},
+                )
+            except Exception as error:  # Ray has no specific class
                 raise UserError(
-                    f"The replay buffer of collector=ray failed in {name} ({first_line(error)}): "
-                    "run the same command to resume from the last checkpoint."
+                    f"Ray could not be started ({first_line(error)}): check RAY_ADDRESS and the "
+                    "cluster's token, or use collector=processes."
                 ) from error
+        self._parts = ray.put(cloudpickle.dumps((cfg, policy)))
+        self._weights: tuple[int, Any] = (-1, None)  # the last version
+        actor: Any = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD")(_actor())
+        self._actors = [actor.remote() for _ in range(count)]
+        self._calls: dict[Any, int] = {}  # the workers, by what they will return
+        for worker in range(count):
+            self._start(worker)
 
-        return call
+    def _start(self, worker: int) -> None:
+        # Repeated for ever: the actor may wait for a node.
+        start = self._actors[worker].start.options(max_task_retries=-1)
+        self._calls[start.remote(self._parts, worker)] = worker
 
+    def wait(self, timeout: float) -> Iterator[tuple[int, Any]]:
+        """What workers report: versions when they have started, a chunk, or an error."""
+        calls = list(self._calls)
+        ready, _ = ray.wait(calls, timeout=timeout)
+        if ready:
+            ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
+        for call in ready:
+            worker = self._calls.pop(call)
+            try:
+                report = ray.get(call)
+            except RayTaskError as error:
+                report = reported(error.cause, worker)
+            except RayError as error:
+                report = LostError(type(error).__name__)
+            if isinstance(report, LostError):
+                self._start(worker)
+            yield worker, report
 
-class RayWorkers(StepCount):
-    """Ray actors, each with its own environment.
+    def submit(self, worker: int, request: Request, weights: Any) -> None:
+        """Calls a worker that is not busy."""
+        if weights is not None:
+            if self._weights[0] != request.version:
+                self._weights = request.version, ray.put(weights)
+            weights = self._weights[1]
+        call = self._actors[worker].collect.remote(request, weights)
+        self._calls[call] = worker
 
-    They receive the newest weights before each batch of frames. Each is at most one batch ahead of
-    the learner.
-
-    Args:
-        policy: the exploring policy.
-        buffer: receives every transition.
-        cfg: the configuration of the run.
-    """
-
-    def __init__(
-        self, policy: TensorDictModuleBase, buffer: RemoteReplay, cfg: TrainingConfig
-    ) -> None:
-        self._policy = policy
-        self._buffer = buffer
-        self._cfg = cfg
-        self._frames = 0
-        self._workers: Any = None  # TorchRL's collector, once it has started
-
-    def collect(self) -> None:
-        """Waits for the workers if they are behind."""
-        self._steps += 1
-        try:
-            if self._workers is None:
-                self._start()
-            while self._frames < self._steps:
-                self._send_weights()
-                next(self._iterator)
-                self._frames = self._buffer.write_count
-        except RayError as error:
-            raise UserError(
-                f"A worker of collector=ray has died ({first_line(error)}): run the same "
-                "command to resume from the last checkpoint."
-            ) from error
-
-    def _start(self) -> None:
-        cfg: Any = self._cfg.collector
-        seeds = torch.randint(2**31, (cfg.num_workers,)).tolist()  # different ones after a resume
-        self._workers = RayCollector(
-            [partial(make_environment, self._cfg.env, seed) for seed in seeds],
-            self._policy,
-            collector_class=_RayWorker,
-            collector_kwargs=[{"seed": seed, "postproc": kept} for seed in seeds],
-            frames_per_batch=cfg.frames_per_batch,
-            total_frames=2**62,  # unlimited
-            replay_buffer=self._buffer.actor,
-            ray_init_config=_ray_options(cfg.num_workers),
-            remote_configs={"num_cpus": 1},
-            weight_sync_schemes={},  # they do not support this policy
-        )
-        sync_no_weights(self._workers)  # `_send_weights` does
-        self._frames = self._buffer.write_count
-        self._iterator = iter(self._workers)
-
-    def _send_weights(self) -> None:
-        is_random = self._frames < self._cfg.init_random_frames
-        weights = ray.put([weight.detach() for weight in _weights(self._policy)])
-        for worker in self._workers.remote_collectors:
-            worker.take.remote(weights, is_random)
+    def obstacle(self) -> str:
+        """Why workers have not started."""
+        cpus = ray.cluster_resources().get("CPU", 0)
+        if cpus < len(self._actors):
+            return f"are waiting for CPUs, of which the cluster has {cpus:g}"
+        return "are starting"
 
     def close(self) -> None:
-        """Stops the actors and Ray."""
-        if self._workers is not None:
-            self._workers.shutdown()
-        self._buffer.actor.shutdown()
+        """Ends the actors and leaves the cluster."""
         ray.shutdown()
 
 
-def _weights(policy: Any) -> list[Tensor]:
-    return list(policy.module.network.parameters())
+def _actor() -> type:
+    """The class of the actors, which nodes receive by value: errors of imports reach the user."""
+
+    class RayWorker:
+        worker: Any = None
+
+        def start(self, parts: bytes, number: int) -> dict[str, str]:
+            import pickle
+
+            from vmfer_recipes.collection.worker import RemoteWorker, versions
+
+            cfg, policy = pickle.loads(parts)
+            self.worker = RemoteWorker(cfg, policy, number)
+            return versions()
+
+        def collect(self, *request: Any) -> Any:
+            if self.worker is None:
+                from vmfer_recipes.collection.worker import LostError
+
+                return LostError("restarted while it was idle")
+            return self.worker.collect(*request)
+
+    return RayWorker
 
 
-class _RayWorker(CommandedCollector):
-    """TorchRL's collector in a Ray actor. The learner controls when it acts at random."""
-
-    def __init__(self, *args: Any, seed: int, **kwargs: Any) -> None:
-        torch.manual_seed(seed)
-        super().__init__(*args, **kwargs, auto_register_policy_transforms=False)
-
-    def take(self, weights: list[Tensor], is_random: bool) -> None:
-        """Sets new weights."""
-        self.is_random = is_random
-        for weight, value in zip(_weights(self.policy), weights, strict=True):
-            weight.data.copy_(value)
+def _copy_code(folder: Path) -> None:
+    """Copies this package and the user's imported modules, which nodes need not have."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    installed += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    modules = {"torchrl_vmfer": torchrl_vmfer, "vmfer_recipes": vmfer_recipes}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." in name or name == "__main__" or file is None:
+            continue
+        if not any(Path(file).is_relative_to(path) for path in installed):
+            modules.setdefault(name, module)
+    for name, module in modules.items():
+        source = Path(str(module.__file__))
+        if source.name == "__init__.py":
+            ignored = shutil.ignore_patterns("__pycache__", ".*")
+            shutil.copytree(source.parent, folder / name, ignore=ignored)
+        else:
+            shutil.copy(source, folder)

@@ -99,7 +99,7 @@ class REDQConfig(TemperatureConfig):
 
     algorithm: str = "redq"
     init_random_frames: int = 5000
-    utd_ratio: int = 20
+    utd_ratio: int | float | str = 20
     num_critics: int = key(10, "size of the ensemble; the actor maximizes the mean of all", low=2)
     subset_size: int = key(2, "critics drawn at random for the minimum in the TD target", low=1)
     target_entropy: int | float | str = key(

@@ -9,8 +9,8 @@ from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema
 
 __all__ = [
     *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
-    *("MultiAsyncCollectorConfig", "MultiSyncCollectorConfig", "RayCollectorConfig"),
-    *("SingleCollectorConfig", "TensorBoardLoggerConfig", "WandbLoggerConfig"),
+    *("ProcessesCollectorConfig", "RayCollectorConfig", "SingleCollectorConfig"),
+    *("TensorBoardLoggerConfig", "WandbLoggerConfig", "WorkersConfig"),
 ]
 
 
@@ -55,37 +55,30 @@ class SingleCollectorConfig(CollectorConfig):
 
 
 @dataclass
-class _WorkersConfig(CollectorConfig):
+class WorkersConfig(CollectorConfig):
+    """Workers in other processes, which send chunks of transitions to the learner."""
+
     num_workers: int = key(
-        2, "worker processes, each with an environment", low=1, aka=("n_workers",)
+        2, "workers, each with num_envs environments", low=1, high=10_000, aka=("n_workers",)
     )
-
-
-@schema("multi_sync", group="collector")
-class MultiSyncCollectorConfig(_WorkersConfig):
-    """Processes that take one step each, then wait for the same number of updates."""
-
-    name: str = key("multi_sync", "processes in step with the updates", choices=("multi_sync",))
-
-
-@schema("multi_async", group="collector")
-class MultiAsyncCollectorConfig(_WorkersConfig):
-    """Processes that collect while the learner updates, one update per frame."""
-
-    name: str = key(
-        "multi_async", "processes that run ahead of the learner", choices=("multi_async",)
-    )
+    chunk: int = key(16, "steps of each environment that a worker sends together", low=1)
     max_lead: int = key(1000, "frames by which workers may be ahead of the learner", low=0)
+    sync: bool = key(False, "store chunks in a fixed order, so that results do not depend on speed")
+    patience: float = key(300.0, "seconds without data after which a run stops", low=1)
+
+
+@schema("processes", group="collector")
+class ProcessesCollectorConfig(WorkersConfig):
+    """Worker processes on this machine."""
+
+    name: str = key("processes", "worker processes on this machine", choices=("processes",))
 
 
 @schema("ray", group="collector")
-class RayCollectorConfig(_WorkersConfig):
-    """Ray actors as workers and as replay buffer."""
+class RayCollectorConfig(WorkersConfig):
+    """Ray actors as workers, on one machine or several."""
 
-    name: str = key("ray", "Ray actors as workers and as replay buffer", choices=("ray",))
-    frames_per_batch: int = key(
-        50, "frames that a worker collects before it fetches new weights", low=1
-    )
+    name: str = key("ray", "Ray actors as workers", choices=("ray",))
 
 
 @dataclass

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from torchrl_vmfer import arguments
@@ -14,7 +16,6 @@ from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
 from vmfer_recipes.config.replay_groups import (
     DirectSamplerConfig,
     LAPReplayConfig,
-    PrioritizedReplayConfig,
     ReplayConfig,
     SamplerConfig,
     VMFSamplerConfig,
@@ -55,13 +56,16 @@ class TrainingConfig(Config):
     )
     num_envs: int = key(
         1,
-        "environments that the training process steps together; a step is still one frame",
+        "environments that each worker steps together; a step is still one frame",
         low=1,
         high=10_000,
         aka=("n_envs", "num_environments"),
     )
-    utd_ratio: int = key(
-        1, "critic updates per environment step; target networks follow them", low=1
+    utd_ratio: int | float | str = key(
+        1,
+        "critic updates per environment step, also a fraction such as 1/16; target networks follow "
+        "them",
+        low=1e-6,
     )
     num_critics: int = key(
         2, "size of the ensemble; critics beyond the second measure the uncertainty", low=1
@@ -156,8 +160,15 @@ class TrainingConfig(Config):
         self._check_network()
         _check_device(self.device)
         check_logger(self.logger)
-        if not self.collector.is_single:
-            self._check_workers()
+        self.updates(1)
+        if self.collector.name == "ray" and importlib.util.find_spec("ray") is None:
+            raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
+
+    def updates(self, step: int) -> range:
+        """The numbers of the critic updates after an environment step."""
+        numerator, denominator = _fraction(self.utd_ratio)
+        before, now = (number * numerator // denominator for number in (step - 1, step))
+        return range(before + 1, now + 1)
 
     @property
     def critic_distance(self) -> str:
@@ -189,41 +200,19 @@ class TrainingConfig(Config):
                 "network_kwargs instead."
             )
 
-    def _check_workers(self) -> None:
-        choice, is_ray = f"collector={self.collector.name}", self.collector.name == "ray"
-        if self.num_envs > 1:
-            raise UserError(
-                f"num_envs={self.num_envs} is for collector=single; the workers of {choice} have "
-                "one environment each: use collector.num_workers, or collector=single."
-            )
-        if self.env.normalize_observations:
-            raise UserError(
-                "env.normalize_observations=true needs every transition in the training process, "
-                f"but the workers of {choice} write to the buffer directly: use collector=single, "
-                "or a wrapper that normalizes with constants (env.wrappers)."
-            )
-        if self.device != "cpu":
-            raise UserError(
-                f"{choice} shares the networks with its workers on the CPU, got "
-                f"device={self.device}: use device=cpu, or collector=single."
-            )
-        if self.replay.has_goals:
-            raise UserError(
-                f"replay=her needs whole episodes, but the workers of {choice} interleave theirs: "
-                "use collector=single."
-            )
-        if isinstance(self.replay, PrioritizedReplayConfig) and not is_ray:
-            raise UserError(
-                f"TorchRL's sampler for replay=per cannot be shared with the workers of {choice}: "
-                "use replay=per_rank, or collector=ray."
-            )
-        if is_ray and isinstance(self.sampler, DirectSamplerConfig):
-            raise UserError(
-                f"sampler={self.sampler.name} needs the buffer in the training process, but "
-                "collector=ray keeps it in another one: use another collector or sampler."
-            )
-        if is_ray and importlib.util.find_spec("ray") is None:
-            raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
+
+@functools.cache
+def _fraction(ratio: int | float | str) -> tuple[int, int]:
+    """Numerator and denominator of ``utd_ratio``."""
+    try:
+        fraction = Fraction(str(ratio))
+    except (ValueError, ZeroDivisionError):
+        fraction = Fraction(0)
+    if fraction <= 0:
+        raise UserError(
+            f"utd_ratio must be a positive number or fraction, such as 2 or 1/16, got {ratio!r}."
+        )
+    return fraction.numerator, fraction.denominator
 
 
 def _check_device(name: str) -> None:

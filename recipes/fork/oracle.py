@@ -85,7 +85,7 @@ def _visited(agent: Agent, slots: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Replays the stored actions. Yields the state of the environment at some slots, in order."""
     simulator, rows = agent.env.simulator, agent.buffer[: slots[-1] + 1]
     observations, actions = rows["observation"].numpy(), rows["action"].numpy()
-    observation = agent.collector.state_dict()["carrier"]["observation"].reshape(-1).numpy()
+    observation = agent.collector.state_dict()["seen"][0]["observation"].numpy()
     for slot, (expected, action) in enumerate(zip(observations, actions, strict=True)):
         if not np.array_equal(observation, expected):
             raise UserError(

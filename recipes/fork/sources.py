@@ -52,8 +52,8 @@ def find_sources(runs: list[str], at: list[int]) -> list[Source]:
         cfg = load_config(run_dir)
         if not cfg.collector.is_single:
             raise UserError(
-                f"{run_dir} was trained with collector={cfg.collector.name}, whose checkpoints do "
-                "not hold the episodes of its workers: fork a run with collector=single."
+                f"{run_dir} was trained with collector={cfg.collector.name}, whose episodes are "
+                "in other processes: fork a run with collector=single."
             )
         if cfg.seed in found:
             raise UserError(

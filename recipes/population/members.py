@@ -16,7 +16,7 @@ from torchrl_vmfer.compiled import CompiledUpdates, functions
 from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import exploring
-from vmfer_recipes.collection.collectors import EpisodeReturns, kept
+from vmfer_recipes.collection.transitions import EpisodeReturns, kept
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.population.simulators import Result
@@ -131,7 +131,7 @@ class MemberCollector:
 
 
 def _carried(collector: Any) -> np.ndarray:
-    return collector.state_dict()["carrier"]["observation"].reshape(-1).numpy().copy()
+    return collector.state_dict()["seen"][0]["observation"].numpy().copy()
 
 
 class Member:

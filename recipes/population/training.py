@@ -163,10 +163,10 @@ class Population:
         """Takes one step of some members."""
         chosen = self._each(self._collector(step, chosen), chosen)
         if step > self._cfg.init_random_frames:
-            ratio = self._cfg.utd_ratio
-            for update in range((step - 1) * ratio + 1, step * ratio + 1):
+            updates = self._cfg.updates(step)
+            for update in updates:
                 chosen = self._update_critics(chosen)
-                if update == step * ratio and step % self._delay == 0:
+                if update == updates[-1] and min(step, update) % self._delay == 0:
                     chosen = self._update_actors(chosen)
                 if update % self._delay == 0:
                     self._updates.update_targets(self._rates["tau"], self._choose(chosen))

@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
-from vmfer_recipes.collection.collectors import TransitionCollector
-from vmfer_recipes.collection.vectorized import VectorCollector
+from vmfer_recipes.collection.collectors import SingleCollector, WorkersCollector
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run import session
 from vmfer_recipes.run.curve import draw_learning_curve
@@ -121,8 +120,8 @@ def at_step(step: int, act):
         return act_and_collect
 
     with pytest.MonkeyPatch.context() as patch:
-        for collector, name in ((TransitionCollector, "next"), (VectorCollector, "collect")):
-            patch.setattr(collector, name, after_act(getattr(collector, name)))
+        for collector in (SingleCollector, WorkersCollector):
+            patch.setattr(collector, "collect", after_act(collector.collect))
         yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
@@ -141,13 +140,6 @@ def test_the_weights_of_a_batch_have_an_effective_sample_size(make_agent):
     expected = 100 * weight.sum() ** 2 / (weight**2).sum() / 32
     found = measure(agent, batch)
     assert float(found["effective_sample_size"]) == pytest.approx(expected)
-
-
-def test_of_a_buffer_in_another_process_only_the_actor_is_measured(make_agent):
-    agent = make_agent("td3", CHEETAH)
-    remote = dataclasses.replace(agent, buffer=object())
-    found = measure(remote, agent.actor_batch(agent.critic_batch()))
-    assert found.keys() == {"saturation", "saturated_fraction", "gradient_snr"}
 
 
 @pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct", "on_policy"])

@@ -101,7 +101,7 @@ def test_float64_actions_train_and_resume(algorithm, fast, assert_resumes_exactl
 def test_franka_kitchen_trains_and_its_checkpoint_can_be_read(train, checkpoint, tmp_path):
     options = ("env.name=FrankaKitchen-v1", "init_random_frames=3", "total_frames=5")
     train("td3", tmp_path, *options, "eval_interval=6")
-    assert "saved" in checkpoint(tmp_path)["parts"]["collector"]["environment"]
+    assert "saved" in checkpoint(tmp_path)["parts"]["collector"]["environments"][0]
 
 
 def test_view_of_a_simulation_is_still_one_after_a_restore():

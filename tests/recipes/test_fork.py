@@ -10,7 +10,7 @@ import torch
 
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes import sac, td3
-from vmfer_recipes.collection.collectors import TransitionCollector
+from vmfer_recipes.collection.worker import Worker
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.plan import ForkConfig, make_plan
 from vmfer_recipes.fork.start import load_source, make_agent, starting_state
@@ -111,7 +111,7 @@ def seen(monkeypatch):
         monkeypatch.setattr(owner, name, call)
 
     joined = lambda data: torch.cat([data["observation"], data["action"]], -1)  # noqa: E731
-    keep(TransitionCollector, "next", collected, joined)
+    keep(Worker, "collect", collected, joined)
     keep(ActorCriticReplayBuffer, "sample", drawn, lambda batch: batch["index"])
     return collected, drawn
 
@@ -325,7 +325,8 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, failure):
 
     own = copy("own", "algorithm: td3", "algorithm: my_td3")
     assert "is a run of my_td3, which is not a recipe" in failure(own)
-    workers = copy("workers", "name: single", "name: multi_sync\n  num_workers: 2")
+    keys = "  num_workers: 2\n  chunk: 16\n  max_lead: 9\n  sync: false\n  patience: 9.0"
+    workers = copy("workers", "name: single", "name: processes\n" + keys)
     assert "fork a run with collector=single" in failure(workers)
     same = copy("same", "gamma: 0.99", "gamma: 0.98")
     assert "both have seed=0" in failure(f"run=[{source},{same[4:]}]")

@@ -21,7 +21,7 @@ from torchrl.modules import (
 from torchrl.objectives import SACLoss, SoftUpdate, TD3Loss
 
 from helpers.saved_rows import rows_in
-from vmfer_recipes.collection.collectors import TransitionCollector
+from vmfer_recipes.collection.worker import Worker
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 100, 50
 # The last two evaluate the policy to draw a batch.
@@ -159,17 +159,17 @@ def test_uniform_is_bitwise_equal_to_the_stock_algorithm(
 def recorded(request, train, tmp_path_factory):
     """Returns, by sampler, the transitions and the state of the random generator after each."""
     runs = {}
-    collect = TransitionCollector.next
+    collect = Worker.collect
     for sampler in SAMPLERS:
         transitions, states = [], []
 
-        def record(self, transitions=transitions, states=states):
-            transitions.append(collect(self).clone())
+        def record(self, *args, transitions=transitions, states=states):
+            transitions.append(collect(self, *args).clone())
             states.append(torch.get_rng_state())
             return transitions[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TransitionCollector, "next", record)
+            patch.setattr(Worker, "collect", record)
             train(
                 request.param,
                 tmp_path_factory.mktemp(sampler),
@@ -184,9 +184,7 @@ def recorded(request, train, tmp_path_factory):
 
 
 @pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
-def test_direct_collector_yields_the_transitions_of_torchrl(
-    algorithm, train, checkpoint, tmp_path, use_kernels
-):
+def test_fast_runs_store_the_same_transitions(algorithm, train, checkpoint, tmp_path, use_kernels):
     """Covers warm-up, exploration, three ends of episodes, and the random generator afterwards."""
     use_kernels(False)  # compiled policies round differently from PyTorch's
     saved = {}

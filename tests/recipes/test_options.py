@@ -11,6 +11,7 @@ import torch
 from helpers import brute_force
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFTD3Loss
 from vmfer_recipes.agent import agent as agent_module
+from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run.session import Averages, TrainingSession
 
@@ -120,6 +121,25 @@ def test_td3_updates_actor_and_targets_with_the_policy_delay(order_of_updates):
     assert thrice[62] == ["critic", "targets", "critic", "critic", "actor", "targets"]
     every = order_of_updates("td3", "policy_delay=1", "utd_ratio=2")
     assert every[61] == ["critic", "targets", "critic", "actor", "targets"]
+
+
+def test_fraction_of_an_update_per_step_keeps_the_order_and_the_delay(order_of_updates):
+    rare = order_of_updates("td3", "utd_ratio=1/4")
+    found = {step: updates for step, updates in rare.items() if updates}
+    # Updates 16 to 20: every second one is followed by those of actor and targets.
+    both = ["critic", "actor", "targets"]
+    assert found == {64: both, 68: ["critic"], 72: both, 76: ["critic"], 80: both}
+    rare = order_of_updates("sac", "utd_ratio=0.1")
+    found = {step: updates for step, updates in rare.items() if updates}
+    assert found == {70: both, 80: both}
+    more = order_of_updates("sac", "utd_ratio=1.5")
+    assert [updates.count("critic") for step, updates in more.items() if step > 60] == [1, 2] * 10
+
+
+@pytest.mark.parametrize("ratio", ["1/0", "-1/4", "quarter"])
+def test_invalid_fraction_of_an_update_is_rejected(ratio, configuration, tmp_path):
+    with pytest.raises(UserError, match="utd_ratio must be a positive number or fraction"):
+        to_config(configuration("td3", tmp_path, f"utd_ratio={ratio}"))
 
 
 def test_sac_updates_targets_after_each_critic_update(order_of_updates):

@@ -235,7 +235,7 @@ def test_a_crashed_run_resumes_exactly_even_if_its_source_has_changed(
         (["init_random_frames=60"], "init_random_frames=60 has no effect on td3_bc"),
         slow(["num_envs=2"], "num_envs=2 has no effect on td3_bc"),
         slow(["utd_ratio=2"], "utd_ratio=2 has no effect on td3_bc"),
-        (["collector=multi_sync"], "collector=multi_sync has no effect on td3_bc"),
+        (["collector=processes"], "collector=processes has no effect on td3_bc"),
         (["env.normalize_observations=true"], "use normalize=true"),
         (["replay=her"], "replay=her requires whole episodes"),
         (["num_critics=1"], "needs several critics"),

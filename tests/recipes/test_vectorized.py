@@ -127,6 +127,7 @@ INTERRUPTED = (
     "overrides",
     [
         ("td3", "sampler=vmf_rank"),
+        ("td3", "sampler=vmf_rank", "utd_ratio=1/7"),
         pytest.param(("sac", "sampler=uniform", "fast=false"), marks=pytest.mark.slow),
         pytest.param(
             ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
@@ -177,7 +178,6 @@ def test_hindsight_does_not_mix_the_episodes_of_several_environments(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("collector=multi_sync",), "num_envs=8 is for collector=single"),
         (("replay.buffer_size=4",), "replay.buffer_size=4 cannot hold"),
     ],
 )

@@ -1,0 +1,232 @@
+"""A worker: environments that are stepped with one policy, in any process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import random
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+
+from vmfer_recipes.collection.transitions import kept
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.environments.make import Environment, entries, make_environment, tensors
+from vmfer_recipes.environments.state import (
+    environment_state,
+    load_environment_state,
+    reseed_environment,
+)
+
+__all__ = [
+    *("Chunk", "LostError", "RemoteWorker", "Request", "Worker"),
+    *("environment_seeds", "is_whole", "reported", "versions"),
+]
+
+_PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "mujoco", "torchrl_vmfer")
+
+
+class Worker:
+    """Steps environments with a policy, and can be saved within their episodes.
+
+    Args:
+        envs: the environments, which are reset.
+        policy: the exploring policy. With one environment, it acts on single observations.
+    """
+
+    def __init__(self, envs: list[Environment], policy: TensorDictModuleBase) -> None:
+        self._envs = envs
+        self._policy = policy
+        self._batches: dict[int, tuple[TensorDictBase, list[list[tuple[str, np.ndarray]]]]] = {}
+        self._seen = [entries(env.simulator.reset()[0]) for env in envs]
+
+    @torch.no_grad()
+    def collect(self, rounds: int = 1, num_random: int = 0, first: int = 1) -> TensorDictBase:
+        """Takes steps in all environments, one round after the other.
+
+        Args:
+            rounds: the number of steps of each environment.
+            num_random: the number of transitions, from the first one, with random actions.
+            first: the step of the run that the first transition is for.
+
+        Returns:
+            the transitions, valid until the next call.
+        """
+        count = len(self._envs)
+        transitions, (now, following) = self._batch(rounds * count)
+        for row in range(rounds * count):
+            number = row % count
+            if number == 0:
+                actions = self._act(min(max(num_random - row, 0), count))
+            action, seen = actions[number], self._seen[number]
+            simulator = self._envs[number].simulator
+            for key, column in now:  # before the step, in which a simulator may change its action
+                column[row] = action if key == "action" else seen[key]
+            try:
+                after, reward, terminated, truncated, _ = simulator.step(action)
+                is_over = terminated or truncated
+                outcome = {"reward": reward, "done": is_over, "terminated": terminated}
+                outcome |= entries(after)
+                for key, column in following:
+                    column[row] = outcome[key]
+                self._seen[number] = entries(simulator.reset()[0] if is_over else after)
+            except UserError as error:
+                raise UserError(f"At step {first + row}: {error}") from error
+        return transitions
+
+    def _batch(self, count: int) -> tuple[TensorDictBase, list[list[tuple[str, np.ndarray]]]]:
+        """A batch of transitions to fill, and its columns: NumPy is faster for few elements."""
+        if count not in self._batches:
+            row = kept(self._envs[0].fake_tensordict())
+            batch = row.unsqueeze(0).expand(count, *row.shape).contiguous()
+            parts = (batch.exclude("next"), batch["next"])
+            columns = [[(key, value.numpy()) for key, value in part.items()] for part in parts]
+            self._batches[count] = batch, columns
+        return self._batches[count]
+
+    def _act(self, num_random: int) -> list[np.ndarray]:
+        """One action for each environment: random ones first."""
+        spec = self._envs[0].action_spec
+        actions = [spec.rand() for _ in range(num_random)]
+        if num_random < len(self._envs):
+            with set_exploration_type(ExplorationType.RANDOM):
+                actions += self.choose(self._seen[num_random:])
+        return [action.numpy() for action in actions]
+
+    def choose(self, seen: list[dict[str, np.ndarray]] | None = None) -> list[Tensor]:
+        """The policy's actions for observations, by default those of all environments."""
+        seen = self._seen if seen is None else seen
+        policy = self._policy
+        if len(self._envs) > 1:
+            stacked = {key: np.stack([each[key] for each in seen]) for key in seen[0]}
+            return list(policy(TensorDict(tensors(stacked), [len(seen)])).get("action").cpu())
+        inputs = tensors(seen[0])
+        if type(policy) is TensorDictModule:  # a function of tensors needs no TensorDict
+            return [policy.module(*(inputs[key] for key in policy.in_keys)).cpu()]
+        return [policy(TensorDict(inputs)).get("action").cpu()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the environments within their episodes, and their observations."""
+        return {
+            "environments": [environment_state(env) for env in self._envs],
+            "seen": [tensors(seen) for seen in self._seen],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Resumes within the episodes. Returns whether the state of all could be saved."""
+        if not is_whole(state):
+            return False
+        for env, saved in zip(self._envs, state["environments"], strict=True):
+            load_environment_state(env, saved)
+        self._seen = [{key: value.numpy() for key, value in seen.items()} for seen in state["seen"]]
+        return True
+
+    def reseed(self, seed: int) -> None:
+        """Seeds the random generators of all environments. Their episodes continue."""
+        seeds = environment_seeds(seed, len(self._envs))
+        for env, number in zip(self._envs, seeds, strict=True):
+            reseed_environment(env, number)
+
+
+def environment_seeds(seed: int, count: int) -> list[int]:
+    """The seeds of a run's environments: its own seed, and others that no nearby run shares."""
+    return [seed, *(_seed(seed, number) for number in range(1, count))]
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+
+
+def is_whole(state: dict[str, Any] | None) -> bool:
+    """Whether a state of a worker holds that of all its environments."""
+    return state is not None and all("saved" in each for each in state["environments"])
+
+
+@dataclass(frozen=True)
+class Request:
+    """A chunk to collect. Its content depends on this, the weights and the environments only."""
+
+    number: int  # of the worker's chunks
+    first: int  # the step of the run that its first transition is for
+    rounds: int
+    num_random: int
+    version: int  # of the weights
+    is_new: bool = False  # whether to start with new environments
+    state: Any = None  # of the new environments; `None` for new episodes
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What a worker returns: the columns of its transitions."""
+
+    columns: dict[Any, np.ndarray]
+    version: int  # of the weights that acted
+    state: dict[str, Any] | None  # of the environments afterwards, with `collector.sync=true`
+
+
+class LostError(Exception):
+    """Reported instead of a chunk if the process of a worker has ended. A new one is started."""
+
+
+def reported(error: Exception, worker: int) -> UserError:
+    """The error of a worker as the learner raises it."""
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"Worker {worker} failed with {type(error).__name__}: {first_line(error)}")
+
+
+class RemoteWorker:
+    """The part of a worker in its own process.
+
+    Args:
+        cfg: the configuration of the run.
+        policy: the exploring policy, on the CPU.
+        number: the number of this worker.
+    """
+
+    def __init__(self, cfg: TrainingConfig, policy: TensorDictModuleBase, number: int) -> None:
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(cfg.fast)
+        self._cfg, self._policy, self._number = cfg, policy, number
+        self._worker: Worker | None = None
+
+    def collect(self, request: Request, weights: list[np.ndarray] | None) -> Chunk:
+        """Collects a chunk, with other weights unless these are ``None``."""
+        cfg, place = self._cfg, (self._cfg.seed, self._number, request.number)
+        if request.is_new:
+            seeds = [_seed(*place, 1 + number) for number in range(cfg.num_envs)]
+            goals = cfg.replay.has_goals
+            envs = [make_environment(cfg.env, seed, goals) for seed in seeds]
+            self._worker = Worker(envs, self._policy)
+            if request.state is not None:
+                self._worker.load_state_dict(request.state)
+        assert self._worker is not None
+        if weights is not None:
+            for tensor, value in zip(self._policy.state_dict().values(), weights, strict=True):
+                tensor.copy_(torch.from_numpy(np.array(value)))
+        # All three global generators, so that a chunk does not depend on earlier ones.
+        seed = _seed(*place)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        batch = self._worker.collect(request.rounds, request.num_random, request.first)
+        columns = {key: value.numpy() for key, value in batch.items(True, True)}
+        is_sync = getattr(cfg.collector, "sync", False)
+        return Chunk(columns, request.version, self._worker.state_dict() if is_sync else None)
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that results depend on."""
+    found = {"Python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):  # sent to a node, not installed
+            found[package] = importlib.metadata.version(package)
+    return found
