@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 SHORT = (
-    *("total_frames=420", "init_random_frames=100", "eval_interval=150", "num_eval_episodes=1"),
-    *("log_interval=50", "checkpoint_interval=60", "hidden=[16,16]", "batch_size=16", "seed=3"),
+    *("total_frames=420", "eval_interval=150", "num_eval_episodes=1", "log_interval=50"),
+    *("checkpoint_interval=60", "hidden=[16,16]", "batch_size=16", "seed=3"),
 )
 FETCH = ("env=FetchReach-v4", "replay=her")
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank")
@@ -97,9 +97,10 @@ class Checkout:
     def train(self, name: str, recipe: str, *arguments: str) -> dict[str, Any]:
         """Trains, kills the run after its first checkpoint, resumes it. Returns what it wrote."""
         folder = self.work / name
-        dataset = [f"dataset={self.work / 'data'}"] if recipe == "td3_bc" else []
+        is_offline = recipe == "td3_bc"
+        data = f"dataset={self.work / 'data'}" if is_offline else "init_random_frames=100"
         env = [] if any(word.startswith("env") for word in arguments) else ["env=Hopper-v4"]
-        command = (recipe, *env, *SHORT, *arguments, *dataset, f"run_dir={folder}")
+        command = (recipe, *env, *SHORT, *arguments, data, f"run_dir={folder}")
         process = self.start(*command)
         while process.poll() is None and not list(folder.glob("checkpoint/step_*.pt")):
             time.sleep(0.005)
