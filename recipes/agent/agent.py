@@ -92,7 +92,7 @@ class Agent:
 
     def critic_batch(self, lean: bool = False) -> TensorDictBase:
         """Draws a batch for the critics; a lean one has no entries that compiled updates read."""
-        if lean and self.reads_slots and self.compiled is not None:
+        if lean and self.compiled is not None and self.reads_slots:
             return self.buffer.draw_slots(self.buffer.critic_sampler)
         return self._observed(self.buffer.sample())
 
@@ -101,8 +101,9 @@ class Agent:
         if self.sample_actor is None:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index", strict=False)
-        is_plain = getattr(self.sample_actor, "func", None) == self.buffer.sample_actor
-        if lean and is_plain and self.reads_slots and self.compiled is not None:
+        sample = getattr(self.sample_actor, "func", None)  # of the buffer, or of a pool or a fork
+        is_lean = lean and self.compiled is not None and self.reads_slots
+        if is_lean and sample == self.buffer.sample_actor:
             return self.buffer.draw_slots(self.buffer.actor_sampler)
         return self._observed(self.sample_actor())
 

@@ -143,8 +143,8 @@ def test_without_the_critics_it_is_behavior_cloning(compose, recorded, sampler, 
         networks.append(copy.deepcopy(agent.policy.actor.module))
         draw = agent.actor_batch
 
-        def actor_batch(critic_batch):
-            batch = draw(critic_batch)
+        def actor_batch(critic_batch, **options):
+            batch = draw(critic_batch, **options)
             indices.append(batch["index"])
             return batch
 

@@ -125,7 +125,7 @@ class CompiledUpdates:
         self._optimizers = [optimizer for optimizer in given if optimizer is not None]
         self._soft_update = targets
         self._clip = 0.0 if clip_norm is None else float(clip_norm)
-        self._storage, self._module = storage, module
+        self._stored, self._module = storage, module
         self._is_gaussian = not isinstance(loss, _DETERMINISTIC)
         self._bind()
 
@@ -342,8 +342,8 @@ class CompiledUpdates:
         """The arguments that describe a batch."""
         rows: Any = batch
         entries, index = entries_of(batch), None
-        if self._storage is not None and self._names[0] not in entries:
-            rows, index = stored_rows(self._storage), entries["index"].contiguous().numpy()[None]
+        if self._stored is not None and self._names[0] not in entries:
+            rows, index = stored_rows(self._stored), entries["index"].contiguous().numpy()[None]
             columns = self._stored_columns(rows)
         else:
             if batch.ndim != 1 or not len(batch):
