@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
+from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent import Agent
 from vmfer_recipes.collection.worker import Worker
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.plan import ForkConfig, make_plan
@@ -112,7 +112,7 @@ def seen(monkeypatch):
 
     joined = lambda data: torch.cat([data["observation"], data["action"]], -1)  # noqa: E731
     keep(Worker, "collect", collected, joined)
-    keep(Agent, "critic_batch", drawn, lambda batch: batch["index"])
+    keep(ActorCriticReplayBuffer, "draw_slots", drawn, lambda batch: batch["index"])
     return collected, drawn
 
 
