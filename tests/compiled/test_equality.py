@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from helpers.compiled_agents import LOSSES, Shape, distance, make_batch, pair
+from helpers.compiled_agents import LOSSES, Shape, assert_same, distance, make_batch, pair, update
 from torchrl_vmfer import directional
 from torchrl_vmfer.uncertainty import action_gradients
 
@@ -61,15 +61,6 @@ SHAPES = {
 }
 
 
-def step(agent, batch, seed):
-    torch.manual_seed(seed)
-    critic = agent.update_critics(batch)
-    torch.manual_seed(seed + 1)
-    actor = agent.update_actor(batch)
-    agent.update_targets()
-    return critic, actor
-
-
 def check_step(algorithm, shape, size, module, weights=False, **options):
     """Compares one update of everything."""
     expected, agent = pair(algorithm, shape, **options)
@@ -78,13 +69,13 @@ def check_step(algorithm, shape, size, module, weights=False, **options):
     batch = make_batch(size, shape, weights)
     # A first update of both by PyTorch: Adam's averages are not zero.
     for each in (expected, agent):
-        step(each, batch, 5)
+        update(each, batch, 5)
     for theirs, ours in zip(expected.tensors().values(), agent.tensors().values(), strict=True):
         assert torch.equal(theirs, ours)
     batch = make_batch(size, shape, weights)
     given, before = batch.clone(), batch.clone()
-    of_critic, of_actor = step(expected, batch, 10)
-    found = step(agent.compiled(module), given, 10)
+    of_critic, of_actor = update(expected, batch, 10)
+    found = update(agent.compiled(module), given, 10)
     for (loss, metadata), (other_loss, others) in zip((of_critic, of_actor), found, strict=True):
         assert other_loss == pytest.approx(loss, rel=2e-5, abs=2e-6)
         for name, values in others.items():
@@ -146,8 +137,8 @@ def test_two_hundred_updates_stay_close(algorithm):
     compiled = agent.compiled()
     for number in range(200):
         batch = make_batch(32)
-        step(expected, batch, number)
-        step(compiled, batch, number)
+        update(expected, batch, number)
+        update(compiled, batch, number)
     ours = agent.tensors()
     for name, tensor in expected.tensors().items():
         if name.startswith("loss."):
@@ -185,8 +176,8 @@ def test_critics_that_read_the_action_first(module):
     for each in (expected, agent):
         each.loss.qvalue_network.in_keys = ["action", "observation"]
     batch = make_batch(20)
-    step(expected, batch, 1)
-    step(agent.compiled(module), batch, 1)
+    update(expected, batch, 1)
+    update(agent.compiled(module), batch, 1)
     ours = agent.tensors()
     for name, tensor in expected.tensors().items():
         assert distance(tensor, ours[name]) < OF_AVERAGES, name
@@ -205,13 +196,7 @@ def test_rows_of_a_storage_equal_a_batch(algorithm, module):
             torch.manual_seed(seed)
             compiled.update_critics(given)
             compiled.update_actor(given)
-    assert_same(agent.tensors(), other.tensors())
-
-
-def assert_same(tensors, others):
-    assert tensors.keys() == others.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, others[name]), name
+    assert_same(agent, other)
 
 
 def test_done_is_read_if_there_is_no_terminated():

@@ -159,6 +159,24 @@ class Agent:
         return {key: value.clone() for key, value in found.items() if isinstance(value, Tensor)}
 
 
+def update(agent: Any, batch: TensorDict, seed: int) -> tuple[Any, Any]:
+    """Updates everything. Returns the results of critics and actor."""
+    torch.manual_seed(seed)
+    critic = agent.update_critics(batch)
+    torch.manual_seed(seed + 1)
+    actor = agent.update_actor(batch)
+    agent.update_targets()
+    return critic, actor
+
+
+def assert_same(agent: Agent, other: Agent) -> None:
+    """Asserts that two agents are bitwise equal."""
+    tensors, others = agent.tensors(), other.tensors()
+    assert tensors.keys() == others.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, others[name]), name
+
+
 def _parameters(params: Any) -> list[nn.Parameter]:
     return [value for value in params.values(True, True) if isinstance(value, nn.Parameter)]
 

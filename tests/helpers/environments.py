@@ -27,28 +27,27 @@ def slow_but(quick: set[str], names: list[str]) -> list:
 
 
 class OneArray(gym.Env):
-    """An environment that returns the same array at every step and keeps its state in a list."""
+    """Counts its steps in an array that it returns again, and overwrites its actions."""
 
-    observation_space = gym.spaces.Box(-1e3, 1e3, (2, 2), np.float32)
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, render_mode=None):
-        self.array = np.zeros((2, 2), np.float32)
-        self.state = [0, 0]
+    def __init__(self, shape, render_mode=None):
+        self.observation_space = gym.spaces.Box(-1e3, 1e3, shape, np.float32)
+        self.array = np.zeros(shape, np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.array[:] = 0
-        self.state = [0, 0]
         return self.array, {}
 
     def step(self, action):
         self.array += 1
-        self.state[0] += 1
+        action[:] = 0
         return self.array, 0.0, False, False, {}
 
 
-gym.register("OneArray-v0", OneArray, max_episode_steps=20)
+gym.register("OneVector-v0", OneArray, max_episode_steps=20, kwargs={"shape": (1,)})
+gym.register("OneMatrix-v0", OneArray, max_episode_steps=20, kwargs={"shape": (2, 2)})
 
 
 class Lever(gym.Env):

@@ -7,6 +7,7 @@ import csv
 import functools
 import importlib
 import itertools
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 import vmfer_recipes.config.algorithms  # noqa: F401  # registers their configurations
+from vmfer_recipes import td3_bc
 from vmfer_recipes.collection.collectors import SingleCollector, WorkersCollector
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run import session
@@ -78,6 +80,17 @@ def configuration(algorithm: str, run_dir: Path, *overrides: str) -> DictConfig:
 
 
 @offered
+def agent_of(algorithm: str, run_dir: Path, *overrides: str, frames: int = 0):
+    """The agent of a run, with some collected transitions."""
+    cfg = to_config(configuration(algorithm, run_dir, *overrides))
+    agent = importlib.import_module(f"vmfer_recipes.{algorithm}").make_agent(cfg)
+    if agent.collector is not None:
+        for _ in range(frames):
+            agent.collector.collect()
+    return agent
+
+
+@offered
 def train(algorithm: str, run_dir: Path, *overrides: str) -> Path:
     """A small, complete run in this process."""
     recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
@@ -111,28 +124,38 @@ def at_step(step: int, act):
     """Calls a function before the given step, counted from the start of a run."""
     calls = itertools.count(1)
 
-    def after_act(collect):
-        def act_and_collect(self):
+    def after_act(function):
+        def act_and_call(*args):
             if next(calls) == step:
                 act()
-            return collect(self)
+            return function(*args)
 
-        return act_and_collect
+        return act_and_call
 
     with pytest.MonkeyPatch.context() as patch:
         for collector in (SingleCollector, WorkersCollector):
             patch.setattr(collector, "collect", after_act(collector.collect))
+        # Offline, a step is an update of the critics.
+        patch.setattr(td3_bc, "update_critics", after_act(td3_bc.update_critics))
         yield
+
+
+@offered
+@contextlib.contextmanager
+def failing_at(step: int, error: type[BaseException] = CrashError):
+    """Raises an error before the given step of a run, and expects it."""
+
+    def fail():
+        raise error
+
+    with at_step(step, fail), pytest.raises(error) as caught:
+        yield caught
 
 
 @offered
 def crash(algorithm: str, run_dir: Path, *overrides: str, at: int = 155) -> Path:
     """A run that fails before a step."""
-
-    def fail():
-        raise CrashError
-
-    with at_step(at, fail), pytest.raises(CrashError):
+    with failing_at(at):
         train(algorithm, run_dir, *overrides)
     return run_dir
 
@@ -167,6 +190,22 @@ def crashed_run(tmp_path_factory):
         return crash(algorithm, folder, *INTERRUPTED, *overrides)
 
     return run
+
+
+@pytest.fixture
+def assert_crashed_run_resumes_exactly(straight_run, crashed_run, tmp_path, capfd):
+    """``...(algorithm, *overrides)``: the ``crashed_run`` ends like the ``straight_run``."""
+
+    def check(algorithm: str, *overrides: str) -> None:
+        run_dir = shutil.copytree(crashed_run(algorithm, *overrides), tmp_path / "run")
+        straight = straight_run(algorithm, *overrides)
+        capfd.readouterr()
+        finish(algorithm, run_dir, *overrides)
+        # Starting from step 0 would give the same result, so check that it did not.
+        assert "at step 120." in capfd.readouterr().err
+        assert_same_run(straight, run_dir)
+
+    return check
 
 
 @pytest.fixture
@@ -207,6 +246,13 @@ def checkpoint(run_dir: Path, position: int = -1):
     """The contents of a checkpoint, the newest by default."""
     files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
     return torch.load(files[position], weights_only=True)
+
+
+@offered
+def contents(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """What the files of a folder hold, and when they were written."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 
 @offered
@@ -283,15 +329,29 @@ def execute(monkeypatch):
 
 
 @pytest.fixture
-def error_of(execute, capsys):
+def run_program(execute, capsys):
+    """``run_program(program, *arguments)``: its exit code, output and errors."""
+
+    def run(program, *arguments) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = 0
+        try:
+            execute(program, *map(str, arguments))
+        except SystemExit as exit_:
+            code = exit_.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def error_of(run_program):
     """``error_of(program, *arguments)``: the line with which a command line of a user fails."""
 
     def run(program, *arguments) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            execute(program, *map(str, arguments))
-        assert exit_.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
+        code, _, errors = run_program(program, *arguments)
+        assert code == 2
+        (line,) = errors.splitlines()
         assert line.startswith("error: ")
         return line
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 
 import pytest
@@ -154,14 +153,13 @@ def test_diagnostics_have_two_panels(draw, write_run):
 
 
 @pytest.mark.usefixtures("pixels")
-def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, tmp_path):
+def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, table, tmp_path):
     run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
     assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page
     figure = draw(run_dir)
     labels = ["evaluation return", "agreement", "fraction of buffer", "actor's gradient"]
     assert [axes.get_ylabel() for axes in figure.axes] == labels
-    with (run_dir / "random.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = table(run_dir / "random.csv")
     assert _levels(figure.axes[0])["random policy"] == float(row["return_mean"])
 
 

@@ -9,13 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from vmfer_recipes import crossq, sac, td3, td3_bc
 from vmfer_recipes.agent import agent as agent_module
 from vmfer_recipes.agent.diagnostics import measure, signal_to_noise
 from vmfer_recipes.agent.replay import unchanged_random_numbers
-from vmfer_recipes.config.training import to_config
 
-RECIPES = {"td3": td3, "sac": sac, "crossq": crossq, "td3_bc": td3_bc}
 OF_ACTOR = {
     *("saturation", "saturated_fraction", "gradient_snr", "gradient_cosine"),
     *("stored_transitions", "relative_age"),
@@ -25,19 +22,14 @@ CHEETAH = "env.name=ShortCheetah-v0"
 
 
 @pytest.fixture
-def make_agent(configuration, tmp_path, recorded_run):
+def make_agent(agent_of, tmp_path, recorded_run):
     """Makes an agent whose buffer holds 100 transitions."""
+    offline = (f"dataset={recorded_run}", "init_random_frames=0")
 
     def make(algorithm, *overrides):
-        if algorithm == "td3_bc":
-            overrides = (f"dataset={recorded_run}", "init_random_frames=0", *overrides)
-        cfg = to_config(configuration(algorithm, tmp_path / "run", *overrides))
         torch.manual_seed(0)
-        agent = RECIPES[algorithm].make_agent(cfg)
-        if agent.collector is not None:
-            for _ in range(100):
-                agent.collector.collect()
-        return agent
+        given = (*offline, *overrides) if algorithm == "td3_bc" else overrides
+        return agent_of(algorithm, tmp_path / "run", *given, frames=100)
 
     return make
 

@@ -65,6 +65,13 @@ def test_a_documented_command_is_valid(name, arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
     line = read_command_line(shlex.split(arguments), CONFIGS[name])
     unsuited = ("glob(", "launcher")
-    Recipe(name, CONFIGS[name], print, name).compose(
-        [first_value(each) for each in line.overrides if not any(part in each for part in unsuited)]
-    )
+    given = [each for each in line.overrides if not any(part in each for part in unsuited)]
+    cfg = Recipe(name, CONFIGS[name], print, name).compose(list(map(first_value, given)))
+    assert isinstance(cfg, CONFIGS[name])
+    # The documented values take effect.
+    written = dict(first_value(each).lstrip("+").split("=", 1) for each in given)
+    for key, value in written.items():
+        if key in ("seed", "total_frames"):
+            assert getattr(cfg, key) == float(value)
+        elif key in ("env", "sampler", "replay"):
+            assert getattr(cfg, key).name == value.rpartition(".")[2]

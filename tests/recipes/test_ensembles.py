@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 
 import pytest
 import torch
 from torch import nn
 
 from torchrl_vmfer import load_policy
-from vmfer_recipes import crossq, redq, tqc
+from vmfer_recipes import redq
 from vmfer_recipes.config.training import to_config
 
-RECIPES = {"redq": redq, "tqc": tqc, "crossq": crossq}
 # Small enough for a test; the published sizes are checked below.
 SIZES = {
     "redq": ("num_critics=4", "utd_ratio=2"),
@@ -39,16 +37,12 @@ RESUMED = [
 
 @pytest.mark.parametrize("combination", RESUMED, ids="-".join)
 def test_crashed_run_ends_like_an_uninterrupted_one(
-    combination, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+    combination, straight_run, assert_crashed_run_resumes_exactly
 ):
     algorithm, *overrides = combination
     overrides += SIZES[algorithm]
-    straight = straight_run(algorithm, *overrides)
-    resumed = shutil.copytree(crashed_run(algorithm, *overrides), tmp_path / "run")
-    finish(algorithm, resumed, *overrides)
-    assert "at step 120." in capfd.readouterr().err
-    assert_same_run(straight, resumed)
-    policy = load_policy(straight)
+    assert_crashed_run_resumes_exactly(algorithm, *overrides)
+    policy = load_policy(straight_run(algorithm, *overrides))
     assert policy.act(torch.zeros(17).numpy()).shape == (6,)
 
 
@@ -56,7 +50,7 @@ def test_crashed_run_ends_like_an_uninterrupted_one(
     ("algorithm", "sampler"),
     [
         pytest.param(algorithm, sampler, marks=() if pair in QUICK else pytest.mark.slow)
-        for pair in itertools.product(RECIPES, SAMPLERS)
+        for pair in itertools.product(SIZES, SAMPLERS)
         for algorithm, sampler in [pair]
     ],
 )
@@ -83,11 +77,6 @@ def test_the_fast_path_trains_like_torchrls(algorithm, train, table, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def agent_of(configuration, algorithm, run_dir, *overrides):
-    cfg = to_config(configuration(algorithm, run_dir, *overrides))
-    return RECIPES[algorithm].make_agent(cfg)
-
-
 class TestPublishedSettings:
     """Of the papers, or of the authors' code where the paper leaves something out."""
 
@@ -100,23 +89,23 @@ class TestPublishedSettings:
     @pytest.mark.parametrize(
         ("env", "entropy"), [("Hopper-v4", -1), ("HalfCheetah-v4", -3), ("Swimmer-v4", -2)]
     )
-    def test_of_redqs_target_entropy(self, configuration, tmp_path, env, entropy):
-        loss = agent_of(configuration, "redq", tmp_path, f"env={env}").loss
+    def test_of_redqs_target_entropy(self, agent_of, tmp_path, env, entropy):
+        loss = agent_of("redq", tmp_path, f"env={env}").loss
         assert float(loss.target_entropy) == entropy
 
     @pytest.mark.parametrize(
         ("env", "dropped"), [("Hopper-v4", 5), ("HalfCheetah-v4", 0), ("Walker2d-v4", 2)]
     )
-    def test_of_tqc(self, configuration, tmp_path, env, dropped):
-        loss = agent_of(configuration, "tqc", tmp_path, f"env={env}").loss
+    def test_of_tqc(self, agent_of, tmp_path, env, dropped):
+        loss = agent_of("tqc", tmp_path, f"env={env}").loss
         assert loss.num_qvalue_nets == 5
         assert loss.top_quantiles_to_drop_per_net == dropped
         shapes = [tuple(p.shape) for p in loss.qvalue_network_params.values(True, True)]
         assert shapes[-1] == (5, 25)
         assert (5, 512, 512) in shapes
 
-    def test_of_crossq(self, configuration, tmp_path):
-        agent = agent_of(configuration, "crossq", tmp_path)
+    def test_of_crossq(self, agent_of, tmp_path):
+        agent = agent_of("crossq", tmp_path)
         assert agent.targets is None
         shapes = [tuple(p.shape) for p in agent.loss.qvalue_network_params.values(True, True)]
         assert (2, 2048, 2048) in shapes
@@ -126,24 +115,23 @@ class TestPublishedSettings:
             assert all(isinstance(parameter, nn.Parameter) for parameter in group["params"])
 
 
-def test_crossqs_actor_is_updated_every_third_step(train, checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("crossq", {"critic": {36}, "actor": {12}, "alpha": {12}}),
+        ("redq", {"critic": {72}, "actor": {36}}),
+    ],
+)
+def test_critics_and_actor_are_updated_as_often_as_stated(
+    algorithm, expected, train, checkpoint, tmp_path
+):
     small = ("total_frames=96", "init_random_frames=60", "checkpoint_interval=96")
-    parts = checkpoint(train("crossq", tmp_path, *SIZES["crossq"], *small))["parts"]
+    parts = checkpoint(train(algorithm, tmp_path, *SIZES[algorithm], *small))["parts"]
     steps = {
         name: {int(state["step"]) for state in parts[f"{name}_optimizer"]["state"].values()}
-        for name in ("critic", "actor", "alpha")
+        for name in expected
     }
-    assert steps == {"critic": {36}, "actor": {12}, "alpha": {12}}
-
-
-def test_redqs_critics_and_actor_are_updated_as_often_as_stated(train, checkpoint, tmp_path):
-    small = ("total_frames=70", "init_random_frames=60", "checkpoint_interval=70")
-    parts = checkpoint(train("redq", tmp_path, *SIZES["redq"], *small))["parts"]
-    steps = {
-        name: {int(state["step"]) for state in parts[f"{name}_optimizer"]["state"].values()}
-        for name in ("critic", "actor")
-    }
-    assert steps == {"critic": {20}, "actor": {10}}
+    assert steps == expected
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from helpers.environments import MUJOCO, Lever, slow_but
-from helpers.saved_rows import rows_in
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
@@ -46,36 +45,6 @@ def test_actions_are_rescaled_to_unit_range_and_observations_are_float32(name):
     assert rollout["next", "reward"].dtype == torch.float32
 
 
-def test_maximal_action_is_the_maximal_torque():
-    # Pendulum's torque is limited to 2.
-    simulator = make_environment(EnvConfig("Pendulum-v1"), seed=0).simulator
-    simulator.reset()
-    simulator.step(np.ones(1, np.float32))
-    assert simulator.unwrapped.last_u == pytest.approx(2)
-
-
-def test_seed_determines_the_initial_states():
-    def initial_states(seed):
-        env = make_environment(EnvConfig("HalfCheetah-v4"), seed)
-        return torch.stack([env.reset()["observation"] for _ in range(3)])
-
-    assert torch.equal(initial_states(1), initial_states(1))
-    assert not torch.equal(initial_states(1), initial_states(2))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"), [("HalfCheeta-v4", "HalfCheetah-v4"), ("fetchpush-v4", "FetchPush-v4")]
-)
-def test_unknown_environment_suggests_the_nearest_name(wrong, right):
-    with pytest.raises(UserError, match=f"no environment '{wrong}'.*{right}"):
-        make_environment(EnvConfig(wrong), seed=0)
-
-
-def test_discrete_actions_are_rejected():
-    with pytest.raises(UserError, match=r"CartPole-v1 has the action space Discrete\(2\)"):
-        make_environment(EnvConfig("CartPole-v1"), seed=0)
-
-
 @pytest.mark.parametrize(
     "space",
     [
@@ -103,15 +72,6 @@ def test_buffer_that_exceeds_the_memory_is_rejected_before_the_run_starts(
     ):
         train("td3", tmp_path / "run", "replay.buffer_size=1000000")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("fast", ["true", "false"])
-def test_observations_do_not_share_the_memory_of_the_simulator(fast, train, checkpoint, tmp_path):
-    train("td3", tmp_path, "env.name=OneArray-v0", f"fast={fast}", "total_frames=66")
-    rows = rows_in(checkpoint(tmp_path)["parts"]["replay"])
-    assert rows["observation"].shape[-1] == 4
-    assert rows["observation"][:20, 0].tolist() == list(range(20))
-    assert rows["next"]["observation"][:20, 0].tolist() == list(range(1, 21))
 
 
 def test_an_environment_that_cannot_be_made_is_reported_in_one_line():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
-import sys
 
 import pytest
 import torch
@@ -41,9 +39,8 @@ def play(execute, capsys):
     return start
 
 
-def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play):
-    with (run_dir / "eval.csv").open() as file:
-        last = {key: float(value or 0) for key, value in list(csv.DictReader(file))[-1].items()}
+def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play, table):
+    last = {key: float(value or 0) for key, value in table(run_dir / "eval.csv")[-1].items()}
     expected = (
         f"Return {last['return_mean']:.1f} ± {last['return_std']:.1f} over 3 episodes of "
         f"{last['episode_length']:.0f} steps on average."
@@ -123,17 +120,11 @@ def test_a_bad_option_is_rejected(error_of, td3_run, option, message):
     assert message in error_of(evaluate.main, td3_run, option)
 
 
-def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, capsys):
+def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, run_program):
     # Set and deleted, so that the recipe's choice is undone afterwards.
     monkeypatch.setenv("MUJOCO_GL", "")
     monkeypatch.delenv("MUJOCO_GL")
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", str(copy), "episodes=1", "video=true"])
-    code = 0
-    try:
-        evaluate.main()
-    except SystemExit as exit_:
-        code = exit_.code
-    output, error = capsys.readouterr()
+    code, output, error = run_program(evaluate.main, copy, "episodes=1", "video=true")
     if code:
         assert code == 2
         assert error.startswith("error: ")

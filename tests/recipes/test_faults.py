@@ -160,19 +160,15 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def saved_files(run_dir: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in (run_dir / "checkpoint").iterdir()}
-
-
 def test_full_disk_does_not_damage_saved_files(
-    disk, straight_run, crashed_run, finish, assert_same_run, capfd
+    disk, straight_run, crashed_run, finish, contents, assert_same_run, capfd
 ):
     run_dir = shutil.copytree(crashed_run(*RUN), disk / "run")
-    saved = saved_files(run_dir)
+    saved = contents(run_dir / "checkpoint")
     filler = fill(disk)
     with pytest.raises(UserError, match=r"No space left.*: free disk space and run the same"):
         finish(RUN[0], run_dir, *RUN[1:])
-    assert saved_files(run_dir) == saved
+    assert contents(run_dir / "checkpoint") == saved
     assert not (run_dir / "finished").exists()
     filler.unlink()
     finish(RUN[0], run_dir, *RUN[1:])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -28,6 +28,7 @@ SOURCE = (
     "keep_checkpoints_at=[80,100]",
 )
 NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
+FROZEN = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
 
 
 @pytest.fixture(scope="module")
@@ -43,42 +44,28 @@ def sac_source(train, tmp_path_factory):
 
 
 @pytest.fixture
-def forks(execute):
+def forks(execute, table):
     """``forks(source, out, *arguments)``: runs forks. Returns the rows of their table."""
 
     def run(source, out, *arguments):
         execute(fork, f"run={source}", "at=80", f"out={out}", *arguments)
-        return rows(out)
+        return table(out / "forks.csv")
 
     return run
 
 
-def rows(out):
-    with (out / "forks.csv").open() as file:
-        return list(csv.DictReader(file))
+class KilledError(BaseException):
+    """Ends the program, as SIGKILL does: nobody handles it."""
 
 
 def distinct_returns(rows):
     return len({row["return_after"] for row in rows})
 
 
-def contents(folder):
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 @pytest.fixture
-def failure(execute, capsys):
+def failure(error_of):
     """``failure(*arguments)``: the error of a command that fails, which is one line."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as end:
-            execute(fork, *arguments)
-        assert end.value.code == 2
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("error: ")
-        return line
-
-    return run
+    return partial(error_of, fork)
 
 
 @pytest.fixture
@@ -142,7 +129,7 @@ def test_the_return_before_is_that_of_the_run(source, tmp_path, forks, table):
 
 @pytest.mark.parametrize("fixture", ["source", pytest.param("sac_source", marks=pytest.mark.slow)])
 def test_frozen_forks_change_only_the_actor(
-    fixture, request, tmp_path, forks, made_agents, started, assert_equal
+    fixture, request, tmp_path, forks, made_agents, started, contents, assert_equal
 ):
     run = request.getfixturevalue(fixture)
     before = contents(run)
@@ -213,51 +200,29 @@ def test_arms_know_which_transitions_are_new(source, started):
     assert newest.nonzero().flatten().tolist() == [*range(30), *range(40, 50)]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(source, tmp_path_factory):
-    """The table of the forks below."""
-    out = tmp_path_factory.mktemp("uninterrupted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["fork.py", f"run={source}", "at=80", f"out={out}", *THIRTY])
-        fork()
-    return (out / "forks.csv").read_bytes()
-
-
-THIRTY = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
-
-
 @pytest.mark.parametrize(
     "crash_at", [27, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 45))]
 )
-def test_interrupted_forks_give_the_same_table(
-    source, tmp_path, forks, at_step, crash_at, uninterrupted
-):
+def test_interrupted_forks_give_the_same_table(source, tmp_path, forks, failing_at, crash_at):
     """Forks have 30 steps and a checkpoint after 20. The third crash is in the second fork."""
-
-    class KilledError(BaseException):
-        pass
-
-    def kill():
-        raise KilledError
-
-    with at_step(crash_at, kill), pytest.raises(KilledError):
-        forks(source, tmp_path, *THIRTY)
-    forks(source, tmp_path, *THIRTY)
-    assert (tmp_path / "forks.csv").read_bytes() == uninterrupted
-    assert distinct_returns(rows(tmp_path)) == 2
+    arguments = ("arms=[fresh,vmf_rank]", "steps=30", "draws=1")
+    uninterrupted = forks(source, tmp_path / "whole", *arguments)
+    assert distinct_returns(uninterrupted) == 2
+    with failing_at(crash_at, KilledError):
+        forks(source, tmp_path / "killed", *arguments)
+    assert forks(source, tmp_path / "killed", *arguments) == uninterrupted
 
 
 @pytest.mark.slow
 def test_only_new_arms_draws_and_checkpoints_are_run(source, tmp_path, forks, made_agents, capsys):
-    arguments = ("mode=frozen", "updates=2")
-    first = forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1")
+    first = forks(source, tmp_path, *FROZEN)
     assert len(made_agents) == 3
-    assert forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1") == first
+    assert forks(source, tmp_path, *FROZEN) == first
     assert len(made_agents) == 3
-    more = forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank,uniform]", "draws=2")
+    more = forks(source, tmp_path, *FROZEN, "arms=[fresh,vmf_rank,uniform]", "draws=2")
     assert len(made_agents) == 3 + 4
     assert [row for row in more if row in first] == first
-    forks(source, tmp_path, *arguments, "arms=[fresh,vmf_rank]", "draws=1", "at=[80,100]")
+    forks(source, tmp_path, *FROZEN, "at=[80,100]")
     assert len(made_agents) == 3 + 4 + 3
     assert "2 checkpoints" in capsys.readouterr().out
     report = (tmp_path / "forks.md").read_text()
@@ -267,11 +232,10 @@ def test_only_new_arms_draws_and_checkpoints_are_run(source, tmp_path, forks, ma
 
 
 def test_forks_that_another_process_runs_are_left_to_it(source, tmp_path, forks, capsys):
-    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=2")
     with lock(tmp_path / "seed0/step80/vmf_rank/draw0"):
-        assert len(forks(source, tmp_path, *arguments)) == 3
+        assert len(forks(source, tmp_path, *FROZEN, "draws=2")) == 3
         assert "Another process runs 1 fork" in capsys.readouterr().err
-    assert len(forks(source, tmp_path, *arguments)) == 4
+    assert len(forks(source, tmp_path, *FROZEN, "draws=2")) == 4
 
 
 def test_runs_that_differ_in_their_seed_are_forked_together(
@@ -281,12 +245,11 @@ def test_runs_that_differ_in_their_seed_are_forked_together(
         shutil.copytree(source, tmp_path / f"seed{seed}")
     file = tmp_path / "seed1" / "config.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: 1"))
-    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
-    found = forks(tmp_path / "seed*", tmp_path / "out", *arguments)
+    found = forks(tmp_path / "seed*", tmp_path / "out", *FROZEN)
     assert [row["seed"] for row in found] == ["0", "0", "1", "1"]
     assert "bootstrap over seeds (95 % percentiles)" in capsys.readouterr().out
     file.write_text(file.read_text().replace("tau: 0.005", "tau: 0.01"))
-    line = failure(f"run={tmp_path}/seed*", f"out={tmp_path}/out", *arguments)
+    line = failure(f"run={tmp_path}/seed*", f"out={tmp_path}/out", *FROZEN)
     assert "differ in more than the seed (tau=0.005 and 0.01)" in line
 
 
@@ -358,9 +321,8 @@ def test_a_checkpoint_of_another_algorithm_is_refused(source, sac_source, tmp_pa
 
 
 def test_forks_of_other_settings_are_refused(source, tmp_path, forks, failure):
-    arguments = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
-    forks(source, tmp_path, *arguments)
-    here = (f"run={source}", "at=80", f"out={tmp_path}", *arguments)
+    forks(source, tmp_path, *FROZEN)
+    here = (f"run={source}", "at=80", f"out={tmp_path}", *FROZEN)
     line = failure(*here, "updates=3", "num_eval_episodes=2")
     assert "(num_eval_episodes=1 there, 2 here; updates=2 there, 3 here)" in line
     record = tmp_path / "seed0/step80/checkpoint.json"

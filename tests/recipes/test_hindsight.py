@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import shutil
-import sys
-
 import gymnasium
 import numpy as np
 import pytest
@@ -15,6 +11,7 @@ from torchrl.data import LazyTensorStorage
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import HindsightReplayBuffer
+from vmfer_recipes import evaluate
 from vmfer_recipes.agent.observations import NormalizedObservations, RunningStatistics
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
@@ -23,7 +20,6 @@ from vmfer_recipes.environments.make import make_environment
 
 # The buffer of 120 rows is full and its oldest episode cut off before the crash at step 155.
 HER = ("env=FetchReach-v4", "replay=her", "hidden=[16,16]", "replay.buffer_size=120")
-RANDOM_FRAMES = 60
 SAMPLERS = ("uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_ema", "vmf_pool", "vmf_direct")
 SMALL = {"vmf_pool": ["sampler.pool_size=64"], "vmf_direct": ["sampler.num_candidates=48"]}
 
@@ -45,39 +41,23 @@ def overrides(sampler):
     ],
 )
 def test_crashed_run_ends_like_an_uninterrupted_one(
-    algorithm, sampler, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+    algorithm, sampler, assert_crashed_run_resumes_exactly
 ):
     # Later keys take precedence: the environment differs from that of other tests of resuming.
     options = [*overrides(sampler), "env.name=FetchReach-v4"]
-    straight = straight_run(algorithm, *options)
-    resumed = shutil.copytree(crashed_run(algorithm, *options), tmp_path / "run")
-    finish(algorithm, resumed, *options)
-    assert "at step 120." in capfd.readouterr().err
-    assert_same_run(straight, resumed)
+    assert_crashed_run_resumes_exactly(algorithm, *options)
 
 
 @pytest.fixture(scope="module")
-def runs(train, tmp_path_factory):
-    """The same run with the direct collector and with TorchRL's."""
-    folder = tmp_path_factory.mktemp("runs")
-    return {
-        fast: train(
-            "td3",
-            folder / str(fast),
-            *overrides("uniform"),
-            f"fast={fast}",
-            "critic_lr=0",
-            "actor_lr=0",
-            "total_frames=110",
-            f"init_random_frames={RANDOM_FRAMES}",
-            "checkpoint_interval=110",
-        )
-        for fast in (True, False)
-    }
+def parts(train, checkpoint, tmp_path_factory):
+    """The parts of the checkpoint of a run that does not learn."""
+    options = ("critic_lr=0", "actor_lr=0", "total_frames=110", "checkpoint_interval=110")
+    run_dir = tmp_path_factory.mktemp("her") / "run"
+    return checkpoint(train("td3", run_dir, *overrides("uniform"), *options))["parts"]
 
 
-def test_raw_observations_and_goals_are_stored(runs, checkpoint):
-    rows = rows_in(checkpoint(runs[True])["parts"]["replay"])
+def test_raw_observations_and_goals_are_stored(parts):
+    rows = rows_in(parts["replay"])
     assert set(rows) == {"observation", "desired_goal", "action", "next"}
     assert set(rows["next"]) == {"observation", "achieved_goal", "reward", "done", "terminated"}
     assert rows["observation"].shape == (110, 10)
@@ -90,20 +70,7 @@ def test_raw_observations_and_goals_are_stored(runs, checkpoint):
     assert rows["next"]["done"].nonzero()[:, 0].tolist() == [49, 99]
 
 
-def test_both_collectors_store_the_same(runs, checkpoint, assert_equal):
-    fast, slow = (rows_in(checkpoint(runs[way])["parts"]["replay"]) for way in (True, False))
-    for rows in (fast, slow):
-        rows.pop("index", None)  # TorchRL's writer also stores the slots
-    assert sorted(fast) == sorted(slow)
-    for one, other in ((fast, slow), (fast.pop("next"), slow.pop("next"))):
-        for key in one:
-            # Random actions are the same; those of the policy are rounded differently.
-            assert torch.equal(one[key][:RANDOM_FRAMES], other[key][:RANDOM_FRAMES]), key
-            torch.testing.assert_close(one[key], other[key], rtol=1e-5, atol=1e-5)
-
-
-def test_statistics_cover_all_collected_data(runs, checkpoint):
-    parts = checkpoint(runs[True])["parts"]
+def test_statistics_cover_all_collected_data(parts):
     rows, seen = rows_in(parts["replay"]), parts["observations"]
     observation = rows["observation"].double()
     torch.testing.assert_close(seen["observation.mean"], observation.mean(0))
@@ -115,23 +82,17 @@ def test_statistics_cover_all_collected_data(runs, checkpoint):
     torch.testing.assert_close(seen["goal.squares"] / 220, goals.var(0, unbiased=False))
 
 
-def test_tables_and_summary_show_the_success_rate(train, table, tmp_path, capsys):
+def test_evaluate_plays_with_the_statistics_of_the_run_and_shows_the_success_rate(
+    train, table, execute, tmp_path, capsys
+):
     train("td3", tmp_path, *overrides("vmf_ema"), "num_eval_episodes=2")
-    rates = [float(row["success_rate"]) for row in table(tmp_path / "eval.csv")]
-    assert all(rate in (0.0, 0.5, 1.0) for rate in rates)
     assert "success rate" in capsys.readouterr().out
-
-
-def test_evaluate_plays_with_the_statistics_of_the_run(train, table, tmp_path, monkeypatch, capsys):
-    train("td3", tmp_path, *overrides("uniform"), "num_eval_episodes=2", "eval_interval=1000")
+    evaluations = table(tmp_path / "eval.csv")
+    assert all(float(row["success_rate"]) in (0.0, 0.5, 1.0) for row in evaluations)
     # The seed of the evaluations of the run.
-    arguments = ["evaluate.py", str(tmp_path), "episodes=2", "seed=1000000"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    capsys.readouterr()
-    importlib.import_module("vmfer_recipes.evaluate").main()
+    execute(evaluate.main, str(tmp_path), "episodes=2", "seed=1000000")
     output = capsys.readouterr().out
-    mean = float(table(tmp_path / "eval.csv")[-1]["return_mean"])
-    assert f"Return {mean:.1f} ±" in output
+    assert f"Return {float(evaluations[-1]['return_mean']):.1f} ±" in output
     assert "success rate" in output
 
 
@@ -167,15 +128,13 @@ class TestRunningStatistics:
         torch.testing.assert_close(seen.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
         torch.testing.assert_close(seen.std(0, unbiased=False), torch.ones(2))
 
-    def test_constant_numbers_stay_finite(self):
+    def test_constant_numbers_and_those_before_the_first_observation_stay_finite(self):
         statistics = RunningStatistics(1)
         statistics.add(torch.full((10, 1), 2.0))
         assert statistics.normalized(torch.tensor([[2.0], [2.01]])).tolist() == [
             [0.0],
             [pytest.approx(1.0, rel=1e-4)],
         ]
-
-    def test_numbers_are_finite_before_the_first_observation(self):
         assert RunningStatistics(1).normalized(torch.ones(1, 1)).isfinite().all()
 
 
@@ -234,15 +193,9 @@ gymnasium.register("Climb-v0", Climb, max_episode_steps=20)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_the_goals_of_a_restarted_episode_are_its_own(
-    num_envs, train, at_step, checkpoint, tmp_path
-):
-    def crash():
-        raise KeyboardInterrupt
-
+def test_the_goals_of_a_restarted_episode_are_its_own(num_envs, train, crash, checkpoint, tmp_path):
     options = ("env.name=Climb-v0", "replay=her", f"num_envs={num_envs}", "total_frames=132")
-    with at_step(100, crash), pytest.raises(KeyboardInterrupt):
-        train("td3", tmp_path, *options)
+    crash("td3", tmp_path, *options, at=100)
     train("td3", tmp_path, *options)
     state = checkpoint(tmp_path)["parts"]["replay"]
     rows, restart = rows_in(state), 65 if num_envs == 1 else 66  # not a multiple of 20

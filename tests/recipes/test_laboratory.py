@@ -9,13 +9,11 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from helpers import brute_force
 from helpers.losses import gradients
+from helpers.sessions import BareSession
 from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.replay import action_distances, weighted_mean
 from vmfer_recipes.config.names import choices_of
-from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.progress import Averages
-from vmfer_recipes.run.session import TrainingSession
 
 RECIPES = {"td3": td3, "sac": sac}
 # Networks that do not change, and TD targets that are the rewards.
@@ -23,17 +21,9 @@ FROZEN = ("critic_lr=0", "actor_lr=0", "gamma=0")
 
 
 @pytest.fixture
-def make_agent(configuration, tmp_path):
+def make_agent(agent_of, tmp_path):
     """``make_agent(algorithm, *overrides)``: an agent with 70 transitions."""
-
-    def make(algorithm, *overrides):
-        cfg = to_config(configuration(algorithm, tmp_path, *overrides))
-        agent = RECIPES[algorithm].make_agent(cfg)
-        for _ in range(70):
-            agent.collector.collect()
-        return agent
-
-    return make
+    return lambda algorithm, *overrides: agent_of(algorithm, tmp_path, *overrides, frames=70)
 
 
 @pytest.fixture
@@ -52,13 +42,6 @@ def stored(monkeypatch):
         return received
 
     return record
-
-
-class BareSession(TrainingSession):
-    """Makes updates and writes nothing."""
-
-    def __init__(self):
-        self.metrics = Averages()
 
 
 def update(algorithm, agent):

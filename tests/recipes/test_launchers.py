@@ -20,23 +20,19 @@ LAUNCHERS = {
 }
 
 
-def _times(run_dir: Path) -> dict[Path, int]:
-    return {file: file.stat().st_mtime_ns for file in run_dir.rglob("*") if file.is_file()}
-
-
 @pytest.mark.parametrize(
     "launcher",
     [pytest.param(name, marks=pytest.mark.slow) for name in LAUNCHERS],
 )
 def test_workers_skip_resume_and_start_runs_despite_a_user_error(
-    launcher, command, train, tmp_path
+    launcher, command, train, contents, tmp_path
 ):
     pytest.importorskip(f"hydra_plugins.{LAUNCHERS[launcher]}")
     finished, unfinished, new = (tmp_path / f"runs/seed{seed}" for seed in range(3))
     for seed, run_dir in enumerate((finished, unfinished)):
         train("td3", run_dir, *SHORT, f"seed={seed}")
     (unfinished / "finished").unlink()
-    before = _times(finished), _times(unfinished / "checkpoint")
+    before = contents(finished), contents(unfinished / "checkpoint")
     (tmp_path / "runs/seed3").write_text("a file where a directory should be")
 
     overrides = (*SHORT, "seed=0,1,3,2", f"hydra/launcher={launcher}")
@@ -50,7 +46,7 @@ def test_workers_skip_resume_and_start_runs_despite_a_user_error(
     assert "seed=3" in last
     assert "failed (The run directory runs/seed3 cannot be written" in last
     assert "Traceback" not in sweep.stderr
-    assert (_times(finished), _times(unfinished / "checkpoint")) == before
+    assert (contents(finished), contents(unfinished / "checkpoint")) == before
     assert (unfinished / "finished").exists()
     assert (new / "finished").exists()
     planned, complaints = read_records(tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -39,7 +37,7 @@ def _task():
 
 
 @pytest.fixture
-def final_return(train, tmp_path):
+def final_return(train, table, tmp_path):
     def run(algorithm, *overrides):
         options = {
             "td3": ("total_frames=330", "exploration_noise=0.2"),
@@ -62,8 +60,7 @@ def final_return(train, tmp_path):
             *options,
             *overrides,
         )
-        with (run_dir / "eval.csv").open() as file:
-            return float(list(csv.DictReader(file))[-1]["return_mean"])
+        return float(table(run_dir / "eval.csv")[-1]["return_mean"])
 
     return run
 

@@ -24,10 +24,6 @@ def short_run(straight_run):
     return lambda algorithm, *overrides: straight_run(algorithm, *overrides, SHORT)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
 def steps(file: Path) -> list[int]:
     return [int(line.partition(",")[0]) for line in file.read_text().splitlines()[1:]]
 
@@ -76,37 +72,32 @@ def test_extended_run_equals_a_run_of_that_length(
     assert_equals_run_of_full_length(straight_run(*combination), run_dir)
 
 
-def test_run_killed_at_the_start_of_its_continuation_continues(
-    short_run, straight_run, finish, assert_equals_run_of_full_length, tmp_path
+@pytest.mark.parametrize(
+    ("lost", "frames"),
+    [
+        # The first change to the directory of a run that is continued.
+        (("finished",), ()),
+        # A run that was killed after its last checkpoint.
+        (("finished", "policy.pt", "learning_curve.png"), (SHORT,)),
+    ],
+)
+def test_run_killed_before_the_first_step_after_a_checkpoint_ends_as_before(
+    lost, frames, straight_run, short_run, finish, assert_equals_run_of_full_length, tmp_path, capfd
 ):
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
-    (run_dir / "finished").unlink()  # the first change to the directory
-    finish(RUN[0], run_dir, *RUN[1:])
-    assert_equals_run_of_full_length(straight_run(*RUN), run_dir)
-
-
-def test_run_killed_after_its_last_checkpoint_ends_as_before(
-    short_run, finish, assert_equals_run_of_full_length, tmp_path, capfd
-):
-    run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
-    for name in ("finished", "policy.pt", "learning_curve.png"):
+    for name in lost:
         (run_dir / name).unlink()
-    finish(RUN[0], run_dir, *RUN[1:], SHORT)
+    straight = straight_run(*RUN, *frames)
+    finish(RUN[0], run_dir, *RUN[1:], *frames)
     assert "at step 95." in capfd.readouterr().err
-    assert_equals_run_of_full_length(short_run(*RUN), run_dir)
+    assert_equals_run_of_full_length(straight, run_dir)
 
 
 def test_continuation_that_crashes_is_unfinished_and_resumes(
-    short_run, straight_run, finish, at_step, assert_equals_run_of_full_length, tmp_path
+    short_run, straight_run, finish, failing_at, assert_equals_run_of_full_length, tmp_path
 ):
-    class KilledError(Exception):
-        pass
-
-    def kill():
-        raise KilledError
-
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
-    with at_step(50, kill), pytest.raises(KilledError):  # at 145, after evaluation and checkpoint
+    with failing_at(50):  # at 145, after evaluation and checkpoint
         finish(RUN[0], run_dir, *RUN[1:])
     assert not (run_dir / "finished").exists()
     assert not (run_dir / "policy.pt").exists()  # the checkpoint of step 95
@@ -128,35 +119,37 @@ def test_unfinished_run_can_end_earlier_than_planned(
     assert_equals_run_of_full_length(straight_run(*RUN, "total_frames=125"), run_dir)
 
 
-def test_finished_run_cannot_be_shortened(straight_run, finish):
+def test_finished_run_cannot_be_shortened(straight_run, finish, contents):
     run_dir = straight_run(*RUN)
-    before = content(run_dir)
+    before = contents(run_dir)
     with pytest.raises(UserError, match=r"run of 161 steps, more than total_frames=95: use at"):
         finish(RUN[0], run_dir, *RUN[1:], SHORT)
-    assert content(run_dir) == before
+    assert contents(run_dir) == before
 
 
-def test_run_without_a_checkpoint_is_not_continued(train, tmp_path):
+def test_run_without_a_checkpoint_is_not_continued(train, contents, tmp_path):
     short = ("total_frames=66", "keep_checkpoint=false")
     run_dir = train("td3", tmp_path / "run", *short)
     assert not (run_dir / "checkpoint").exists()
-    before = content(run_dir)
+    before = contents(run_dir)
     with pytest.raises(UserError, match=r"without a checkpoint.*keep_checkpoint=true"):
         train("td3", run_dir, "total_frames=70")
-    assert content(run_dir) == before
+    assert contents(run_dir) == before
     train("td3", run_dir, "total_frames=66")  # says that it is finished
 
 
 @pytest.mark.parametrize("name", ["eval.csv", "train.csv"])
-def test_refused_continuation_leaves_the_finished_run_as_it_is(name, short_run, finish, tmp_path):
+def test_refused_continuation_leaves_the_finished_run_as_it_is(
+    name, short_run, finish, contents, tmp_path
+):
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
     (run_dir / name).write_text("")
     (run_dir / "lock").unlink()  # holds the id of the process
-    before = content(run_dir)
+    before = contents(run_dir)
     with pytest.raises(UserError, match=f"{name} is shorter than at the last checkpoint"):
         finish(RUN[0], run_dir, *RUN[1:])
     (run_dir / "lock").unlink()
-    assert content(run_dir) == before
+    assert contents(run_dir) == before
 
 
 def test_first_of_the_best_policies_is_kept_until_a_state_undoes_it(tmp_path):

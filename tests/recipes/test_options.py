@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import brute_force
+from helpers.sessions import BareSession
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFTD3Loss
 from vmfer_recipes.agent import agent as agent_module
-from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.session import Averages, TrainingSession
 
 CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
 # 60 random steps, then 40 steps of learning.
@@ -69,7 +69,8 @@ def order_of_updates(configuration, tmp_path, monkeypatch):
         recipe = importlib.import_module(f"vmfer_recipes.{algorithm}")
         general = ("fast=false", "init_random_frames=60")  # it calls `step`
         cfg = to_config(configuration(algorithm, tmp_path, *general, *overrides))
-        session = RecordingSession(80)
+        session = BareSession(80)
+        session.updates = defaultdict(list)
         agent = recipe.make_agent(cfg)
         for name in ("critic_optimizer", "actor_optimizer", "targets"):
             part = getattr(agent, name)
@@ -90,21 +91,8 @@ class Recorded:
         return getattr(self._part, name)
 
     def step(self):
-        self._session.updates.setdefault(self._session.step, []).append(self._name)
+        self._session.updates[self._session.step].append(self._name)
         self._part.step()
-
-
-class RecordingSession(TrainingSession):
-    """A session that writes nothing."""
-
-    def __init__(self, steps):
-        self.metrics = Averages()
-        self.updates, self.step, self._steps = {}, 0, steps
-
-    def steps(self, policy, **components):
-        while self.step < self._steps:
-            self.step += 1
-            yield self.step
 
 
 def test_td3_updates_actor_and_targets_with_the_policy_delay(order_of_updates):
@@ -136,10 +124,13 @@ def test_fraction_of_an_update_per_step_keeps_the_order_and_the_delay(order_of_u
     assert [updates.count("critic") for step, updates in more.items() if step > 60] == [1, 2] * 10
 
 
-@pytest.mark.parametrize("ratio", ["1/0", "-1/4", "quarter"])
-def test_invalid_fraction_of_an_update_is_rejected(ratio, configuration, tmp_path):
-    with pytest.raises(UserError, match="utd_ratio must be a positive number or fraction"):
-        to_config(configuration("td3", tmp_path, f"utd_ratio={ratio}"))
+def test_td3_bc_updates_the_critics_every_step_and_the_actor_every_other(
+    order_of_updates, recorded_run
+):
+    offline = (f"dataset={recorded_run}", "init_random_frames=0")
+    assert order_of_updates("td3_bc", *offline) == {
+        step: ["critic"] if step % 2 else ["critic", "actor", "targets"] for step in range(1, 81)
+    }
 
 
 def test_sac_updates_targets_after_each_critic_update(order_of_updates):

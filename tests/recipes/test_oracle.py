@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from types import ModuleType
 
@@ -63,35 +62,30 @@ def signals(monkeypatch):
     monkeypatch.setitem(sys.modules, "my_signals", module)
 
 
-def rows(file):
-    with file.open() as stream:
-        return list(csv.DictReader(stream))
-
-
-def test_true_gradients_equal_known_ones(train, execute, signals, tmp_path):
+def test_true_gradients_equal_known_ones(train, execute, signals, table, tmp_path):
     run, out = tmp_path / "seed0", tmp_path / "oracle"
     train("td3", run, "env.name=Slope-v0", *SOURCE)
     names = "[factor,my_signals.known_cosine]"
     options = ("states=40", "step_size=0.001", "updates=5", "draws=2", "num_eval_episodes=2")
     execute(oracle, f"run={run}", f"signals={names}", f"out={out}", *options)
 
-    states = rows(out / "states.csv")
+    states = table(out / "states.csv")
     measured = [float(row["cosine"]) for row in states]
     known = [float(row["my_signals.known_cosine"]) for row in states]
     assert len(states) == 40
     np.testing.assert_allclose(measured, known, atol=0.01)
-    by_signal = {row["signal"]: float(row["correlation"]) for row in rows(out / "signals.csv")}
+    by_signal = {row["signal"]: float(row["correlation"]) for row in table(out / "signals.csv")}
     assert by_signal["my_signals.known_cosine"] > 0.99
-    arms = {row["arm"] for row in rows(out / "updates.csv")}
+    arms = {row["arm"] for row in table(out / "updates.csv")}
     assert arms == {"uniform", "oracle", "factor", "my_signals.known_cosine"}
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_all_signals_of_a_mujoco_task(algorithm, train, execute, tmp_path):
+def test_all_signals_of_a_mujoco_task(algorithm, train, execute, table, tmp_path):
     run, out = tmp_path / "seed0", tmp_path / "oracle"
     train(algorithm, run, "env=Reacher-v5", *SOURCE)
     execute(oracle, f"run={run}", f"out={out}", "states=10", "horizon=5", "updates=0")
-    states = rows(out / "states.csv")
+    states = table(out / "states.csv")
     assert all(np.isfinite(float(value)) for row in states for value in row.values())
     assert all(float(row["check"]) > 0.9 for row in states)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import warnings
 
 import gymnasium as gym
@@ -12,9 +11,7 @@ import torch
 
 from torchrl_vmfer import load_policy
 from torchrl_vmfer.networks import NetworkSpec
-from vmfer_recipes import sac, td3
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.training import to_config
 
 MODULE = """
 from torch import nn, stack, zeros
@@ -77,11 +74,9 @@ def module_of_the_user(tmp_path_factory):
         yield
 
 
-@pytest.mark.parametrize("recipe", [td3, sac], ids=["td3", "sac"])
-def test_actor_and_critics_use_the_custom_network(recipe, configuration, tmp_path):
-    name = recipe.__name__.rpartition(".")[2]
-    cfg = to_config(configuration(name, tmp_path, *own(*OWN), "num_critics=3"))
-    agent = recipe.make_agent(cfg)
+@pytest.mark.parametrize("algorithm", ["td3", "sac"])
+def test_actor_and_critics_use_the_custom_network(algorithm, agent_of, tmp_path):
+    agent = agent_of(algorithm, tmp_path, *own(*OWN), "num_critics=3")
     critics = agent.loss.qvalue_network_params["module", "network"]
     assert critics["inner", "weight"].shape == (3, 8, 5)
     kinds = [type(module).__name__ for module in agent.policy.modules()]
@@ -113,11 +108,8 @@ def test_the_fast_path_gives_the_same_policy(algorithm, train, tmp_path, overrid
 
 
 @pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
-def test_a_run_with_a_custom_network_resumes_bitwise(
-    algorithm, straight_run, crashed_run, finish, assert_same_run, tmp_path
-):
-    run_dir = shutil.copytree(crashed_run(algorithm, *own(*OWN)), tmp_path / "run")
-    assert_same_run(finish(algorithm, run_dir, *own(*OWN)), straight_run(algorithm, *own(*OWN)))
+def test_a_run_with_a_custom_network_resumes_bitwise(algorithm, assert_crashed_run_resumes_exactly):
+    assert_crashed_run_resumes_exactly(algorithm, *own(*OWN))
 
 
 def test_dropout_is_off_in_evaluations_and_on_in_training(train, table, tmp_path):

@@ -90,20 +90,6 @@ def outside(tmp_path, monkeypatch) -> Path:
         sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def error_line(execute, capsys):
-    """``error_line(program, *arguments)``: the one-line error of a command line."""
-
-    def start(program, *arguments: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            execute(program, *arguments)
-        error = capsys.readouterr().err
-        assert (end.value.code, error.count("\n")) == (2, 1)
-        return error
-
-    return start
-
-
 def policy(run_dir: Path) -> dict:
     return dict(torch.load(run_dir / "policy.pt", weights_only=True))
 
@@ -168,9 +154,9 @@ def test_custom_sampler_of_the_actor_receives_the_signal_that_it_names(execute, 
     ],
 )
 def test_invalid_sampler_is_reported_in_one_line_and_writes_nothing(
-    choice, message, error_line, outside
+    choice, message, error_of, outside
 ):
-    assert message in error_line(td3, *SMALL, *choice.split())
+    assert message in error_of(td3, *SMALL, *choice.split())
     assert not (outside / "runs").exists()
 
 
@@ -190,61 +176,55 @@ def test_sweep_over_built_in_and_custom_samplers_has_directories_and_status(
     }
 
 
-class TestOwnAlgorithm:
-    def test_has_its_own_directory_and_keys_and_resumes_exactly(
-        self, outside, execute, assert_same_run, capsys
-    ):
-        execute(train_program.main, "my_algorithm", *SMALL, "run_dir=straight", "scale=1.5")
-        straight = outside / "straight"
-        config = (straight / "config.yaml").read_text()
-        assert "algorithm: my_algorithm" in config
-        assert "scale: 1.5" in config
-        execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5", "total_frames=90")
-        (end,) = (outside / "runs").rglob("finished")
-        assert end.relative_to(outside).parts[:2] == ("runs", "my_algorithm")
-        execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5")
-        assert_same_run(straight, end.parent)
-
-    @pytest.mark.parametrize(
-        ("argument", "message"),
-        [
-            ("scale=-1", "scale must be a number from 0"),
-            ("scael=1", "Did you mean: scale"),
-            ("policy_delay=x", "policy_delay must be a whole number"),
-        ],
-    )
-    def test_validates_its_keys(self, argument, message, error_line):
-        assert message in error_line(train_program.main, "my_algorithm", *SMALL, argument)
-
-    def test_lists_its_keys(self, execute, capsys):
-        execute(train_program.main, "my_algorithm", "--help")
-        text = capsys.readouterr().out
-        assert text.startswith("Usage: python recipes/train.py my_algorithm [group=choice")
-        assert "TD3 with a key of its own." in text
-        assert "scale=2 " in text
-        assert "init_random_frames=60 " in text
-        assert "sampler=vmf_uncertainty" in text
+def test_custom_algorithm_has_its_own_directory_and_keys_and_resumes_exactly(
+    outside, execute, assert_same_run, capsys
+):
+    execute(train_program.main, "my_algorithm", *SMALL, "run_dir=straight", "scale=1.5")
+    straight = outside / "straight"
+    config = (straight / "config.yaml").read_text()
+    assert "algorithm: my_algorithm" in config
+    assert "scale: 1.5" in config
+    execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5", "total_frames=90")
+    (end,) = (outside / "runs").rglob("finished")
+    assert end.relative_to(outside).parts[:2] == ("runs", "my_algorithm")
+    execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5")
+    assert_same_run(straight, end.parent)
 
 
-class TestTrain:
-    def test_lists_the_algorithms(self, execute, capsys):
-        execute(train_program.main, "--help")
-        text = capsys.readouterr().out
-        assert "  td3  " in text
-        assert "  sac  " in text
+def test_custom_algorithm_lists_its_keys(execute, capsys):
+    execute(train_program.main, "my_algorithm", "--help")
+    text = capsys.readouterr().out
+    assert text.startswith("Usage: python recipes/train.py my_algorithm [group=choice")
+    assert "TD3 with a key of its own." in text
+    assert "scale=2 " in text
+    assert "init_random_frames=60 " in text
+    assert "sampler=vmf_uncertainty" in text
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ([], "The algorithm comes first"),
-            (["env=Hopper-v4", "td3"], "The algorithm comes first"),
-            (["my_samplers"], "The module my_samplers has no recipe"),
-            (["ppo"], "the module ppo cannot be imported"),
-            (["./my_folder/my_td3.py"], "write my_folder.my_td3, or run it with"),
-        ],
-    )
-    def test_reports_an_unknown_algorithm_in_one_line(self, arguments, message, error_line):
-        assert message in error_line(train_program.main, *arguments)
+
+def test_train_lists_the_algorithms(execute, capsys):
+    execute(train_program.main, "--help")
+    text = capsys.readouterr().out
+    assert "  td3  " in text
+    assert "  sac  " in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "The algorithm comes first"),
+        (["env=Hopper-v4", "td3"], "The algorithm comes first"),
+        (["my_samplers"], "The module my_samplers has no recipe"),
+        (["ppo"], "the module ppo cannot be imported"),
+        (["./my_folder/my_td3.py"], "write my_folder.my_td3, or run it with"),
+        (["my_algorithm", *SMALL, "scale=-1"], "scale must be a number from 0"),
+        (["my_algorithm", *SMALL, "scael=1"], "Did you mean: scale"),
+        (["my_algorithm", *SMALL, "policy_delay=x"], "policy_delay must be a whole number"),
+    ],
+)
+def test_train_reports_unknown_algorithms_and_invalid_keys_in_one_line(
+    arguments, message, error_of
+):
+    assert message in error_of(train_program.main, *arguments)
 
 
 def test_recipe_in_a_package_is_named_after_the_package(outside, execute, capsys):

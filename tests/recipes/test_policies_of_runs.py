@@ -119,15 +119,3 @@ def test_the_policy_of_an_unfinished_run_comes_from_its_checkpoint(crashed_run, 
     (run_dir / "policy_best.pt").unlink()
     with pytest.raises(RuntimeError, match=r"no policy_best\.pt"):
         load_policy(run_dir, which="best")
-
-
-def test_saving_policies_does_not_change_the_random_numbers_of_a_run(configuration, tmp_path):
-    from vmfer_recipes.agent.networks import deterministic_actor, network_spec, policy_data
-    from vmfer_recipes.config.training import to_config
-
-    cfg = to_config(configuration("td3", tmp_path))
-    env = make_environment(cfg.env, 0)
-    actor = deterministic_actor(env, network_spec(cfg))
-    before = torch.get_rng_state()
-    policy_data(actor, env, cfg)
-    assert torch.equal(before, torch.get_rng_state())

@@ -66,6 +66,10 @@ def test_a_closed_terminal_does_not_end_the_run():
         os.close(reader)
         bar.evaluate(1, 2)
         bar.advance(5)
+        with pytest.raises(OSError, match="Input/output"):  # otherwise this would prove nothing
+            os.write(writer, b"x")
+    assert bar.n == 5
+    assert bar.disable  # closed
 
 
 @pytest.mark.parametrize("seconds", [0.05, 30])

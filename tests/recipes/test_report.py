@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,21 +30,10 @@ def runs(tmp_path):
 
 
 @pytest.fixture
-def report(tmp_path, monkeypatch, capsys):
+def report(tmp_path, monkeypatch, run_program):
     """Calls the program and returns its exit code, its output and its error message."""
     monkeypatch.setattr(inference, "REPETITIONS", 50)
-
-    def call(*arguments):
-        out = f"out={tmp_path / 'report'}"
-        monkeypatch.setattr(sys, "argv", ["report.py", str(tmp_path / "runs"), out, *arguments])
-        try:
-            command.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return call
+    return partial(run_program, command.main, tmp_path / "runs", f"out={tmp_path / 'report'}")
 
 
 # One large report.

@@ -85,70 +85,84 @@ def test_runs_count_up_to_the_chosen_step(runs):
 
 
 DAMAGE = {
-    "config.yaml": ["", "a: [", "seed: 1\n", "seed: x\ntotal_frames: 1\n", "\0"],
+    "config.yaml": [b"", b"a: [", b"seed: 1\n", b"seed: x\ntotal_frames: 1\n", b"\0"],
     "eval.csv": [
-        "",
-        "step,return_mean\n",
-        "step,other\n0,1\n",
-        "step,return_mean\n0,1,2\n",
-        "step,return_mean\n0,abc\n",
-        "step,return_mean\n100,1\n0,1\n",
-        "step,return_mean\n0,nan\n",
+        b"",
+        b"step,return_mean\n",
+        b"step,other\n0,1\n",
+        b"step,return_mean\n0,1,2\n",
+        b"step,return_mean\n0,abc\n",
+        b"step,return_mean\n0,=1+1\n",
+        b"step,return_mean\n0,\x00\n",
+        b"step,return_mean\n100,1\n0,1\n",
+        b"step,return_mean\n500,1.0\n1000,2.0\n",
+        b"step,return_mean\n0,nan\n",
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [(name, text) for name, texts in DAMAGE.items() for text in texts]
+    ("name", "content", "reason"),
+    [
+        *(
+            (name, each, name.split(".")[0])
+            for name, contents in DAMAGE.items()
+            for each in contents
+        ),
+        ("eval.csv", b"step,return_mean\n0,\xff\xfe\n", "decode"),
+        ("eval.csv", b"step,return_mean\n0," + b"9" * 200_000 + b"\n", "field"),
+    ],
+    ids=lambda value: str(value)[:40],
 )
-def test_damaged_files_are_skipped_and_listed(runs, name, content):
+def test_damaged_files_are_skipped_and_listed(runs, name, content, reason):
     runs.write("uniform", 0)
     damaged = runs.write("uniform", 1)
-    (damaged / name).write_text(content)
+    (damaged / name).write_bytes(content)
     found, (item,) = read_runs(runs.root)
     assert [run.seed for run in found] == [0]
     assert damaged.as_posix().endswith(item.path)
-    assert name.split(".")[0] in item.reason
+    assert reason in item.reason
 
 
 # What is compared with what.
 
 
-@pytest.fixture
-def hopper_arms(runs):
+BASELINES = {
+    # With the same replay.
+    "fresh": {
+        "TD3 · vmf_uncertainty": "TD3 · fresh",
+        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
+        "TD3+per · vmf_uncertainty": "TD3+per · fresh",
+    },
+    # Across replays.
+    "replay=uniform,sampler=fresh": {
+        "TD3 · vmf_uncertainty": "TD3 · fresh",
+        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
+        "TD3+per · fresh": "TD3 · fresh",
+        "TD3+per · vmf_uncertainty": "TD3 · fresh",
+    },
+    # With the same sampler.
+    "replay=uniform": {
+        "TD3+per · fresh": "TD3 · fresh",
+        "TD3+per · vmf_uncertainty": "TD3 · vmf_uncertainty",
+    },
+}
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_baseline_has_the_named_settings_and_the_others_of_the_method(baseline, runs):
     """The arms of results/hopper_200k/PROTOCOL.md, and one with another learning rate."""
     for sampler in ("fresh", "vmf_uncertainty", "vmf_rank"):
         runs.write(sampler)
     for sampler in ("fresh", "vmf_uncertainty"):
         runs.write(sampler, replay="per")
     runs.write("vmf_rank", critic_lr=0.5)
-    return runs
-
-
-def test_another_sampler_is_the_baseline_of_methods_with_the_same_replay(hopper_arms):
-    study = hopper_arms.study("fresh")
-    assert _pairs(study) == {
-        "TD3 · vmf_uncertainty": "TD3 · fresh",
-        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
-        "TD3+per · vmf_uncertainty": "TD3+per · fresh",
-    }
-    assert any("critic_lr=0.5 has no comparison" in note for note in study.notes)
+    study = runs.study(baseline)
+    assert _pairs(study) == BASELINES[baseline]
+    if "fresh" in baseline:
+        assert any("critic_lr=0.5 has no comparison" in note for note in study.notes)
     # The paper's numbers appear only beside its own baseline.
-    assert [average.paper for average in study.averages] == [None] * 3
-
-
-def test_naming_the_replay_compares_across_replays(hopper_arms):
-    assert _pairs(hopper_arms.study("replay=uniform,sampler=fresh")) == {
-        "TD3 · vmf_uncertainty": "TD3 · fresh",
-        "TD3 · vmf_rank, critic_lr=0.001": "TD3 · fresh",
-        "TD3+per · fresh": "TD3 · fresh",
-        "TD3+per · vmf_uncertainty": "TD3 · fresh",
-    }
-    # With the replay alone, samplers are held equal.
-    assert _pairs(hopper_arms.study("replay=uniform")) == {
-        "TD3+per · fresh": "TD3 · fresh",
-        "TD3+per · vmf_uncertainty": "TD3 · vmf_uncertainty",
-    }
+    assert {average.paper for average in study.averages} == {None}
 
 
 def test_any_key_may_name_the_baseline(runs):

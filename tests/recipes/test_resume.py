@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -41,11 +38,6 @@ COMBINATIONS += [(recipe, "sampler=vmf_uncertainty", "compile=true") for recipe 
 NAMES = ["-".join(combination) for combination in COMBINATIONS]
 
 
-def content(folder: Path) -> dict[str, tuple[bytes, int]]:
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
-
-
 # One of each kind of sampler and replay in `make test`, the others in `make test-all`.
 QUICK = {
     "td3-sampler=vmf_rank",
@@ -65,15 +57,9 @@ QUICK = {
     ],
 )
 def test_crashed_run_ends_like_an_uninterrupted_one(
-    combination, straight_run, crashed_run, finish, assert_same_run, tmp_path, capfd
+    combination, assert_crashed_run_resumes_exactly
 ):
-    straight = straight_run(*combination)
-    resumed = shutil.copytree(crashed_run(*combination), tmp_path / "run")
-    algorithm, *overrides = combination
-    finish(algorithm, resumed, *overrides)
-    # Starting from step 0 would give the same result, so check that it did not.
-    assert "at step 120." in capfd.readouterr().err
-    assert_same_run(straight, resumed)
+    assert_crashed_run_resumes_exactly(*combination)
 
 
 def test_crashed_run_has_an_unfinished_episode_and_rows_after_its_checkpoint(
@@ -103,13 +89,13 @@ def test_run_that_crashed_before_its_first_checkpoint_starts_again(
     assert_same_run(straight, run_dir)
 
 
-def test_finished_run_is_reported_and_left_unchanged(straight_run, finish, capsys):
+def test_finished_run_is_reported_and_left_unchanged(straight_run, finish, contents, capsys):
     run_dir = straight_run("td3", "sampler=vmf_rank")
-    before = content(run_dir)
+    before = contents(run_dir)
     capsys.readouterr()
     finish("td3", run_dir, "sampler=vmf_rank")
     assert f"{run_dir} is finished" in capsys.readouterr().out
-    assert content(run_dir) == before
+    assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize(
@@ -123,13 +109,13 @@ def test_finished_run_is_reported_and_left_unchanged(straight_run, finish, capsy
     ],
 )
 def test_directory_of_another_run_is_rejected_with_the_reason(
-    overrides, message, crashed_run, finish
+    overrides, message, crashed_run, finish, contents
 ):
     run_dir = crashed_run("td3", "sampler=vmf_rank")
-    before = content(run_dir)
+    before = contents(run_dir)
     with pytest.raises(UserError, match=message):
         finish("td3", run_dir, "sampler=vmf_rank", *overrides)
-    assert content(run_dir) == before
+    assert contents(run_dir) == before
 
 
 def test_seeds_give_different_runs(train, tmp_path):

@@ -147,13 +147,10 @@ def test_run_is_rejected_while_another_process_trains_it(start, train, tmp_path)
     lock(tmp_path).close()
 
 
-def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, at_step, tmp_path):
+def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, failing_at, tmp_path):
     # As in a sweep, which keeps the exceptions of its runs until its end.
-    def crash():
-        raise ZeroDivisionError
-
     before = signal.getsignal(signal.SIGINT)
-    with at_step(5, crash), pytest.raises(ZeroDivisionError) as error:
+    with failing_at(5) as error:
         train("td3", tmp_path)
     assert error.value.__traceback__ is not None
     lock(tmp_path).close()

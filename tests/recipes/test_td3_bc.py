@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import shutil
 import sys
 from functools import partial
@@ -14,13 +13,12 @@ import torch
 from torch import nn
 
 from helpers.minari_data import record
+from helpers.sessions import BareSession
 from torchrl_vmfer import load_policy
 from vmfer_recipes import evaluate, td3_bc
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.run.progress import Averages
-from vmfer_recipes.run.session import TrainingSession
 
 PENDULUM = "InvertedPendulum-v4"
 # Checkpoints at 8 and 16; rows of train.csv and eval.csv between them and the crash.
@@ -67,20 +65,10 @@ def recorded(recorded_run, checkpoint):
     return checkpoint(recorded_run)["parts"]["replay"]["storage"]["rows"]
 
 
-class Steps(TrainingSession):
-    """A session that counts steps and writes nothing."""
-
-    def __init__(self, count):
-        self.metrics, self._count = Averages(), count
-        torch.manual_seed(0)
-
-    def steps(self, policy, **components):
-        yield from range(1, self._count + 1)
-
-
 def trained(cfg, count, prepare=lambda agent: None):
     """An agent after some steps, and the averages of its metrics."""
-    session = Steps(count)
+    session = BareSession(count)
+    torch.manual_seed(0)
     agent = td3_bc.make_agent(cfg)
     prepare(agent)
     td3_bc.train(cfg, session, agent)
@@ -104,22 +92,6 @@ def test_every_sampler_trains_on_the_buffer_of_a_run(compose, recorded, sampler,
     assert torch.equal(agent.buffer[:]["observation"], recorded["tensors"]["observation"])
     if sampler in ("vmf_uncertainty", "vmf_rank"):  # factors were stored
         assert agent.buffer.actor_sampler.probabilities().unique().numel() > 1
-
-
-def test_the_critics_are_updated_every_step_and_the_actor_every_other(compose, monkeypatch):
-    done = []
-
-    def noting(name, act):
-        return lambda *args: (done.append(name), act(*args))[1]
-
-    def watch_targets(agent):
-        agent.update_targets = noting("targets", agent.update_targets)
-
-    for name in ("update_critics", "update_actor"):
-        monkeypatch.setattr(td3_bc, name, noting(name, getattr(td3_bc, name)))
-    trained(compose(), 5, watch_targets)
-    pair = ["update_critics", "update_critics", "update_actor", "targets"]
-    assert done == [*pair, *pair, "update_critics"]
 
 
 def behavior_cloning(network, batches, learning_rate):
@@ -194,30 +166,14 @@ def test_a_minari_dataset_gives_the_normalized_score(tmp_path, train, capsys, mo
 # --- Resume.
 
 
-def crash(train, *arguments, at):
-    """Crashes an offline run at a step, counted from its start."""
-    calls = itertools.count(1)
-    update_critics = td3_bc.update_critics
-
-    def update_or_crash(*args):
-        if next(calls) == at:
-            raise RuntimeError("crash")
-        return update_critics(*args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(td3_bc, "update_critics", update_or_crash)
-        with pytest.raises(RuntimeError, match="crash"):
-            train("td3_bc", *arguments)
-
-
 @pytest.mark.parametrize("overrides", [(), slow(("sampler=vmf_rank", "replay=per"))], ids=" ".join)
 def test_a_crashed_run_resumes_exactly_even_if_its_source_has_changed(
-    learn, finished_run, train, recorded_run, overrides, tmp_path, assert_same_run
+    learn, finished_run, train, crash, recorded_run, overrides, tmp_path, assert_same_run
 ):
     straight = learn(tmp_path / "straight", *overrides) if overrides else finished_run
     source = shutil.copytree(recorded_run, tmp_path / "source")
     arguments = (tmp_path / "crashed", f"dataset={source}", *OFFLINE, *overrides)
-    crash(train, *arguments, at=21)
+    crash("td3_bc", *arguments, at=21)
     (file,) = (source / "checkpoint").glob("step_*.pt")
     state = torch.load(file, weights_only=True)
     state["parts"]["replay"]["storage"]["rows"]["tensors"]["observation"] += 1
@@ -240,22 +196,12 @@ def test_a_crashed_run_resumes_exactly_even_if_its_source_has_changed(
         (["replay=her"], "replay=her requires whole episodes"),
         (["num_critics=1"], "needs several critics"),
         (["alpha=-1"], "alpha must be a number from 0"),
-    ],
-)
-def test_keys_without_a_meaning_are_refused(compose, overrides, message):
-    with pytest.raises(UserError, match=message):
-        compose(*overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
         (["env=Hopper-v4"], "InvertedPendulum-v4 there, Hopper-v4 here"),
         (["dataset=no/such/run"], "dataset=no/such/run is not a dataset: give a run directory"),
         (["replay.buffer_size=99"], "100 transitions, more than .*use replay.buffer_size=100"),
     ],
 )
-def test_a_dataset_that_does_not_fit_is_refused_before_anything_is_written(
+def test_unsuitable_keys_and_datasets_are_refused_before_anything_is_written(
     learn, tmp_path, overrides, message
 ):
     with pytest.raises(UserError, match=message):

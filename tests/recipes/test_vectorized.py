@@ -11,8 +11,6 @@ import torch
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import load_policy
-from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.training import to_config
 
 
 class Counting(gym.Env):
@@ -175,17 +173,6 @@ def test_hindsight_does_not_mix_the_episodes_of_several_environments(
     assert rows["environment"].unique().tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("replay.buffer_size=4",), "replay.buffer_size=4 cannot hold"),
-    ],
-)
-def test_unsupported_combinations_are_rejected(overrides, message, configuration, tmp_path):
-    with pytest.raises(UserError, match=message):
-        to_config(configuration("td3", tmp_path, "num_envs=8", *overrides))
-
-
 @pytest.mark.parametrize("fast", ["true", "false"])
 def test_training_returns_of_one_environment_match_its_rewards(
     fast, train, checkpoint, table, tmp_path
@@ -195,6 +182,8 @@ def test_training_returns_of_one_environment_match_its_rewards(
         "log_interval=70",
     )  # fmt: skip
     following = rows_in(checkpoint(tmp_path)["parts"]["replay"])["next"]
+    # InvertedPendulum falls within a few steps, long before its time limit.
+    assert torch.equal(following["terminated"], following["done"])
     ends = [0, *(following["done"][:, 0].nonzero()[:, 0] + 1).tolist()]
     episodes = [
         (end, end - start, following["reward"][start:end].sum().item())

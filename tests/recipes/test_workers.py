@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,11 +10,10 @@ import subprocess
 import time
 from pathlib import Path
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 
+import helpers.environments  # noqa: F401  # registers environments
 from helpers.inline_pool import InlinePool
 from helpers.saved_rows import rows_in
 from vmfer_recipes.collection import collectors
@@ -106,14 +106,13 @@ def test_workers_act_with_the_weights_and_within_the_lead_of_their_request(
 def test_results_of_synchronous_workers_do_not_depend_on_their_speed(
     pools, train, assert_same_run, monkeypatch, tmp_path
 ):
-    options = ("td3", "sampler=vmf_rank", "replay=per", "num_envs=2", *TINY, *SYNC)
-    algorithm, *overrides = options
-    first = train(algorithm, tmp_path / "first", *overrides)
+    overrides = ("sampler=vmf_rank", "replay=per", "num_envs=2", *TINY, *SYNC)
+    first = train("td3", tmp_path / "first", *overrides)
     monkeypatch.setattr(InlinePool, "seed", 7)
-    assert_same_run(first, train(algorithm, tmp_path / "other", *overrides))
+    assert_same_run(first, train("td3", tmp_path / "other", *overrides))
     # Worker 1 is lost in its first chunk, worker 0 twice in a later one.
     monkeypatch.setattr(InlinePool, "losses", ((1, 0), (0, 3), (2, 5)))
-    assert_same_run(first, train(algorithm, tmp_path / "lost", *overrides))
+    assert_same_run(first, train("td3", tmp_path / "lost", *overrides))
     assert len(pools[2].requests) == len(pools[0].requests) + 3
 
 
@@ -154,43 +153,22 @@ def test_other_versions_of_a_worker_are_reported(pools, train, monkeypatch, capf
     assert "Worker 0 has mujoco 0.1, the learner" in capfd.readouterr().err
 
 
-class SameArray(gym.Env):
-    """Counts its steps in an array that it returns again, and changes the action."""
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-
-    def __init__(self, render_mode=None):
-        self._count = np.zeros(1, np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._count[:] = 0
-        return self._count, {}
-
-    def step(self, action):
-        self._count += 1
-        action[:] = 0
-        return self._count, 1.0, bool(self._count >= 3), False, {}
-
-
-gym.register("SameArray-v0", SameArray)
-
-
-@pytest.mark.parametrize("collector", ["single", "processes"])
-def test_observations_that_the_environment_overwrites(
-    collector, pools, train, checkpoint, tmp_path
+@pytest.mark.parametrize(("env", "size"), [("OneVector-v0", 1), ("OneMatrix-v0", 4)])
+@pytest.mark.parametrize(
+    "overrides",
+    [("fast=true",), ("fast=false",), ("collector=processes", "collector.num_workers=1")],
+    ids=" ".join,
+)
+def test_arrays_that_the_environment_overwrites(
+    env, size, overrides, pools, train, checkpoint, tmp_path
 ):
-    workers = [] if collector == "single" else ["collector.num_workers=1"]
-    train(
-        "td3", tmp_path, "env.name=SameArray-v0", f"collector={collector}", *workers,
-        "total_frames=70", "checkpoint_interval=70",
-    )  # fmt: skip
+    train("td3", tmp_path, f"env.name={env}", *overrides, "total_frames=66")
     rows = rows_in(checkpoint(tmp_path)["parts"]["replay"])
-    count = torch.arange(70) % 3
-    assert rows["observation"][:70, 0].tolist() == count.tolist()
-    assert rows["next"]["observation"][:70, 0].tolist() == (count + 1).tolist()
-    assert (rows["action"] != 0).all()
+    assert rows["observation"].shape[-1] == size
+    count = torch.arange(60) % 20
+    assert rows["observation"][:60, 0].tolist() == count.tolist()
+    assert rows["next"]["observation"][:60, 0].tolist() == (count + 1).tolist()
+    assert (rows["action"][:60] != 0).all()
 
 
 # --- Real processes.
@@ -198,7 +176,7 @@ def test_observations_that_the_environment_overwrites(
 
 @pytest.mark.slow
 def test_processes_give_the_results_of_workers_in_this_process(
-    train, assert_same_run, monkeypatch, tmp_path, capfd
+    train, assert_same_run, monkeypatch, request, tmp_path, capfd
 ):
     # Other processes do not know the environments of these tests.
     options = (*TINY, *SYNC, "num_envs=2", "sampler=vmf_rank", "env.name=Hopper-v4")
@@ -220,27 +198,18 @@ def test_processes_give_the_results_of_workers_in_this_process(
         patch.setattr(collectors.WorkersCollector, "collect", collect)
         real = train("td3", tmp_path / "real", *options)
     assert "Worker 1 was lost (exit code -9) and is restarted." in capfd.readouterr().err
-    monkeypatch.setattr(InlinePool, "made", [], raising=False)
-    monkeypatch.setattr(collectors, "ProcessPool", InlinePool)
+    request.getfixturevalue("pools")
     assert_same_run(real, train("td3", tmp_path / "inline", *options))
 
 
-def processes_of(run_dir: Path) -> list[int]:
-    """Returns the processes whose command names a directory, and their children."""
-    parents, ours = {}, set()
-    for folder in Path("/proc").iterdir():
-        try:
-            pid = int(folder.name)
-            parents[pid] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if str(run_dir) in (folder / "cmdline").read_text():
-                ours.add(pid)
-        except (ValueError, OSError):
-            continue
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in ours} - ours
-        if not more:
-            return sorted(ours)
-        ours |= more
+def processes_of(session: int) -> list[int]:
+    """Returns the processes of a session."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(folder.name)) == session:
+                found.append(int(folder.name))
+    return found
 
 
 @pytest.mark.slow
@@ -261,7 +230,7 @@ def test_no_process_outlives_a_run_that_is_ended(sign, command, tmp_path):
             assert run.poll() is None
             assert time.monotonic() < end
             time.sleep(0.1)
-        family = processes_of(run_dir)
+        family = processes_of(run.pid)
         assert len(family) >= 3
         if sign == signal.SIGTERM:
             os.killpg(run.pid, sign)  # as Slurm sends it

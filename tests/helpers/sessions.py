@@ -1,0 +1,16 @@
+"""A session without a run directory."""
+
+from vmfer_recipes.run.progress import Averages
+from vmfer_recipes.run.session import TrainingSession
+
+
+class BareSession(TrainingSession):
+    """Counts steps and writes nothing."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.metrics, self.step, self._count = Averages(), 0, count
+
+    def steps(self, policy, **components):
+        while self.step < self._count:
+            self.step += 1
+            yield self.step
