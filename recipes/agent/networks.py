@@ -38,7 +38,7 @@ __all__ = [
     "policy_data",
 ]
 
-_RENORM = ("batch_renorm", "batch_renorm_warmup")  # keys of recipes for their critics
+_RENORM = ("batch_renorm", "batch_renorm_warmup")  # keys that some recipes have for their critics
 
 
 def network_spec(cfg: TrainingConfig) -> NetworkSpec:
@@ -88,7 +88,7 @@ def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """A context in which errors of a custom network take one line."""
+    """A context in which errors of a custom network are reported in one line."""
     with importing():
         try:
             yield
@@ -109,7 +109,7 @@ def exploring(
 
 
 class _Concatenated(nn.Module):
-    """Gives observation and action to a custom network, as an MLP accepts them."""
+    """Passes observation and action to a custom network as separate arguments, as to an MLP."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

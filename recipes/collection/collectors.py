@@ -320,9 +320,7 @@ class WorkersCollector(Collector):
         self._started.add(worker)
         for name, version in versions().items():
             if theirs.get(name, version) != version:
-                self._report(
-                    f"Worker {worker} has {name} {theirs[name]}, but the learner has {version}."
-                )
+                self._report(f"Worker {worker} has {name} {theirs[name]}, the learner {version}.")
         if worker in self._busy:
             self._send(worker)
 

@@ -31,6 +31,6 @@ def registered_id(name: str) -> str:
         cure = cure or f"Call gymnasium.register({identifier!r}, ...) in it."
         raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
     raise UserError(
-        f"There is no environment {name!r}. {cure or 'See `gymnasium.pprint_registry()`.'} One of "
-        f"your own module: env.name=my_module:{name}."
+        f"There is no environment {name!r}. {cure or 'See `gymnasium.pprint_registry()`.'} For an "
+        f"environment of your own module, write env.name=my_module:{name}."
     )
