@@ -72,7 +72,7 @@ class MinariFiles:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The Gymnasium id and the arguments of the environment; empty if they are not known."""
+        """The Gymnasium ID and the arguments of the environment; empty if they are unknown."""
         name, kwargs = self._env_spec.get("id"), self._env_spec.get("kwargs")
         return {"name": name, "kwargs": kwargs or {}} if isinstance(name, str) else {}
 

@@ -93,7 +93,7 @@ def read_records(folder: Path) -> tuple[list[PlannedRun], list[str]]:
 def _files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.rglob(_PATTERN))
     for sweeps in (parent / "sweeps" for parent in folder.parents):
-        if os.access(sweeps, os.R_OK | os.X_OK):  # a folder above may be another user's
+        if os.access(sweeps, os.R_OK | os.X_OK):  # a parent folder may belong to another user
             yield from sorted([*sweeps.glob(_PATTERN), *sweeps.glob(f"*/{_PATTERN}")])
 
 
