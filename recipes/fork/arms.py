@@ -57,7 +57,7 @@ class Arm:
     def dose(self) -> float | None:
         """The power of the factor in the probabilities of the actor's batch: 1 in the paper.
 
-        An arm that also differs in another key has none.
+        It is ``None`` for an arm that also changes another key.
         """
         sampler = self.changes["sampler"]
         if len(self.changes) > 1:

@@ -60,7 +60,7 @@ class Comparison:
     pairs: int
     units: str  # what a sign-flip test flips: seeds, checkpoints or draws
     unit_count: int  # how many of these there are
-    p: float  # of this test
+    p: float  # the p-value of this test
     corrected_p: float = math.nan  # p with Holm's correction over the arms
 
 

@@ -87,7 +87,7 @@ class Baseline:
         return [key for key in keys if key.split(".")[0] not in self._free]
 
     def order(self, method: Method) -> tuple[Any, ...]:
-        """By family, the baseline first, with numbers in hyperparameters sorted by size."""
+        """A sort key: by family, the baseline first, and hyperparameters by numeric value."""
         settings = tuple((key, _by_size(value)) for key, value in method.settings)
         replay = (method.replay != "uniform", method.replay)
         return self.family(method), not self.matches(method), replay, method.sampler, settings

@@ -21,8 +21,8 @@ class Cell:
 
     task: Task
     method: Method
-    runs: list[Run]  # from which the numbers are computed
-    complete: bool  # whether they are finished; if none is, there is a curve but no score
+    runs: list[Run]  # the runs from which the numbers are computed
+    complete: bool  # whether they are finished; unfinished runs have a curve but no score
 
     @cached_property
     def curves(self) -> dict[str, dict[str, np.ndarray]]:
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def score_name(self) -> str:
-        """What the method is judged by: the success rate where there is one."""
+        """The metric by which the method is judged: the success rate, if there is one."""
         return [metric for metric in METRICS if metric in self.curves][-1]
 
     @property

@@ -69,7 +69,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values. ``columns`` are the formats of numbers by name; the default is ``{:,}``."""
+    """Rows of values. ``columns`` maps names to number formats; the default is ``{:,}``."""
 
     name: str
     caption: str

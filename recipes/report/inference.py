@@ -41,13 +41,13 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """The mean without the lowest and highest quarter of the seeds (axis 0), if there are four."""
+    """The mean over seeds (axis 0) without the lowest and highest quarter, from four seeds on."""
     cut = len(scores) // 4  # SciPy's trim_mean does the same in fifty times the time
     return np.sort(scores, axis=0)[cut : len(scores) - cut].mean(0)
 
 
 def mean_improvement(*cells: np.ndarray) -> float:
-    """The mean over tasks of the mean score in percent of the baseline's."""
+    """The mean score as a percentage of the baseline's, averaged over tasks."""
     return 100 * float(np.mean([x.mean() / y.mean() for x, y in _tasks(cells)]))
 
 
@@ -61,7 +61,7 @@ def probability_of_improvement(*cells: np.ndarray) -> float:
 
 
 def _tasks(cells: Sequence[np.ndarray]) -> zip[tuple[np.ndarray, np.ndarray]]:
-    """Splits the method's scores, task by task, from those of the baseline, which follow them."""
+    """Pairs the scores of the method, which come first, with those of the baseline, by task."""
     half = len(cells) // 2
     return zip(cells[:half], cells[half:], strict=True)
 

@@ -214,7 +214,7 @@ def print_results(
     picture: Path | None,
     checkpoint: Path | None,
 ) -> None:
-    """Prints the last evaluation of a run, that of the random policy, and the files."""
+    """Prints the last evaluation of a run, that of the random policy, and its files."""
     if at_random is not None:
         solved = solved_at(cfg, trained.success_rate is not None)
         print(_summary(trained, at_random, cfg.num_eval_episodes, solved))

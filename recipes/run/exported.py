@@ -24,7 +24,7 @@ _BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)
 
 
 def export(policy: Policy, file: Path) -> float:
-    """Exports a policy, checked before a file is replaced. Returns the largest difference."""
+    """Exports a policy and checks it before it replaces a file. Returns the largest difference."""
     unfinished = file.with_name(f"{file.name}.unfinished")
     try:
         try:
@@ -124,7 +124,7 @@ def _difference(policy: Policy, file: Path) -> float:
             raise UserError(
                 "The exported policy differs from the original by up to "
                 f"{difference.max():.1e} for a batch of {batch}; no file was written. The "
-                "network may depend on values or be random: change it."
+                "network may branch on values or be random: change it."
             )
         largest = max(largest, float(difference.max()))
     return largest

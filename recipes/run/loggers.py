@@ -31,7 +31,7 @@ def check_logger(cfg: LoggerConfig) -> None:
         return
     try:
         is_installed = importlib.util.find_spec(package) is not None
-    except ValueError:  # excluded by `sys.modules[package] = None`
+    except ValueError:  # raised after `sys.modules[package] = None`
         is_installed = False
     if not is_installed:
         raise UserError(
@@ -88,7 +88,7 @@ def _log_to_tensorboard(logger: Any, settings: dict[str, Any]) -> None:
 def _wandb_options(cfg: TrainingConfig, run_dir: Path) -> dict[str, Any]:
     import wandb
 
-    saved_id = run_dir / "wandb_id"  # so that a resumed run continues the same one
+    saved_id = run_dir / "wandb_id"  # so that a resumed run continues its W&B run
     if not saved_id.exists():
         with replacing(saved_id) as new:
             new.write(uuid.uuid4().hex[:8])

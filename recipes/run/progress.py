@@ -106,12 +106,12 @@ def start_message(cfg: TrainingConfig, start: int) -> str:
 
 
 class Progress(tqdm):
-    """Shows how far a run is: a bar on a terminal, or a line every 30 seconds in a log file.
+    """Shows the progress of a run: a bar on a terminal, or a line every 30 seconds in a log file.
 
-    The first steps of a run, ``random_steps``, are shown as such.
+    The first steps of a run, ``random_steps``, are shown as random.
     """
 
-    monitor_interval = 0  # no thread: the session looks at the clock
+    monitor_interval = 0  # no monitor thread: the session decides when to refresh the bar
     _newest: ClassVar[Progress | None] = None
 
     def __init__(
