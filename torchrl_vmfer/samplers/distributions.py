@@ -264,7 +264,7 @@ class RankDistribution(Distribution):
 
 
 class InversionDistribution(PowerDistribution):
-    """P ∝ priority^power, drawn once at a linear cost: building a tree would not pay."""
+    """P ∝ priority^power, drawn once at linear cost, for which building a tree does not pay off."""
 
     def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
         """As in :class:`Distribution`."""
