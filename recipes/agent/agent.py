@@ -45,8 +45,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.progress import Averages
 
-__all__ = ["Agent", "AgentMaker", "LossMaker", "adam", "deterministic_agent", "gaussian_agent"]
-
 LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
 
 

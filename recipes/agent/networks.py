@@ -26,18 +26,6 @@ from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 
-__all__ = [
-    "critic_network_spec",
-    "deterministic_actor",
-    "exploring",
-    "gaussian_actor",
-    "load_policy_of_run",
-    "make_critics",
-    "network_inputs",
-    "network_spec",
-    "policy_data",
-]
-
 _RENORM = ("batch_renorm", "batch_renorm_warmup")  # keys that some recipes have for their critics
 
 

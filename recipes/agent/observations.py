@@ -15,11 +15,6 @@ from torchrl_vmfer.policies import Normalization
 from vmfer_recipes.config.replay_groups import HindsightReplayConfig
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = [
-    *("NormalizedObservations", "Observations", "ObservingPolicy", "RunningStatistics"),
-    "make_observations",
-]
-
 
 class Observations(TensorDictModuleBase):
     """Passes the stored observation to the networks, on their device.

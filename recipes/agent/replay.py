@@ -42,12 +42,6 @@ from vmfer_recipes.config.replay_groups import (
 )
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = [
-    *("SIGNALS", "action_distances", "actor_signal", "check_memory", "make_actor_sampling"),
-    *("make_replay_buffer", "policy_action", "saturation", "stores_td_errors"),
-    *("unchanged_random_numbers", "weighted_mean"),
-]
-
 SIGNALS = {
     "factor": "a sampling factor",
     "td_error": "a TD error",

@@ -36,9 +36,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.interruption import Interruption
 
-__all__ = ["Collector", "SingleCollector", "WorkersCollector", "make_collector"]
-
-
 _POLL = 1e-3  # seconds between checks for new chunks while there are enough frames
 _START = 10.0  # seconds after which workers that have not started are reported
 

@@ -17,8 +17,6 @@ from tensordict.nn import TensorDictModuleBase
 from vmfer_recipes.collection.worker import LostError, RemoteWorker, reported, versions
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = ["ProcessPool"]
-
 
 class ProcessPool:
     """Worker processes.

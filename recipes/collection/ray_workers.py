@@ -23,8 +23,6 @@ from vmfer_recipes.collection.worker import LostError, Request, reported
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = ["RayPool"]
-
 
 class RayPool:
     """Ray actors, spread over the nodes of a cluster. Ray restarts those that are lost.

@@ -7,8 +7,6 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-__all__ = ["ENVIRONMENT", "EpisodeReturns", "kept"]
-
 # The number of the environment that a transition comes from, stored if hindsight replay needs it.
 ENVIRONMENT = "environment"
 

@@ -26,11 +26,6 @@ from vmfer_recipes.environments.state import (
     reseed_environment,
 )
 
-__all__ = [
-    *("Chunk", "LostError", "RemoteWorker", "Request", "Worker"),
-    *("environment_seeds", "is_whole", "reported", "versions"),
-]
-
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "mujoco", "torchrl_vmfer")
 
 

@@ -22,8 +22,6 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.plugin import Plugin
 from omegaconf import DictConfig, open_dict
 
-__all__ = ["RELIED_ON", "SweepComposer", "current_job", "option_parser", "register_plugin"]
-
 # The undocumented attributes used below, by the class or the singleton that has them.
 RELIED_ON: dict[str, tuple[str, ...]] = {
     "hydra._internal.config_loader_impl.ConfigLoaderImpl": ("_apply_overrides_to_config",),

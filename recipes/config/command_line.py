@@ -22,10 +22,6 @@ from vmfer_recipes.config.names import choices_of, written
 from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import to_config, wrong_value
 
-__all__ = [
-    *("CommandLine", "explain", "read_command_line", "read_folder_and_options", "read_options"),
-]
-
 _Config = TypeVar("_Config", bound=Config)
 _HYDRAS = ("hydra.", "hydra/")
 _NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?([eE]\+?\d+)?(?![\w.])")

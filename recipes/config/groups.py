@@ -7,12 +7,6 @@ from typing import Any
 
 from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema
 
-__all__ = [
-    *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
-    *("ProcessesCollectorConfig", "RayCollectorConfig", "SingleCollectorConfig"),
-    *("TensorBoardLoggerConfig", "WandbLoggerConfig", "WorkersConfig"),
-]
-
 
 @dataclass
 class EnvConfig(Config):

@@ -16,11 +16,6 @@ from typing_extensions import dataclass_transform
 from torchrl_vmfer.arguments import Argument
 from vmfer_recipes.config.names import folder_name
 
-__all__ = [
-    *("MISSING", "Config", "Key", "PartConfig", "argument", "describe", "group", "groups", "key"),
-    *("schema", "schemas_of"),
-]
-
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy

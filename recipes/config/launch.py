@@ -37,8 +37,6 @@ from vmfer_recipes.run.interruption import (
     raising_ctrl_c,
 )
 
-__all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
-
 _FOR_COMPOSING = {"config_dir", "config_name", "config_path", "run"}  # options of a single run
 _USER_ERRORS = (UserError, OmegaConfBaseException)
 

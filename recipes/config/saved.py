@@ -16,10 +16,6 @@ from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = [
-    *("NoTrainingRunError", "load_config", "read_config", "read_run", "read_training_config"),
-]
-
 # The keys of a run that every program needs, and their types.
 _REQUIRED: dict[str, type] = {
     **dict.fromkeys(("algorithm", "env.name", "replay.name", "sampler.name"), str),

@@ -8,8 +8,6 @@ import io
 from vmfer_recipes.config.errors import UserError, near_names
 from vmfer_recipes.config.plugins import import_module
 
-__all__ = ["registered_id"]
-
 
 def registered_id(name: str) -> str:
     """The id of an environment that is registered with Gymnasium."""

@@ -25,8 +25,6 @@ from gymnasium.wrappers.utils import RunningMeanStd
 from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import Environment
 
-__all__ = ["EnvironmentPart", "environment_state", "load_environment_state", "reseed_environment"]
-
 # MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
 # the last step, which affect the rewards and observations of the next step.
 _SIMULATION = (

@@ -22,8 +22,6 @@ from vmfer_recipes.config.replay_groups import (
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = ["Arm", "make_arms"]
-
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
     *("actor_objective", "directions", "entropy_gradient"),

@@ -15,8 +15,6 @@ from vmfer_recipes.fork.plan import Fork, Plan
 from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
 from vmfer_recipes.run.tables import read_columns
 
-__all__ = ["COLUMNS", "Comparison", "compare", "hierarchical_bootstrap", "read_results"]
-
 # The smallest p-value of a sign-flip test with n units is 2^(1-n): below six, none is under 0.05.
 ENOUGH_UNITS = 6
 

@@ -31,11 +31,6 @@ from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.progress import Averages
 from vmfer_recipes.run.session import Stateful, TrainingSession
 
-__all__ = [
-    *("PartialSession", "load_source", "load_source_parts", "make_agent"),
-    *("recipe_of", "starting_state", "with_batches"),
-]
-
 _CHUNK = 2048
 
 

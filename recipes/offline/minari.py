@@ -17,8 +17,6 @@ import numpy as np
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.names import MINARI_PREFIX
 
-__all__ = ["Episode", "MinariFiles"]
-
 _EPISODE = "episode_"
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 

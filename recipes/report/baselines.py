@@ -18,8 +18,6 @@ from vmfer_recipes.config.errors import UserError, did_you_mean
 from vmfer_recipes.config.names import differing
 from vmfer_recipes.report.methods import Method, Task, distinguishing_keys, family_label
 
-__all__ = ["DEFAULT_BASELINE", "Baseline"]
-
 DEFAULT_BASELINE = "uniform"
 
 # In these algorithms, critics beyond the second affect only uncertainties and TD errors.

@@ -12,8 +12,6 @@ from vmfer_recipes.report.inference import column_estimates
 from vmfer_recipes.report.methods import Method, Task
 from vmfer_recipes.report.runs import METRICS, Run, area, final
 
-__all__ = ["Cell"]
-
 
 @dataclass(frozen=True)
 class Cell:

@@ -20,8 +20,6 @@ from vmfer_recipes.report.inference import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Heading", "Listing", "Paragraph", "Picture", "Table", "to_html", "to_markdown"]
-
 Value = str | int | float | Estimate | None
 
 

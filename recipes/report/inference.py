@@ -15,12 +15,6 @@ from rliable.library import get_interval_estimates
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-__all__ = [
-    *("Estimate", "best_possible_p", "column_estimates", "estimate", "holm", "interquartile_mean"),
-    *("mean_improvement", "paired_difference", "permutation_p", "probability_of_improvement"),
-    *("sign_flip_p", "smallest_detectable_difference"),
-]
-
 REPETITIONS = 2000
 _SEED = 20240731
 _MOST_LISTED = 200_000  # more divisions or signs than this are drawn instead of listed

@@ -19,8 +19,6 @@ from vmfer_recipes.report.inference import Estimate, estimate, holm
 from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
 from vmfer_recipes.report.runs import LeftOut, Run
 
-__all__ = ["LEVEL", "PAPER", "TOO_FEW", "Average", "Comparison", "Result", "Study", "make_study"]
-
 LEVEL = 0.05  # of significance
 PAPER = read_config(Path(__file__).with_name("paper.yaml"))
 TOO_FEW = "too few seeds"  # the verdict if no scores could have been significant

@@ -25,11 +25,6 @@ from vmfer_recipes.environments.make import Environment, make_environment, tenso
 from vmfer_recipes.offline.scores import reference_returns
 from vmfer_recipes.run.tables import Evaluation
 
-__all__ = [
-    *("Episode", "Evaluation", "Solved", "evaluate", "play_episode", "print_results"),
-    *("record_video", "solved_at"),
-]
-
 
 class Episode(NamedTuple):
     """The result of one episode."""

@@ -16,8 +16,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer import Policy
 from vmfer_recipes.config.errors import UserError, first_line
 
-__all__ = ["export", "input_names", "usage"]
-
 _TOLERANCE = 1e-5  # relative to the range of actions
 # The batch sizes and the scales of the observations with which an exported file is checked.
 _BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)

@@ -11,8 +11,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.loggers import make_logger
 from vmfer_recipes.run.tables import Evaluation, Table
 
-__all__ = ["BestPolicy", "RunLog"]
-
 _EVALUATION = ("step", *Evaluation._fields)
 
 

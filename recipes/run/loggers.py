@@ -18,8 +18,6 @@ from vmfer_recipes.run.files import replacing
 if TYPE_CHECKING:
     from vmfer_recipes.config.training import TrainingConfig  # which checks loggers
 
-__all__ = ["check_logger", "make_logger"]
-
 _PACKAGES = {TensorBoardLoggerConfig: "tensorboard", WandbLoggerConfig: "wandb"}
 _SECONDS = 60  # to reach Weights & Biases; afterwards an interrupted connection is no error
 

@@ -17,8 +17,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.tables import Evaluation
 from vmfer_recipes.sweep.jobs import sweep_position
 
-__all__ = ["Averages", "Clock", "Progress", "start_message"]
-
 _MOST = 1000  # values that are kept, so that memory does not grow with the interval between rows
 _FACTS = "{remaining} left, {rate_noinv_fmt}{postfix}"
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, " + _FACTS + "]"

@@ -29,8 +29,6 @@ from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.progress import Averages, Clock, Progress, start_message
 
-__all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
-
 EVALUATION_SEED = 1_000_000  # far from the seeds of training environments
 _SECONDS = 0.2  # the time between two reports of the progress
 

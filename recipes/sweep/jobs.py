@@ -19,11 +19,6 @@ from vmfer_recipes.config.plugins import import_class, is_custom
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.directory import RunDirectory
 
-__all__ = [
-    *("Job", "check_directories", "check_parts", "position_override", "sweep_position"),
-    "with_swept_keys",
-]
-
 _LONGEST_NAME = 80
 
 # The launcher passes this key to every run, in this process or on another machine.

@@ -15,8 +15,6 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import replacing
 
-__all__ = ["PlannedRun", "read_records", "write_record"]
-
 _PATTERN = "sweep_*.json"
 
 

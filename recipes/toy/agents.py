@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["Actors", "Critics", "FixedCritics", "action_grid", "from_each", "reward"]
-
 OPTIMAL_ACTION = (-0.5, -0.5)
 _STATE = torch.tensor([[-0.5, -0.5]])  # a batch of one
 

@@ -17,8 +17,6 @@ from vmfer_recipes.toy.record import ANGLE_EDGES, WAYS, Record, angle, mean_inte
 if TYPE_CHECKING:
     from vmfer_recipes.shooting import ShootingConfig
 
-__all__ = ["draw"]
-
 _CRITICS = {"$Q_1$": ORANGE, "$Q_2$": SKY}
 _COLORS = dict(zip(WAYS, (GRAY, VERMILION, BLUE), strict=True))
 _SHADING: Any = {"cmap": "Greys", "norm": Normalize(0, 180)}

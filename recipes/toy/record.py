@@ -32,8 +32,6 @@ from vmfer_recipes.toy.agents import (
 if TYPE_CHECKING:
     from vmfer_recipes.shooting import ShootingConfig
 
-__all__ = ["WAYS", "Record", "angle", "compare", "mean_interval", "verdict"]
-
 WAYS = ("uniform", "uncertainty", "oracle")  # of choosing transitions
 
 ANGLE_EDGES = np.linspace(0, 180, 37)  # the edges of the bins, in degrees
