@@ -63,7 +63,7 @@ class TrainingConfig(Config):
     )
     utd_ratio: int | float | str = key(
         1,
-        "critic updates per environment step, an integer or a fraction such as 1/16; target "
+        "critic updates per environment step, a number or a fraction such as 1/16; target "
         "networks are updated along with the critics",
         low=1e-6,
     )
