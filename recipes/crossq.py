@@ -25,9 +25,9 @@ def main(cfg: CrossQConfig) -> None:
 def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) -> None:
     """Trains one agent.
 
-    After each environment step, the critics are updated ``utd_ratio`` times, on batches that hold
-    both the current and the next states. The actor is updated once every ``policy_delay``
-    environment steps, or critic updates if these are fewer. There are no target networks.
+    There are ``utd_ratio`` critic updates per environment step, on batches that hold both the
+    current and the next states. The actor is updated once every ``policy_delay`` environment steps
+    or, if ``utd_ratio`` is less than 1, critic updates. There are no target networks.
     """
     for step in session.steps(**agent.components()):
         agent.collector.collect()

@@ -85,8 +85,8 @@ def _for_recipes(trained: Policy, env: Environment, goals: bool) -> TensorDictMo
     ):
         if size != needed:
             raise UserError(
-                f"{trained.source} needs {name} of size {needed}, but those of the environment in "
-                f"config.yaml have size {size}: restore the files of the run."
+                f"{trained.source} needs {name} of size {needed}, but the environment in "
+                f"config.yaml has size {size}: restore the files of the run."
             )
     return TensorDictModule(
         lambda *parts: trained.unit_action(torch.cat(parts, -1)), keys, ["action"]

@@ -19,11 +19,11 @@ class ShootingConfig(Config):
     """The paper's toy experiments: its simple example and the Shooting environment."""
 
     # One seed has no confidence interval.
-    seeds: int = key(20, "independent repetitions, trained side by side", low=2)
+    seeds: int = key(20, "independent repetitions, trained in parallel", low=2)
     first_seed: int = key(0, "number of the first repetition", low=0)
     critics: str = key(
         "shared",
-        "shared: learn from random shots; own: from the actor's shots; fixed: the simple example's",
+        "shared: learn from random shots; own: from their actor's shots; fixed: as in the example",
         choices=("shared", "own", "fixed"),
     )
     shots: int | None = key(
@@ -37,7 +37,7 @@ class ShootingConfig(Config):
     )
     updates: int = key(500, "updates of the actors", low=1)
     policy_delay: int = key(2, "critic updates per update of the actors", low=1)
-    batch_size: int = key(256, "transitions per update, for critics and actors alike", low=1)
+    batch_size: int = key(256, "transitions per update, for both critics and actors", low=1)
     hidden: list[int] = key([64, 64], "hidden units of actors and critics, per layer (ReLU)", low=1)
     critic_lr: float = key(1e-3, "learning rate of the critics (Adam)", low=0, aka=("lr",))
     actor_lr: float = key(1e-3, "learning rate of the actors (Adam)", low=0, aka=("lr",))
@@ -46,7 +46,7 @@ class ShootingConfig(Config):
     )
     actor_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
     low_uncertainty: float = key(
-        0.5, "fraction of a batch that Uncertainty uses: the smallest angles", low=0, high=1
+        0.5, "fraction of a batch, with the smallest angles, that Uncertainty uses", low=0, high=1
     )
     largest_angle: float = key(
         180.0, "largest angle between gradients that Uncertainty uses, in degrees", low=0, high=180

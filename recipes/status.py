@@ -140,7 +140,7 @@ def _progress(run_dir: Path, recent: float) -> Progress:
 
 
 def _seconds_left(runs: list[Progress]) -> list[float]:
-    """For each run, at its speed or, if that is not known, at the usual one of its algorithm."""
+    """Estimates the time of each run from its speed, or from the median speed of its algorithm."""
     speeds: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         if run.speed > 0:
@@ -175,7 +175,7 @@ def _summary(runs: list[Progress], seconds: list[float]) -> str:
     if count["running"] > 1:
         text += f", {_time(sum(known) / count['running'])} with {count['running']} at a time"
     if unknown := len(runs) - len(known):
-        text += f", without {counted(unknown, 'run')} whose speed is not known yet"
+        text += f", not counting {counted(unknown, 'run')} of unknown speed"
     return text + "."
 
 

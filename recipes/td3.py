@@ -29,10 +29,10 @@ def main(cfg: TD3Config) -> None:
 def train(cfg: TD3Config, session: run.TrainingSession, agent: agents.Agent) -> None:
     """Trains one agent.
 
-    After each environment step, the critics are updated ``utd_ratio`` times. The actor is updated
-    once every ``policy_delay`` environment steps, or critic updates if these are fewer. The target
-    networks are updated once every ``policy_delay`` critic updates, that is, together with the
-    actor if ``utd_ratio`` is at most 1.
+    There are ``utd_ratio`` critic updates per environment step. The actor is updated once every
+    ``policy_delay`` environment steps or, if ``utd_ratio`` is less than 1, critic updates. The
+    target networks are updated once every ``policy_delay`` critic updates, that is, together with
+    the actor if ``utd_ratio`` is at most 1.
     """
     for step in session.steps(**agent.components()):
         agent.collector.collect()

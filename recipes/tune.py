@@ -65,8 +65,8 @@ def main() -> None:
         goal = {"direction": options.direction, "load_if_exists": True}
         study = optuna.create_study(storage=storage, study_name=digest, **goal)
         for number in range(len(study.trials), options.trials):
-            # Only ended trials are stored. The values of a trial depend on its number and on those
-            # before it, so an interrupted one is drawn again and resumes in its directory.
+            # Only completed trials are stored. The values of a trial depend on its number and on
+            # earlier trials, so an interrupted one is drawn again and resumes in its directory.
             sampler = optuna.samplers.TPESampler(seed=options.study_seed * 100_000 + number)
             draw = optuna.create_study(sampler=sampler, direction=options.direction)
             draw.add_trials(study.trials)
@@ -137,7 +137,7 @@ def _written(values: dict[str, Any]) -> list[str]:
 
 
 def _result(recipe: Recipe, run_dir: Path, options: TuneConfig) -> dict[str, Any]:
-    """Runs a trial. One that fails, or whose objective is not finite, counts as well."""
+    """Runs a trial. Trials that fail or whose objective is not finite also count."""
     try:
         recipe()
         value = objective(run_dir, options.metric, options.objective, options.direction)

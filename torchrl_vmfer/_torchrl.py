@@ -113,7 +113,7 @@ def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
 
 
 def global_hooks() -> list[dict[int, Any]]:
-    """The hooks of all modules."""
+    """The hooks that are registered for all modules."""
     return [getattr(module_globals, f"_global{name}") for name in _HOOKS]
 
 
@@ -285,7 +285,7 @@ def position(writer: RoundRobinWriter) -> tuple[int, int]:
 
 
 def note_written(writer: Writer, slots: Tensor) -> Tensor:
-    """Counts slots that another process wrote. Returns the index that TorchRL marks for them."""
+    """Counts slots that another process wrote. Returns the index to pass to ``mark_update``."""
     if writer.tracks_generations:
         writer._bump_generation(slots, None)
     return writer._replicate_index(slots)

@@ -1,7 +1,7 @@
 """The arguments of samplers and losses: default, range and meaning of each in one place.
 
-The constructors check their arguments with them, and the recipes make configuration keys of them.
-This module imports no other package, so that ``--help`` of a recipe is fast.
+Constructors use these definitions to check their arguments, and the recipes turn them into
+configuration keys. This module imports no other package, so that ``--help`` of a recipe is fast.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ HER_RATIO = Argument(0.8, "fraction of a batch whose goals are relabeled", low=0
 STRATEGY = Argument("future", "where new goals come from", choices=("future", "final", "episode"))
 TARGET_CRITICS = Argument(2, "critics that form the TD target", low=1, is_integer=True)
 USED = Argument(
-    "first", "the critic whose gradient moves the actor", choices=("first", "min", "mean")
+    "first", "the critic whose direction enters the factor", choices=("first", "min", "mean")
 )
 OBJECTIVE = Argument(
     "first",

@@ -1,4 +1,4 @@
-"""The action gradient of each critic, and a mixin that extracts them from a TorchRL loss."""
+"""The action gradients of the critics, and a mixin that extracts them from a TorchRL loss."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class GradientTap(TappedLoss):
     squashing: Squashing | None
     _in_actor_loss = False
     _report: dict[str, Tensor] | None = None
-    selected_out_keys: list[NestedKey] | None = None  # by select_out_keys
+    selected_out_keys: list[NestedKey] | None = None  # those of select_out_keys
 
     def __init__(
         self,
@@ -181,8 +181,8 @@ class GradientTap(TappedLoss):
         super().__init__(*args, **kwargs)
         if measure and self.num_qvalue_nets == 1:
             warnings.warn(
-                f"{type(self).__name__} has one critic: all its factors equal e, and vMFER samples "
-                "uniformly: pass num_qvalue_nets=2 or more, or measure=False.",
+                f"{type(self).__name__} has one critic, so all its factors equal e, and vMFER "
+                "samples uniformly: pass num_qvalue_nets=2 or more, or measure=False.",
                 stacklevel=3,
             )
         self.squashing = None
@@ -282,7 +282,7 @@ class GradientTap(TappedLoss):
         return metadata
 
     def critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values of the critics, for the actor loss, the TD target or the prediction."""
+        """Returns the values of the critics for the actor loss, the TD target or the prediction."""
         if self._in_actor_loss:
             return self.actor_critics(tensordict, params)
         is_target = params is not self.qvalue_network_params
@@ -293,13 +293,13 @@ class GradientTap(TappedLoss):
         return self.stock_critics(tensordict, params)
 
     def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
-        """The values that the actor maximizes, linear in the action. Keeps their gradients."""
+        """Returns the values to maximize, linear in the action, and keeps their gradients."""
         inputs = tensordict
         if self.has_shared_inputs:
             inputs = tensordict.expand(self.num_qvalue_nets, *tensordict.batch_size)
         actions = inputs.get(self.tensor_keys.action).detach()
         self.tapped_action = actions[0]
-        at = self.perturbed(self.tapped_action)  # the same for all critics
+        at = self.perturbed(self.tapped_action)  # the same point for all critics
         value_key = self.tensor_keys.state_action_value
         values, self.tapped_gradients = linearized_values(
             lambda inputs: self.paired_critics(inputs, params),
@@ -315,7 +315,7 @@ class GradientTap(TappedLoss):
         return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])
 
     def perturbed(self, action: Any) -> Tensor | None:
-        """The action ``[*batch, action]`` where the critics are evaluated, if it is another one."""
+        """The action ``[*batch, action]`` for the critics, or ``None`` for the policy's action."""
         return None
 
     def loss_gradients(self, tensordict: TensorDictBase) -> Tensor:

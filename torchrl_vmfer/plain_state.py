@@ -112,8 +112,8 @@ def check_saved(
 ) -> None:
     """Raises an error if a state cannot be loaded into the sampler with the state ``own``.
 
-    It must have been saved by the same class (the entry ``"sampler"``), have the same entries, and
-    agree in the ``settings``. The ``numbers`` are finite and at least 0.
+    The state must have been saved by the same class (the entry ``"sampler"``), have the same
+    entries, and agree in the ``settings``. Its ``numbers`` must be finite and at least 0.
     """
     name = own["sampler"]
     saved = state.get("sampler") if isinstance(state, dict) else None

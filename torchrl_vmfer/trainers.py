@@ -101,7 +101,7 @@ class VMFSACOptimizationStepper(DefaultOptimizationStepper):
 
 
 class _OtherLoss:
-    """A trainer with another ``compute_loss``."""
+    """A view of a trainer with a different ``compute_loss``."""
 
     def __init__(self, trainer: Trainer, compute_loss: Callable[..., Any]) -> None:
         self._trainer = trainer
@@ -112,7 +112,7 @@ class _OtherLoss:
 
 
 def _actor_loss(trainer: Trainer) -> tuple[Tensor, Any]:
-    """Computes the actor loss on a separate batch and stores what it measured on that batch."""
+    """Computes the actor loss on a separate batch and stores the signals of that batch."""
     buffer = trainer.replay_buffer
     if not hasattr(buffer, "sample_actor"):
         raise TypeError(

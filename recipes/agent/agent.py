@@ -45,8 +45,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.progress import Averages
 
-__all__ = ["Agent", "AgentMaker", "LossMaker", "adam", "deterministic_agent", "gaussian_agent"]
-
 LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
 
 
@@ -67,7 +65,7 @@ class Agent:
     compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer
     collector: Any  # a `Collector`; `None` if the buffer holds a dataset
-    reads_slots: bool  # whether compiled updates read the rows of the slots that were drawn
+    reads_slots: bool  # whether compiled updates can read the rows of drawn slots themselves
     sampler: SamplerConfig
     sample_actor: Callable[[], TensorDictBase] | None  # `None` for the critics' batch
     actor_keys: tuple[str, ...]  # the entries of the actor's batch
@@ -91,7 +89,10 @@ class Agent:
         return {name: part for name, part in components.items() if part is not None}
 
     def critic_batch(self, lean: bool = False) -> TensorDictBase:
-        """Draws a batch for the critics; a lean one has no entries that compiled updates read."""
+        """Draws a batch for the critics.
+
+        With ``lean``, it consists of slots only if the compiled updates read the rows themselves.
+        """
         if lean and self.compiled is not None and self.reads_slots:
             return self.buffer.draw_slots(self.buffer.critic_sampler)
         return self._observed(self.buffer.sample())
@@ -101,7 +102,8 @@ class Agent:
         if self.sample_actor is None:
             # Drops the critics' importance weights.
             return critic_batch.select(*self.actor_keys, "index", strict=False)
-        sample = getattr(self.sample_actor, "func", None)  # of the buffer, or of a pool or a fork
+        # The method of the buffer, or a function of a candidate pool or a fork.
+        sample = getattr(self.sample_actor, "func", None)
         is_lean = lean and self.compiled is not None and self.reads_slots
         if is_lean and sample == self.buffer.sample_actor:
             return self.buffer.draw_slots(self.buffer.actor_sampler)
@@ -111,7 +113,7 @@ class Agent:
         return self.observations(batch) if self.observations.has_effect else batch
 
     def _with_entries(self, batch: TensorDictBase) -> TensorDictBase:
-        """The actor's batch with its entries, also if only its slots were drawn."""
+        """Returns the actor's batch, and reads its entries if only its slots were drawn."""
         if self.actor_keys[0] in batch:
             return batch
         return self.buffer.read_rows(batch["index"], self.actor_keys).update(batch)
@@ -229,9 +231,9 @@ class AgentMaker:
     ) -> Agent:
         """Makes the replay buffer and the collector, and combines all components.
 
-        ``explorer`` is the data-collection policy, ``None`` for training on a dataset. ``targets``
-        is a ``SoftUpdate`` of the target networks, ``alpha_optimizer`` optimizes the temperature,
-        and ``actor_keys`` are the entries of a transition that the actor loss reads.
+        ``explorer`` is the data-collection policy, or ``None`` for training on a dataset.
+        ``targets`` is the ``SoftUpdate`` of the target networks, ``alpha_optimizer`` optimizes the
+        temperature, and ``actor_keys`` are the entries of a transition that the actor loss reads.
         """
         cfg, observations = self._cfg, self._observations
         uncertainty = VMFUncertainty(loss)
@@ -311,7 +313,8 @@ def deterministic_agent(
     Args:
         cfg: the configuration of the run.
         make_loss: the class of the loss, or a function with its arguments.
-        exploration_noise: of collected actions; ``None`` for training on a dataset.
+        exploration_noise: the standard deviation of the noise on collected actions; ``None`` for
+            training on a dataset.
         actor_keys: the entries of a transition that the actor loss reads.
         **options: further arguments of the loss.
     """

@@ -24,8 +24,6 @@ from vmfer_recipes.config.replay_groups import (
 if TYPE_CHECKING:
     from vmfer_recipes.agent.agent import Agent
 
-__all__ = ["agreement", "cosine", "measure", "signal_to_noise"]
-
 _SATURATED = 0.99  # absolute value of actions scaled to [-1, 1]
 # The current networks choose among candidates: there are no stored probabilities.
 _WITHOUT_DISTRIBUTION = (DirectSamplerConfig, OnPolicySamplerConfig)

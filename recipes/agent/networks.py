@@ -26,19 +26,7 @@ from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment
 
-__all__ = [
-    "critic_network_spec",
-    "deterministic_actor",
-    "exploring",
-    "gaussian_actor",
-    "load_policy_of_run",
-    "make_critics",
-    "network_inputs",
-    "network_spec",
-    "policy_data",
-]
-
-_RENORM = ("batch_renorm", "batch_renorm_warmup")  # keys of recipes for their critics
+_RENORM = ("batch_renorm", "batch_renorm_warmup")  # keys that some recipes have for their critics
 
 
 def network_spec(cfg: TrainingConfig) -> NetworkSpec:
@@ -88,7 +76,7 @@ def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """A context in which errors of a custom network take one line."""
+    """A context in which errors of a custom network are reported in one line."""
     with importing():
         try:
             yield
@@ -109,7 +97,7 @@ def exploring(
 
 
 class _Concatenated(nn.Module):
-    """Gives observation and action to a custom network, as an MLP accepts them."""
+    """Passes observation and action to a custom network as separate arguments, as to an MLP."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

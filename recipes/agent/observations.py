@@ -15,17 +15,12 @@ from torchrl_vmfer.policies import Normalization
 from vmfer_recipes.config.replay_groups import HindsightReplayConfig
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = [
-    *("NormalizedObservations", "Observations", "ObservingPolicy", "RunningStatistics"),
-    "make_observations",
-]
-
 
 class Observations(TensorDictModuleBase):
     """Passes the stored observation to the networks, on their device.
 
     Attributes:
-        has_effect: whether batches change. Otherwise there is no need to call this module.
+        has_effect: whether this module changes batches. If not, it need not be called.
     """
 
     in_keys: list[str] = ["observation"]
@@ -135,7 +130,8 @@ class ObservingPolicy(TensorDictModuleBase):
 class RunningStatistics(nn.Module):
     """The elementwise mean and variance of the vectors seen so far.
 
-    For normalization, the standard deviation has a lower bound, and a number is added to it.
+    For normalization, the standard deviation is at least ``least_deviation``, and
+    ``added_deviation`` is added to it.
     """
 
     def __init__(
@@ -179,9 +175,9 @@ def make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
         goal = RunningStatistics(spec["desired_goal"].shape[-1])
         statistics = RunningStatistics(size)
         return NormalizedObservations(statistics, goal, clip=cfg.replay.clip, device=device)
-    # Keys of offline recipes. `normalize` alone may be a key of a custom recipe.
+    # Offline recipes have both keys. A custom recipe may use `normalize` for something else.
     if getattr(cfg, "dataset", None) is not None and getattr(cfg, "normalize", False):
-        # As published for TD3+BC. `learn` is called once, with the whole dataset.
+        # These are the settings of TD3+BC. `learn` is called once, with the whole dataset.
         statistics = RunningStatistics(size, least_deviation=0, added_deviation=1e-3)
         return NormalizedObservations(statistics, clip=math.inf, device=device)
     if cfg.env.normalize_observations:

@@ -42,12 +42,6 @@ from vmfer_recipes.config.replay_groups import (
 )
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = [
-    *("SIGNALS", "action_distances", "actor_signal", "check_memory", "make_actor_sampling"),
-    *("make_replay_buffer", "policy_action", "saturation", "stores_td_errors"),
-    *("unchanged_random_numbers", "weighted_mean"),
-]
-
 SIGNALS = {
     "factor": "a sampling factor",
     "td_error": "a TD error",
@@ -66,7 +60,7 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     storage = RowStorage if cfg.fast else LazyTensorStorage
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
     options: dict[str, Any] = {
-        # No other process reads their counters.
+        # `compilable=True`: no other process reads the counters, so they need no shared memory.
         "storage": storage(cfg.replay.buffer_size, compilable=True),
         "writer": writer(compilable=True),
         "critic_sampler": instantiate(cfg.replay, Sampler, "replay"),
@@ -211,7 +205,7 @@ def _closest_batch(
 
 
 def policy_action(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
-    """The action without noise, whose components are in [-1, 1]."""
+    """The policy's action without noise. Its components are in [-1, 1]."""
     with torch.no_grad(), set_exploration_type(ExplorationType.DETERMINISTIC):
         return actor(batch.select(*actor.in_keys))["action"]
 
@@ -222,11 +216,11 @@ def saturation(actor: TensorDictModuleBase, batch: TensorDictBase) -> Tensor:
 
 
 def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
-    """The mean squared distance between stored actions and the policy's, for each of some batches.
+    """The mean squared distance between stored actions and the policy's, for each of many batches.
 
     If the policy explores with Gaussian noise of a fixed scale, the batch with the smallest
-    distance is the one that the policy would most likely have produced. The actions of the batches
-    follow each other, ``[number * size, A]``.
+    distance is the one that the policy would most likely have produced. The actions of all batches
+    are concatenated, ``[number * size, A]``.
 
     Example:
         >>> stored = torch.tensor([[0.0], [0.0], [1.0], [1.0]])
@@ -238,9 +232,9 @@ def action_distances(stored: Tensor, policy: Tensor, number: int) -> Tensor:
 
 
 def unchanged_random_numbers(device: torch.device | str) -> AbstractContextManager[None]:
-    """A context after which PyTorch continues with the random numbers from before it.
+    """A context that restores the state of PyTorch's random generators at its end.
 
-    Other GPUs than that of the networks are left alone: saving their state would initialize them.
+    GPUs other than that of the networks are left alone: saving their state would initialize them.
     """
     device = torch.device(device)
     return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])

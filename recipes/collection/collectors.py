@@ -36,24 +36,21 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.interruption import Interruption
 
-__all__ = ["Collector", "SingleCollector", "WorkersCollector", "make_collector"]
-
-
-_POLL = 1e-3  # seconds between looks for chunks while there are enough frames
+_POLL = 1e-3  # seconds between checks for new chunks while there are enough frames
 _START = 10.0  # seconds after which workers that have not started are reported
 
 
 class Collector:
     """Stores at least one transition for every step of a run.
 
-    A step is one frame, whichever environment it comes from. Transitions arrive in chunks, so that
-    a step may find its frame in the buffer.
+    A step is one frame, whichever environment it comes from. Transitions arrive in chunks, so the
+    frame of a step may already be in the buffer.
 
     Args:
         env: an environment of the run.
         policy: the exploring policy.
-        observations: its statistics are updated with every transition.
-        buffer: receives every transition.
+        observations: the preprocessing, whose statistics are updated with every transition.
+        buffer: the buffer that receives every transition.
         cfg: the configuration of the run.
 
     Attributes:
@@ -72,14 +69,14 @@ class Collector:
         self._observations, self._buffer = observations, buffer
         self._extend = extend if cfg.fast else TensorDictReplayBuffer.extend
         count = getattr(cfg.collector, "num_workers", 1) * cfg.num_envs
-        # Episodes of several environments alternate in the buffer: hindsight keeps them apart.
+        # Hindsight relabeling must keep the episodes of several environments apart.
         self._has_labels = cfg.replay.has_goals and count > 1
-        self._frames = 0  # stored
-        self._steps = 0  # of the run, at most `_frames`
+        self._frames = 0  # the number of stored transitions
+        self._steps = 0  # the steps of the run so far, at most `_frames`
         self.episodes = EpisodeReturns(count)
 
     def collect(self) -> None:
-        """Returns when the buffer has received one transition for every call so far."""
+        """Waits until the buffer has received one transition for every call so far."""
         raise NotImplementedError
 
     def store(self, transitions: TensorDictBase, worker: int = 0) -> None:
@@ -98,7 +95,7 @@ class Collector:
         self._frames += count
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the collector for a checkpoint."""
+        """Returns the state of the collector, for a checkpoint."""
         episodes = self.episodes.state_dict()
         return {"frames": self._frames, "steps": self._steps, "episodes": episodes}
 
@@ -108,7 +105,7 @@ class Collector:
 
 
 class SingleCollector(Collector):
-    """A worker in this process, which steps its environments when frames are missing."""
+    """A collector with one worker, in this process, which steps its environments on demand."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -117,19 +114,19 @@ class SingleCollector(Collector):
         others = [make_environment(cfg.env, seed, cfg.replay.has_goals) for seed in seeds]
         self._worker = Worker([self._env, *others], self._policy)
         if not others:
-            # As TorchRL's collector, whose first call of the policy may draw random numbers.
+            # TorchRL's collector also calls the policy once first, which may draw random numbers.
             with torch.no_grad():
                 self._worker.choose()
 
     def collect(self) -> None:
-        """Takes one step in every environment, if all frames so far belong to earlier steps."""
+        """Takes one step in every environment if earlier steps have used all frames."""
         if self._steps == self._frames:
             num_random = self._cfg.init_random_frames - self._frames
             self.store(self._worker.collect(1, num_random, self._frames + 1))
         self._steps += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of every environment, and the position in the round."""
+        """Returns the state of every environment, and the position in the round."""
         return super().state_dict() | self._worker.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -144,11 +141,11 @@ class SingleCollector(Collector):
 
 
 class WorkersCollector(Collector):
-    """Workers in other processes, which are at most ``collector.max_lead`` frames ahead.
+    """A collector with workers in other processes, at most ``collector.max_lead`` frames ahead.
 
-    Each works on one request at a time. With ``collector.sync=true``, chunks are stored in the
-    order of the requests, and each request is made at a step that depends on earlier requests
-    only, so that the speed of workers has no effect on the results.
+    Each worker handles one request at a time. With ``collector.sync=true``, chunks are stored in
+    the order of the requests, and the step at which a request is made depends only on earlier
+    requests. The speed of the workers therefore has no effect on the results.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -162,17 +159,17 @@ class WorkersCollector(Collector):
         self._busy: dict[int, tuple[Request, list[np.ndarray]]] = {}  # in the order of requests
         self._arrived: dict[int, Chunk] = {}
         self._started: set[int] = set()
-        self._new = set(range(count))  # those that have no environments
-        self._held: dict[int, int] = {}  # the versions of the weights that workers have
-        self._numbers = [0] * count  # of chunks
-        self._states: list[Any] = [None] * count  # of environments, after the last stored chunk
+        self._new = set(range(count))  # workers that have no environments yet
+        self._held: dict[int, int] = {}  # the version of the weights that each worker has
+        self._numbers = [0] * count  # the number of each worker's next chunk
+        self._states: list[Any] = [None] * count  # the workers' states after the last stored chunk
         self._weights: list[np.ndarray] = []
         self._version = 0
         self._reported: set[str] = set()
         self._loss = ""
 
     def collect(self) -> None:
-        """Waits for the workers if they are behind."""
+        """Waits for the workers if the frame of this step has not arrived."""
         if self._pool is None:
             self._start()
         self._steps += 1
@@ -187,7 +184,7 @@ class WorkersCollector(Collector):
             if Interruption.came and silence > 5:  # the run is about to save and stop
                 return
             if silence > self._options.patience:
-                cause = self._loss or "environments do not return from their steps"
+                cause = self._loss or "no environment has completed its steps"
                 raise UserError(
                     f"No frames have arrived for collector.patience={self._options.patience:g} "
                     f"seconds ({self._missing() or cause}): raise it, or run the same command to "
@@ -196,12 +193,12 @@ class WorkersCollector(Collector):
         self._submit()
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Stops the workers."""
         if self._pool is not None:
             self._pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The frames and, with ``collector.sync=true``, what the next chunks depend on."""
+        """Returns the counters and, with ``collector.sync=true``, what future chunks depend on."""
         state = super().state_dict() | {"numbers": list(self._numbers)}
         if self._options.sync:
             state |= {"idle": list(self._idle), "states": list(self._states)}
@@ -213,7 +210,10 @@ class WorkersCollector(Collector):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes before the workers start. Without ``collector.sync=true``, episodes restart."""
+        """Restores a state before the workers start.
+
+        Without ``collector.sync=true``, the workers start new episodes.
+        """
         super().load_state_dict(state)
         self._numbers = list(state["numbers"])
         if self._options.sync:
@@ -240,7 +240,7 @@ class WorkersCollector(Collector):
     # --- Requests.
 
     def _submit(self) -> None:
-        """Makes requests of idle workers, as far as ``max_lead`` allows."""
+        """Makes requests to idle workers, as far as ``max_lead`` allows."""
         cfg = self._cfg
         while (worker := self._next_idle()) is not None:
             requested = sum(request.rounds for request, _ in self._busy.values())
@@ -263,7 +263,7 @@ class WorkersCollector(Collector):
         return next(iter(self._idle) if self._options.sync else filter(is_free, self._idle), None)
 
     def _send(self, worker: int) -> None:
-        """Sends the request of a worker, again if the worker was lost."""
+        """Sends its request to a worker, or sends it again after the worker was lost."""
         (request, weights), state = self._busy[worker], self._states[worker]
         if worker in self._new:
             self._new.discard(worker)

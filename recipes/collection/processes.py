@@ -17,8 +17,6 @@ from tensordict.nn import TensorDictModuleBase
 from vmfer_recipes.collection.worker import LostError, RemoteWorker, reported, versions
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = ["ProcessPool"]
-
 
 class ProcessPool:
     """Worker processes.
@@ -35,7 +33,7 @@ class ProcessPool:
         self._pipes: dict[int, Any] = {}
         for worker in range(count):
             self._start(worker)
-        # Before Python's own clean-up at exit, which would wait for the workers for ever.
+        # This runs before Python's own cleanup at exit, which would wait for the workers forever.
         self.close = util.Finalize(self, _close, [self._processes, self._pipes], exitpriority=1)
 
     def _start(self, worker: int) -> None:
@@ -44,10 +42,10 @@ class ProcessPool:
         arguments = (theirs, self._parts, worker)
         self._processes[worker] = context.Process(target=_serve, args=arguments, daemon=True)
         self._processes[worker].start()
-        theirs.close()  # so that its end is noticed
+        theirs.close()  # so that the learner notices when the process ends
 
     def wait(self, timeout: float) -> Iterator[tuple[int, Any]]:
-        """What workers report: versions when they have started, a chunk, or an error."""
+        """Yields the reports of workers: versions after the start, a chunk, or an error."""
         ready = connection.wait(self._pipes.values(), timeout)
         for worker, pipe in list(self._pipes.items()):
             if pipe in ready:
@@ -61,17 +59,17 @@ class ProcessPool:
 
     def submit(self, worker: int, *request: Any) -> None:
         """Sends a request to a worker that is not busy."""
-        with suppress(OSError):  # it has died: `wait` reports it
+        with suppress(OSError):  # the worker has died, which `wait` reports
             self._pipes[worker].send_bytes(pickle.dumps(request))
 
     def obstacle(self) -> str:
-        """Why workers have not started."""
+        """Says why workers have not started."""
         return "are starting"
 
 
 def _close(processes: dict[int, Any], pipes: dict[int, Any]) -> None:
     for pipe in pipes.values():
-        pipe.close()  # ends the workers after their step
+        pipe.close()  # the worker ends after its current request
     end = time.monotonic() + 2
     for process in processes.values():
         process.join(max(end - time.monotonic(), 0))
@@ -81,7 +79,7 @@ def _close(processes: dict[int, Any], pipes: dict[int, Any]) -> None:
 
 def _serve(pipe: Any, parts: bytes, number: int) -> None:
     """The main function of a worker process, which ends when the learner closes the pipe."""
-    for sign in (signal.SIGINT, signal.SIGTERM):  # the learner saves, then ends the workers
+    for sign in (signal.SIGINT, signal.SIGTERM):  # the learner saves, then stops the workers
         signal.signal(sign, signal.SIG_IGN)
     worker: RemoteWorker | None = None
     request: Any = ()
@@ -99,4 +97,4 @@ def _serve(pipe: Any, parts: bytes, number: int) -> None:
             pipe.send_bytes(pickle.dumps(report))
             request = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
-            os._exit(0)  # at once, whatever threads a simulator has
+            os._exit(0)  # immediately, even if the simulator has running threads

@@ -23,8 +23,6 @@ from vmfer_recipes.collection.worker import LostError, Request, reported
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = ["RayPool"]
-
 
 class RayPool:
     """Ray actors, spread over the nodes of a cluster. Ray restarts those that are lost.
@@ -56,17 +54,17 @@ class RayPool:
         self._weights: tuple[int, Any] = (-1, None)  # the last version
         actor: Any = ray.remote(num_cpus=1, max_restarts=-1, scheduling_strategy="SPREAD")(_actor())
         self._actors = [actor.remote() for _ in range(count)]
-        self._calls: dict[Any, int] = {}  # the workers, by what they will return
+        self._calls: dict[Any, int] = {}  # the workers, by references to their pending results
         for worker in range(count):
             self._start(worker)
 
     def _start(self, worker: int) -> None:
-        # Repeated for ever: the actor may wait for a node.
+        # Ray retries without a limit, because the actor may have to wait for a node.
         start = self._actors[worker].start.options(max_task_retries=-1)
         self._calls[start.remote(self._parts, worker)] = worker
 
     def wait(self, timeout: float) -> Iterator[tuple[int, Any]]:
-        """What workers report: versions when they have started, a chunk, or an error."""
+        """Yields the reports of workers: versions after the start, a chunk, or an error."""
         calls = list(self._calls)
         ready, _ = ray.wait(calls, timeout=timeout)
         if ready:
@@ -84,7 +82,7 @@ class RayPool:
             yield worker, report
 
     def submit(self, worker: int, request: Request, weights: Any) -> None:
-        """Calls a worker that is not busy."""
+        """Sends a request to a worker that is not busy."""
         if weights is not None:
             if self._weights[0] != request.version:
                 self._weights = request.version, ray.put(weights)
@@ -93,19 +91,19 @@ class RayPool:
         self._calls[call] = worker
 
     def obstacle(self) -> str:
-        """Why workers have not started."""
+        """Says why workers have not started."""
         cpus = ray.cluster_resources().get("CPU", 0)
         if cpus < len(self._actors):
             return f"are waiting for CPUs, of which the cluster has {cpus:g}"
         return "are starting"
 
     def close(self) -> None:
-        """Ends the actors and leaves the cluster."""
+        """Stops the actors and disconnects from the cluster."""
         ray.shutdown()
 
 
 def _actor() -> type:
-    """The class of the actors, which nodes receive by value: errors of imports reach the user."""
+    """Makes the class of the actors, which is sent by value so that import errors are reported."""
 
     class RayWorker:
         worker: Any = None
@@ -130,7 +128,7 @@ def _actor() -> type:
 
 
 def _copy_code(folder: Path) -> None:
-    """Copies this package and the user's imported modules, which nodes need not have."""
+    """Copies this package and the user's imported modules, for nodes that do not have them."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
     installed += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     modules = {"torchrl_vmfer": torchrl_vmfer, "vmfer_recipes": vmfer_recipes}

@@ -7,13 +7,11 @@ from typing import Any
 
 from tensordict import TensorDictBase
 
-__all__ = ["ENVIRONMENT", "EpisodeReturns", "kept"]
-
-# The number of the environment that a transition comes from, stored if hindsight needs it.
+# The number of the environment that a transition comes from, stored if hindsight replay needs it.
 ENVIRONMENT = "environment"
 
-# A time limit sets `done` but not `terminated`, and losses bootstrap unless `terminated`. Goals
-# are stored if the environment has them.
+# A time limit sets `done` but not `terminated`, and losses bootstrap unless `terminated` is set.
+# Goals are stored if the environment has them.
 _KEPT = (
     *("observation", "desired_goal", "action"),
     *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
@@ -30,7 +28,7 @@ class EpisodeReturns:
     """Returns and lengths of the training episodes that have ended since they were last read.
 
     Args:
-        num_envs: the number of environments, whose episodes run side by side.
+        num_envs: the number of environments, whose episodes run in parallel.
 
     Example:
         >>> episodes = EpisodeReturns()
@@ -61,7 +59,7 @@ class EpisodeReturns:
             self._returns[environment], self._lengths[environment] = 0.0, 0
 
     def pop(self) -> dict[str, float]:
-        """The means over the ended episodes and their number, or nothing. Then forgets them."""
+        """Returns the means over the ended episodes and their number, and forgets them."""
         if not self._ended:
             return {}
         returns, lengths = zip(*self._ended, strict=True)
@@ -73,7 +71,7 @@ class EpisodeReturns:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes, and the ended ones that were not read."""
+        """Returns the running episodes, and the ended ones that have not been read."""
         return {
             "returns": list(self._returns),
             "lengths": list(self._lengths),

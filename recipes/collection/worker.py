@@ -26,20 +26,15 @@ from vmfer_recipes.environments.state import (
     reseed_environment,
 )
 
-__all__ = [
-    *("Chunk", "LostError", "RemoteWorker", "Request", "Worker"),
-    *("environment_seeds", "is_whole", "reported", "versions"),
-]
-
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "mujoco", "torchrl_vmfer")
 
 
 class Worker:
-    """Steps environments with a policy, and can be saved within their episodes.
+    """Steps environments with a policy. Its state can be saved in the middle of an episode.
 
     Args:
-        envs: the environments, which are reset.
-        policy: the exploring policy. With one environment, it acts on single observations.
+        envs: the environments, which the constructor resets.
+        policy: the exploring policy. With one environment, its input has no batch dimension.
     """
 
     def __init__(self, envs: list[Environment], policy: TensorDictModuleBase) -> None:
@@ -54,8 +49,8 @@ class Worker:
 
         Args:
             rounds: the number of steps of each environment.
-            num_random: the number of transitions, from the first one, with random actions.
-            first: the step of the run that the first transition is for.
+            num_random: the number of transitions, from the first one on, with random actions.
+            first: the step of the run to which the first transition belongs.
 
         Returns:
             the transitions, valid until the next call.
@@ -68,7 +63,7 @@ class Worker:
                 actions = self._act(min(max(num_random - row, 0), count))
             action, seen = actions[number], self._seen[number]
             simulator = self._envs[number].simulator
-            for key, column in now:  # before the step, in which a simulator may change its action
+            for key, column in now:  # before the step: a simulator may change the action in place
                 column[row] = action if key == "action" else seen[key]
             try:
                 after, reward, terminated, truncated, _ = simulator.step(action)
@@ -83,7 +78,7 @@ class Worker:
         return transitions
 
     def _batch(self, count: int) -> tuple[TensorDictBase, list[list[tuple[str, np.ndarray]]]]:
-        """A batch of transitions to fill, and its columns: NumPy is faster for few elements."""
+        """Returns a batch of transitions to fill, and its columns as NumPy arrays, for speed."""
         if count not in self._batches:
             row = kept(self._envs[0].fake_tensordict())
             batch = row.unsqueeze(0).expand(count, *row.shape).contiguous()
@@ -93,7 +88,7 @@ class Worker:
         return self._batches[count]
 
     def _act(self, num_random: int) -> list[np.ndarray]:
-        """One action for each environment: random ones first."""
+        """Returns one action for each environment: random actions first, then the policy's."""
         spec = self._envs[0].action_spec
         actions = [spec.rand() for _ in range(num_random)]
         if num_random < len(self._envs):
@@ -102,7 +97,7 @@ class Worker:
         return [action.numpy() for action in actions]
 
     def choose(self, seen: list[dict[str, np.ndarray]] | None = None) -> list[Tensor]:
-        """The policy's actions for observations, by default those of all environments."""
+        """Returns the policy's actions for observations, by default those of all environments."""
         seen = self._seen if seen is None else seen
         policy = self._policy
         if len(self._envs) > 1:
@@ -114,14 +109,18 @@ class Worker:
         return [policy(TensorDict(inputs)).get("action").cpu()]
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the environments within their episodes, and their observations."""
+        """Returns the states of the environments, and the observations they returned last."""
         return {
             "environments": [environment_state(env) for env in self._envs],
             "seen": [tensors(seen) for seen in self._seen],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Resumes within the episodes. Returns whether the state of all could be saved."""
+        """Resumes within the episodes, unless some environment could not be saved.
+
+        Returns:
+            whether the state was loaded.
+        """
         if not is_whole(state):
             return False
         for env, saved in zip(self._envs, state["environments"], strict=True):
@@ -137,7 +136,7 @@ class Worker:
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:
-    """The seeds of a run's environments: its own seed, and others that no nearby run shares."""
+    """Returns the seeds of a run's environments: its own, and ones that similar runs do not use."""
     return [seed, *(_seed(seed, number) for number in range(1, count))]
 
 
@@ -146,45 +145,45 @@ def _seed(*numbers: int) -> int:
 
 
 def is_whole(state: dict[str, Any] | None) -> bool:
-    """Whether a state of a worker holds that of all its environments."""
+    """Whether the state of a worker holds the states of all its environments."""
     return state is not None and all("saved" in each for each in state["environments"])
 
 
 @dataclass(frozen=True)
 class Request:
-    """A chunk to collect. Its content depends on this, the weights and the environments only."""
+    """A request for a chunk, which depends only on it, the weights and the environments."""
 
-    number: int  # of the worker's chunks
-    first: int  # the step of the run that its first transition is for
+    number: int  # the number of the chunk among those of the worker
+    first: int  # the step of the run to which the first transition belongs
     rounds: int
     num_random: int
-    version: int  # of the weights
+    version: int  # the version of the weights
     is_new: bool = False  # whether to start with new environments
-    state: Any = None  # of the new environments; `None` for new episodes
+    state: Any = None  # the state of the new environments; `None` for new episodes
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a worker returns: the columns of its transitions."""
+    """The transitions that a worker returns, as columns."""
 
     columns: dict[Any, np.ndarray]
-    version: int  # of the weights that acted
-    state: dict[str, Any] | None  # of the environments afterwards, with `collector.sync=true`
+    version: int  # the version of the weights that chose the actions
+    state: dict[str, Any] | None  # the worker's state afterwards, with `collector.sync=true`
 
 
 class LostError(Exception):
-    """Reported instead of a chunk if the process of a worker has ended. A new one is started."""
+    """Reported instead of a chunk if the process of a worker has ended and is being restarted."""
 
 
 def reported(error: Exception, worker: int) -> UserError:
-    """The error of a worker as the learner raises it."""
+    """Converts the error of a worker to the one that the learner raises."""
     if isinstance(error, UserError):
         return error
     return UserError(f"Worker {worker} failed with {type(error).__name__}: {first_line(error)}")
 
 
 class RemoteWorker:
-    """The part of a worker in its own process.
+    """The side of a worker that runs in its own process.
 
     Args:
         cfg: the configuration of the run.
@@ -199,7 +198,7 @@ class RemoteWorker:
         self._worker: Worker | None = None
 
     def collect(self, request: Request, weights: list[np.ndarray] | None) -> Chunk:
-        """Collects a chunk, with other weights unless these are ``None``."""
+        """Collects a chunk. The weights are those of the last request if ``weights=None``."""
         cfg, place = self._cfg, (self._cfg.seed, self._number, request.number)
         if request.is_new:
             seeds = [_seed(*place, 1 + number) for number in range(cfg.num_envs)]
@@ -212,7 +211,7 @@ class RemoteWorker:
         if weights is not None:
             for tensor, value in zip(self._policy.state_dict().values(), weights, strict=True):
                 tensor.copy_(torch.from_numpy(np.array(value)))
-        # All three global generators, so that a chunk does not depend on earlier ones.
+        # All three global generators are seeded, so that a chunk does not depend on earlier ones.
         seed = _seed(*place)
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
@@ -227,6 +226,6 @@ def versions() -> dict[str, str]:
     """The versions of Python and of the packages that results depend on."""
     found = {"Python": platform.python_version()}
     for package in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):  # sent to a node, not installed
+        with suppress(importlib.metadata.PackageNotFoundError):  # on a node that received the code
             found[package] = importlib.metadata.version(package)
     return found

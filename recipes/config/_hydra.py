@@ -22,8 +22,6 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.plugin import Plugin
 from omegaconf import DictConfig, open_dict
 
-__all__ = ["RELIED_ON", "SweepComposer", "current_job", "option_parser", "register_plugin"]
-
 # The undocumented attributes used below, by the class or the singleton that has them.
 RELIED_ON: dict[str, tuple[str, ...]] = {
     "hydra._internal.config_loader_impl.ConfigLoaderImpl": ("_apply_overrides_to_config",),
@@ -33,7 +31,7 @@ RELIED_ON: dict[str, tuple[str, ...]] = {
 
 
 def option_parser(on_error: Callable[[str], NoReturn]) -> tuple[ArgumentParser, set[str]]:
-    """Hydra's parser of command lines, with a function for errors, and the names of its options."""
+    """Returns Hydra's argument parser, which calls ``on_error``, and the names of its options."""
     parser = get_args_parser()
     parser.error = on_error  # type: ignore[assignment,method-assign]
     flags = {name for action in parser._actions for name in action.option_strings}
@@ -41,7 +39,7 @@ def option_parser(on_error: Callable[[str], NoReturn]) -> tuple[ArgumentParser, 
 
 
 def register_plugin(group: str, name: str, conf: Any, plugin: type[Plugin]) -> None:
-    """Makes Hydra use a sweeper or a launcher, for ``hydra/sweeper=<name>`` and the like."""
+    """Registers a sweeper or a launcher with Hydra, for ``hydra/sweeper=<name>`` and the like."""
     classes = Plugins.instance().class_name_to_class  # first: it registers those of Hydra
     ConfigStore.instance().store(name, conf, group=f"hydra/{group}", provider="vmfer_recipes")
     # Hydra accepts targets in the package `hydra_plugins` only.
@@ -96,8 +94,8 @@ class SweepComposer:
 def current_job(composed: DictConfig, number: int) -> Iterator[DictConfig]:
     """A context in which values may refer to the job that will start: ``${hydra:job.num}``.
 
-    It yields the configuration without Hydra's part, as a recipe receives it. The argument is
-    changed, which is faster than a copy.
+    It yields the configuration without Hydra's part, as a recipe receives it. For speed, the
+    argument is changed in place.
     """
     with open_dict(composed):
         composed.hydra.job.id = composed.hydra.job.num = number

@@ -17,19 +17,6 @@ from vmfer_recipes.config.replay_groups import (
 )
 from vmfer_recipes.config.training import TrainingConfig
 
-__all__ = [
-    *(
-        "CrossQConfig",
-        "DeterministicConfig",
-        "REDQConfig",
-        "SACConfig",
-        "TD3BCConfig",
-        "TD3Config",
-        "TQCConfig",
-    ),
-    *("TemperatureConfig", "algorithms"),
-]
-
 _WITHOUT_STEPS = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "collector": "single"}
 _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 

@@ -22,10 +22,6 @@ from vmfer_recipes.config.names import choices_of, written
 from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import to_config, wrong_value
 
-__all__ = [
-    *("CommandLine", "explain", "read_command_line", "read_folder_and_options", "read_options"),
-]
-
 _Config = TypeVar("_Config", bound=Config)
 _HYDRAS = ("hydra.", "hydra/")
 _NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?([eE]\+?\d+)?(?![\w.])")
@@ -38,9 +34,9 @@ class CommandLine:
     """The arguments of a recipe.
 
     Attributes:
-        overrides: the checked ``key=value`` and ``group=choice`` arguments; 1e6 is written 1000000.
+        overrides: the checked ``key=value`` and ``group=choice`` arguments. 1e6 becomes 1000000.
         options: the other arguments.
-        given: the values of these options, by the names of Hydra's parser: ``multirun``, ``cfg``.
+        given: the values of these options, by their names in Hydra's parser, such as ``multirun``.
     """
 
     overrides: list[str]
@@ -106,7 +102,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     bare = argument.lstrip("+")  # every key exists, so + and ++ have no effect
     if name == "experiment":
         if not override.is_add():
-            raise UserError(f"An experiment is added with a plus sign: write +{bare}.")
+            raise UserError(f"experiment= requires a plus sign: write +{bare}.")
         return argument
     if name in groups(config):
         value = bare.partition("=")[2]
@@ -117,7 +113,7 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         return bare
     for key in describe(config):
         if dict[str, Any] in key.types and f"{name}.".startswith(f"{key.name}."):
-            return f"++{bare}"  # entries of a dictionary, which may be new
+            return f"++{bare}"  # an entry of a dictionary may be new
         if key.name == name:
             return _with_integers(key, bare)
     raise _unknown_key(name, config)
@@ -195,9 +191,9 @@ def _options(given: list[str], config: type[_Config]) -> _Config:
 
 
 def _check_form(arguments: list[str], keys: Iterable[Key], flags: set[str]) -> None:
-    """Raises an error with the right form for ``--seed 3``, ``--seed=3``, ``seed 3`` and the like.
+    """Raises an error that shows the right form of ``--seed 3``, ``--seed=3``, ``seed 3``, etc.
 
-    ``flags`` are the options with dashes that the program has.
+    ``flags`` are the program's options that start with dashes.
     """
     known = {key.name: key for key in keys}
     for position, argument in enumerate(arguments):
@@ -213,7 +209,7 @@ def _check_form(arguments: list[str], keys: Iterable[Key], flags: set[str]) -> N
         if not value and following and "=" not in following[0] and following[0][:1] != "-":
             value = following[0]
         value = value or ("true" if bool in known[name].types else "<value>")
-        raise UserError(f"Keys are written without dashes and spaces: write {name}={value}.")
+        raise UserError(f"Keys are written without dashes or spaces: write {name}={value}.")
 
 
 def _unknown_key(name: str, config: type[Config]) -> UserError:

@@ -7,10 +7,6 @@ import errno
 import pickle
 from collections.abc import Iterable
 
-__all__ = [
-    *("UserError", "counted", "did_you_mean", "diverged", "first_line", "near_names", "unwritable"),
-]
-
 
 class UserError(Exception):
     """A mistake that the user can fix. It ends the program with one line and exit code 2."""

@@ -7,12 +7,6 @@ from typing import Any
 
 from vmfer_recipes.config.keys import MISSING, Config, PartConfig, key, schema
 
-__all__ = [
-    *("CSVLoggerConfig", "CollectorConfig", "CustomLoggerConfig", "EnvConfig", "LoggerConfig"),
-    *("ProcessesCollectorConfig", "RayCollectorConfig", "SingleCollectorConfig"),
-    *("TensorBoardLoggerConfig", "WandbLoggerConfig", "WorkersConfig"),
-]
-
 
 @dataclass
 class EnvConfig(Config):
@@ -59,11 +53,15 @@ class WorkersConfig(CollectorConfig):
     """Workers in other processes, which send chunks of transitions to the learner."""
 
     num_workers: int = key(
-        2, "workers, each with num_envs environments", low=1, high=10_000, aka=("n_workers",)
+        2,
+        "number of workers, each with num_envs environments",
+        low=1,
+        high=10_000,
+        aka=("n_workers",),
     )
-    chunk: int = key(16, "steps of each environment that a worker sends together", low=1)
+    chunk: int = key(16, "steps per environment that a worker sends together", low=1)
     max_lead: int = key(1000, "frames by which workers may be ahead of the learner", low=0)
-    sync: bool = key(False, "store chunks in a fixed order, so that results do not depend on speed")
+    sync: bool = key(False, "fixed order of chunks: results do not depend on the workers' speed")
     patience: float = key(300.0, "seconds without data after which a run stops", low=1)
 
 
@@ -103,7 +101,7 @@ class WandbLoggerConfig(LoggerConfig):
     """Also Weights & Biases."""
 
     _target_: str = "torchrl.record.loggers.WandbLogger"
-    project: str = key("torchrl_vmfer", "project at Weights & Biases", is_argument=True)
+    project: str = key("torchrl_vmfer", "project on Weights & Biases", is_argument=True)
     offline: bool = key(
         False, "keep the data in run_dir, for a later `wandb sync`", is_argument=True
     )

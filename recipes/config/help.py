@@ -11,8 +11,6 @@ from omegaconf import OmegaConf
 from vmfer_recipes.config.keys import MISSING, Config, Key, describe, groups
 from vmfer_recipes.config.names import CONFIGS, choices_of, written
 
-__all__ = ["folder_help_text", "help_text"]
-
 _WIDTH = 100
 _LEFT = 34  # width of the left column
 _HARD_SPACE = "\u00a0"  # prevents a line break

@@ -16,18 +16,13 @@ from typing_extensions import dataclass_transform
 from torchrl_vmfer.arguments import Argument
 from vmfer_recipes.config.names import folder_name
 
-__all__ = [
-    *("MISSING", "Config", "Key", "PartConfig", "argument", "describe", "group", "groups", "key"),
-    *("schema", "schemas_of"),
-]
-
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""
 _DESCRIBED: dict[type[Config], tuple[Key, ...]] = {}
 _Class = TypeVar("_Class", bound="Config")
-# What to expect of a key, by the first of these types that it has.
+# The expected value of a key, by the first of these types that the key has.
 _EXPECTED: dict[Any, str] = {
     bool: "true or false",
     list[int]: "a list of whole numbers from {}, such as [100,200]",
@@ -61,7 +56,7 @@ class Key:
 
     Attributes:
         name: the dotted name, as on the command line.
-        types: the allowed types. A dictionary has keys of the user's choice: ``env.kwargs.gain=2``.
+        types: the allowed types. The user chooses the keys of a dictionary: ``env.kwargs.gain=2``.
         only: the choices of a group that define this key, if not all do.
     """
 
@@ -152,8 +147,8 @@ def key(
         low: the smallest number, or the smallest number of a list.
         high: the largest number, or the largest number of a list.
         choices: the allowed strings. Values of other types in the annotation are allowed as well.
-        aka: names under which users of other libraries look for this key.
-        is_argument: whether it is an argument of the class that its group names.
+        aka: names of this key in other libraries, for suggestions.
+        is_argument: whether it is an argument of the class in its group's ``_target_``.
 
     Example:
         >>> @dataclass
@@ -204,7 +199,7 @@ def group(meaning: str) -> Any:
 
 @dataclass_transform()
 def schema(name: str, group: str = "") -> Callable[[type[_Class]], type[_Class]]:
-    """Makes a class a dataclass and registers it with Hydra, which validates configurations by it.
+    """Turns a class into a dataclass with which Hydra validates configurations, and registers it.
 
     A configuration file refers to it in its defaults list: ``schema/<name>@_here_``.
     """

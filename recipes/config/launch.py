@@ -37,8 +37,6 @@ from vmfer_recipes.run.interruption import (
     raising_ctrl_c,
 )
 
-__all__ = ["Recipe", "program", "quiet_torchrl", "recipe"]
-
 _FOR_COMPOSING = {"config_dir", "config_name", "config_path", "run"}  # options of a single run
 _USER_ERRORS = (UserError, OmegaConfBaseException)
 
@@ -137,10 +135,10 @@ class Recipe:
             ) from error
 
     def _launch(self, line: CommandLine) -> None:
-        """Lets Hydra answer a question, or start the runs of a sweep."""
+        """Lets Hydra print what an option asks for, or start the runs of a sweep."""
         sys.argv[1:] = [*line.overrides, *line.options]  # the order that Hydra's parser accepts
         os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra formats errors itself and exits
-        if "multirun" in line.given:  # a question is answered faster without them
+        if "multirun" in line.given:  # options such as --info are faster without these imports
             from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
             from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
 
@@ -174,9 +172,9 @@ class Recipe:
         except LockedError as error:  # several sweeps can share their work
             print(f"{error} The sweep continues without it.", file=sys.stderr)
         except Exception as error:
-            # It is printed immediately, because a sweep takes a long time. The exception raised
-            # here reaches the process that started the sweep, which reports the first one after
-            # all runs have ended.
+            # The error is printed immediately, because a sweep takes a long time. The exception
+            # raised here reaches the process that started the sweep, which reports the first one
+            # after all runs have ended.
             if isinstance(error, _USER_ERRORS):
                 _print_error(str(error))
             else:

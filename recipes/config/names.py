@@ -7,11 +7,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    *("CONFIGS", "MINARI_PREFIX", "choices_of", "differing", "flat", "folder_name"),
-    *("group_name", "run_name", "run_title", "written"),
-]
-
 MINARI_PREFIX = "minari:"
 
 

@@ -28,11 +28,6 @@ from vmfer_recipes.config.keys import Config, PartConfig, describe, schemas_of
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.replay_groups import CustomReplayConfig, CustomSamplerConfig
 
-__all__ = [
-    *("import_class", "import_module", "importing", "instantiate", "is_custom", "register_choice"),
-    *("register_recipe", "script_name"),
-]
-
 _GROUPS: dict[str, Callable[..., Config]] = {
     "sampler": CustomSamplerConfig,
     "replay": CustomReplayConfig,

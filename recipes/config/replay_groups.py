@@ -12,15 +12,6 @@ from typing import Any
 from torchrl_vmfer import arguments as library
 from vmfer_recipes.config.keys import MISSING, PartConfig, argument, key, schema
 
-__all__ = [
-    *("CustomReplayConfig", "CustomSamplerConfig", "DirectSamplerConfig", "FreshSamplerConfig"),
-    *("GradientNormSamplerConfig", "HindsightReplayConfig", "InverseTDSamplerConfig"),
-    *("LAPReplayConfig", "OldSamplerConfig", "OnPolicySamplerConfig", "PrioritizedReplayConfig"),
-    *("RankPrioritizedReplayConfig", "RecentSamplerConfig", "ReplayConfig", "SamplerConfig"),
-    *("SaturatedSamplerConfig", "SharedSamplerConfig", "UniformReplayConfig", "VMFSamplerConfig"),
-    "WeightedSamplerConfig",
-]
-
 _UNIFORM = "torchrl.data.RandomSampler"
 _RUN_NAME = "its name in run directories and reports"
 

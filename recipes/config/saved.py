@@ -16,11 +16,7 @@ from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = [
-    *("NoTrainingRunError", "load_config", "read_config", "read_run", "read_training_config"),
-]
-
-# What every program needs to know of a run, with its type.
+# The keys of a run that every program needs, and their types.
 _REQUIRED: dict[str, type] = {
     **dict.fromkeys(("algorithm", "env.name", "replay.name", "sampler.name"), str),
     **dict.fromkeys(("seed", "total_frames"), int),
@@ -61,7 +57,7 @@ def read_training_config(run_dir: Path) -> dict[str, Any]:
     except Exception as error:
         raise ValueError(f"config.yaml cannot be read ({first_line(error)})") from error
     if not {"algorithm", "total_frames"} & config.keys():
-        raise NoTrainingRunError("config.yaml is not that of a training run")
+        raise NoTrainingRunError("config.yaml does not belong to a training run")
     values = flat(config)
     for name, kind in _REQUIRED.items():
         if type(values.get(name)) is not kind:

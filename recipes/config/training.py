@@ -63,8 +63,8 @@ class TrainingConfig(Config):
     )
     utd_ratio: int | float | str = key(
         1,
-        "critic updates per environment step, also a fraction such as 1/16; target networks follow "
-        "them",
+        "critic updates per environment step, a number or a fraction such as 1/16; target "
+        "networks are updated along with the critics",
         low=1e-6,
     )
     num_critics: int = key(

@@ -12,8 +12,6 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, Key, describe
 from vmfer_recipes.config.names import flat
 
-__all__ = ["to_config", "validate", "wrong_value"]
-
 
 def validate(config: Config, prefix: str = "") -> None:
     """Raises ``UserError`` for the first value that has a wrong type or lies outside its range."""

@@ -12,8 +12,6 @@ import numpy as np
 
 from vmfer_recipes.config.errors import UserError, near_names
 
-__all__ = ["ControlSuite"]
-
 
 class ControlSuite(gym.Env):
     """A task of the Control Suite, such as ``cheetah-run`` or ``cheetah/run``.

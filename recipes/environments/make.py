@@ -18,8 +18,6 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.plugins import import_class
 from vmfer_recipes.environments.names import registered_id
 
-__all__ = ["Environment", "entries", "make_environment", "tensors"]
-
 # The entries of an observation of a goal-conditioned task.
 _GOALS = ("observation", "achieved_goal", "desired_goal")
 

@@ -8,8 +8,6 @@ import io
 from vmfer_recipes.config.errors import UserError, near_names
 from vmfer_recipes.config.plugins import import_module
 
-__all__ = ["registered_id"]
-
 
 def registered_id(name: str) -> str:
     """The id of an environment that is registered with Gymnasium."""
@@ -31,6 +29,6 @@ def registered_id(name: str) -> str:
         cure = cure or f"Call gymnasium.register({identifier!r}, ...) in it."
         raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
     raise UserError(
-        f"There is no environment {name!r}. {cure or 'See `gymnasium.pprint_registry()`.'} One of "
-        f"your own module: env.name=my_module:{name}."
+        f"There is no environment {name!r}. {cure or 'See `gymnasium.pprint_registry()`.'} For an "
+        f"environment of your own module, write env.name=my_module:{name}."
     )

@@ -25,8 +25,6 @@ from gymnasium.wrappers.utils import RunningMeanStd
 from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import Environment
 
-__all__ = ["EnvironmentPart", "environment_state", "load_environment_state", "reseed_environment"]
-
 # MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
 # the last step, which affect the rewards and observations of the next step.
 _SIMULATION = (
@@ -95,7 +93,7 @@ class EnvironmentPart:
 
 
 def _layers(layer: Any, seen: set[int]) -> Iterator[Any]:
-    """A wrapper or environment, and what it holds that has attributes to save."""
+    """Yields a wrapper or environment, and the objects in it whose attributes are saved."""
     if id(layer) not in seen:
         seen.add(id(layer))
         yield layer
@@ -129,11 +127,12 @@ def _class_name(value: Any) -> str:
 
 
 class _Writer:
-    """Converts values to plain data. What occurs twice is saved once."""
+    """Converts values to plain data. An object that occurs twice is saved once."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # by id: a number, and the value, to keep it
-        self._arrays: list[tuple[np.ndarray, str]] = []  # with their places
+        # By id, a number and the value, which is kept alive so that its id stays unique.
+        self._seen: dict[int, tuple[int, Any]] = {}
+        self._arrays: list[tuple[np.ndarray, str]] = []  # each with its place
 
     def value(self, value: Any, place: str, owner: Any = None) -> Any:
         if type(value) in _PLAIN:
@@ -229,7 +228,7 @@ class _Reader:
         if kind == "generator":
             return _restored_generator(more, self.value(saved, None), current)
         if kind in ("object", "layer") and _class_name(current) != more:
-            raise ValueError(f"the environment has no {more} where the saved one has it")
+            raise ValueError(f"the environment has no {more} where the saved one has one")
         if kind == "object":
             current.load_state_dict(self.value(saved, None))
         elif kind == "layer":
@@ -237,7 +236,7 @@ class _Reader:
             for key, content in saved.items():
                 attributes[key] = self.value(content, attributes.get(key))
             if isinstance(current, ControlSuite):
-                # Its step ends with the first half of MuJoCo's step, whose results it uses next.
+                # A step of dm_control ends with mj_step1, whose results its next step uses.
                 mujoco.mj_step1(current.model, current.data)
                 _load_fields(current.data, saved["data"][1])
         elif kind != "view":
@@ -270,9 +269,9 @@ def _restored_generator(kind: str, state: Any, current: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, tuple[Any, str]]:
-    """What to save of a simulation, or of a model, in which tasks may move bodies or change masses.
+    """The fields to save of a simulation, or of a model, whose bodies and masses a task may change.
 
-    Meshes, pictures and their search trees are left out.
+    Meshes, textures and their search trees are left out.
     """
     if isinstance(value, mujoco.MjData):
         return {name: (value, name) for name in _SIMULATION}
@@ -280,7 +279,7 @@ def _fields(value: Any) -> dict[str, tuple[Any, str]]:
     for owner, prefix in ((value, ""), (value.opt, "opt.")):
         for name in dir(owner):
             array = None if name.startswith(("_", "bvh", "oct")) else getattr(owner, name)
-            is_terrain = name == "hfield_data"  # of float32, as meshes and pictures
+            is_terrain = name == "hfield_data"  # float32, like meshes and textures
             if isinstance(array, np.ndarray) and (array.dtype == np.float64 or is_terrain):
                 fields[f"{prefix}{name}"] = (owner, name)
     return fields
@@ -288,4 +287,4 @@ def _fields(value: Any) -> dict[str, tuple[Any, str]]:
 
 def _load_fields(value: Any, saved: dict[str, torch.Tensor]) -> None:
     for name, at in _fields(value).items():
-        setattr(*at, saved[name].numpy())  # which MuJoCo copies into its arrays
+        setattr(*at, saved[name].numpy())  # MuJoCo copies the values into its own arrays

@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-__all__ = ["GoalReaching", "PlanarQuadrotor", "Task", "TaskVector"]
-
 
 class Task(gym.Env):
     """Base class of the tasks. Episodes are truncated after ``time_limit`` steps.

@@ -22,8 +22,6 @@ from vmfer_recipes.config.replay_groups import (
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
-__all__ = ["Arm", "make_arms"]
-
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
     *("actor_objective", "directions", "entropy_gradient"),
@@ -57,7 +55,7 @@ class Arm:
     def dose(self) -> float | None:
         """The power of the factor in the probabilities of the actor's batch: 1 in the paper.
 
-        An arm that also differs in another key has none.
+        It is ``None`` for an arm that also changes another key.
         """
         sampler = self.changes["sampler"]
         if len(self.changes) > 1:

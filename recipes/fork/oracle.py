@@ -35,8 +35,6 @@ from vmfer_recipes.fork.start import load_source, load_source_parts, recipe_of
 from vmfer_recipes.run.evaluation import evaluate
 from vmfer_recipes.run.session import EVALUATION_SEED
 
-__all__ = ["measure"]
-
 _PARTS = ("observations", "loss", "actor_optimizer", "replay")
 _DISTURBANCES, _DISTURBANCE = 8, 0.1  # of the action, for the consistency of a gradient
 

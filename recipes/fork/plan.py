@@ -17,8 +17,6 @@ from vmfer_recipes.fork.arms import Arm, make_arms
 from vmfer_recipes.fork.sources import Source, find_sources
 from vmfer_recipes.run.directory import RunDirectory
 
-__all__ = ["Fork", "ForkConfig", "ForkDirectory", "Moment", "Plan", "make_plan"]
-
 _LEAST_INTERVAL = 1000  # the fewest steps between checkpoints of a fork
 
 

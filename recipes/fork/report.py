@@ -28,8 +28,6 @@ from vmfer_recipes.run.curve import BLUE, GRAY, VERMILION
 from vmfer_recipes.run.files import replacing
 from vmfer_recipes.run.tables import aligned
 
-__all__ = ["dose_figure", "forest_figure", "write_report"]
-
 # A name with dollar signs is not a formula.
 matplotlib.rcParams["text.parse_math"] = False
 

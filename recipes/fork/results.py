@@ -15,8 +15,6 @@ from vmfer_recipes.fork.plan import Fork, Plan
 from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
 from vmfer_recipes.run.tables import read_columns
 
-__all__ = ["COLUMNS", "Comparison", "compare", "hierarchical_bootstrap", "read_results"]
-
 # The smallest p-value of a sign-flip test with n units is 2^(1-n): below six, none is under 0.05.
 ENOUGH_UNITS = 6
 
@@ -60,7 +58,7 @@ class Comparison:
     pairs: int
     units: str  # what a sign-flip test flips: seeds, checkpoints or draws
     unit_count: int  # how many of these there are
-    p: float  # of this test
+    p: float  # the p-value of this test
     corrected_p: float = math.nan  # p with Holm's correction over the arms
 
 

@@ -38,8 +38,6 @@ from vmfer_recipes.run.files import LockedError, replacing
 from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.session import EVALUATION_SEED, Session
 
-__all__ = ["run_forks"]
-
 # The parts of a checkpoint that an evaluation depends on.
 _EVALUATED = ("observations", "loss", "evaluation")
 

@@ -16,8 +16,6 @@ from vmfer_recipes.config.saved import load_config
 from vmfer_recipes.config.training import INCIDENTAL, TrainingConfig
 from vmfer_recipes.run.files import checkpoint_files, step_of
 
-__all__ = ["Source", "find_sources"]
-
 
 @dataclass(frozen=True)
 class Source:

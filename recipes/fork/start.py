@@ -31,11 +31,6 @@ from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.progress import Averages
 from vmfer_recipes.run.session import Stateful, TrainingSession
 
-__all__ = [
-    *("PartialSession", "load_source", "load_source_parts", "make_agent"),
-    *("recipe_of", "starting_state", "with_batches"),
-]
-
 _CHUNK = 2048
 
 
@@ -114,7 +109,8 @@ class PartialSession(TrainingSession):
 
     def __init__(self, optimizer: Optimizer | None = None) -> None:
         self.metrics = Averages()
-        self.metrics.add(factor_mean=torch.zeros(()))  # counts as measured: diagnostics are slow
+        # Diagnostics are slow: with this metric, they count as measured.
+        self.metrics.add(factor_mean=torch.zeros(()))
         self._optimizer = optimizer
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
@@ -133,7 +129,7 @@ def with_batches(
     store: Callable[..., None] = lambda *signal: None,
     **parts: Any,
 ) -> Agent:
-    """A copy of an agent that draws with ``sample``, and whose signals only ``store`` receives."""
+    """Copies an agent. The copy draws with ``sample`` and passes its signals only to ``store``."""
     replay: Any = SimpleNamespace(
         sample=sample, update_priority=lambda *signal: None, update_actor_priority=store
     )
@@ -141,11 +137,11 @@ def with_batches(
 
 
 def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict[str, Any]:
-    """The first checkpoint of a fork. Afterwards, the state of the agent is arbitrary.
+    """Returns the first checkpoint of a fork. The agent is left in an arbitrary state.
 
     Networks, optimizers, transitions and the running episode are those of the source. The actor's
     sampler is that of the arm, with current signals of all transitions. All random generators are
-    seeded by the draw, the same for all arms. Tables and metrics are empty.
+    seeded by the number of the draw, the same for all arms. Tables and metrics are empty.
     """
     seed, step = fork.source.seed, fork.source.step
     seeds = np.random.SeedSequence([seed, step, fork.draw]).generate_state(4)
@@ -208,7 +204,7 @@ def _report_transitions(buffer: ActorCriticReplayBuffer) -> None:
 def _score_buffer(agent: Agent, cfg: TrainingConfig) -> None:
     """Gives the actor's sampler the signal of every stored transition, if it uses one.
 
-    The recipe's updates measure it, in chunks and without a step of an optimizer.
+    The recipe's update functions measure the signal, in chunks and without optimizer steps.
     """
     if agent.signal is None:
         return

@@ -26,8 +26,6 @@ from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.offline.minari import MinariFiles
 from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
 
-__all__ = ["fill_replay_buffer", "load_transitions"]
-
 # Actions that exceed their bounds of ±1 by less than this are rounding errors.
 _TOLERANCE = 1e-4
 

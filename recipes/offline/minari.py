@@ -17,8 +17,6 @@ import numpy as np
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.names import MINARI_PREFIX
 
-__all__ = ["Episode", "MinariFiles"]
-
 _EPISODE = "episode_"
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 
@@ -72,7 +70,7 @@ class MinariFiles:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The Gymnasium id and the arguments of the environment; empty if they are not known."""
+        """The Gymnasium ID and the arguments of the environment; empty if they are unknown."""
         name, kwargs = self._env_spec.get("id"), self._env_spec.get("kwargs")
         return {"name": name, "kwargs": kwargs or {}} if isinstance(name, str) else {}
 

@@ -9,8 +9,6 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.offline.minari import MinariFiles
 from vmfer_recipes.run.tables import Evaluation
 
-__all__ = ["ReferenceReturns", "reference_returns"]
-
 
 class ReferenceReturns(NamedTuple):
     """The returns that correspond to scores of 0 and 100, and where they come from.

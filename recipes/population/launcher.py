@@ -19,8 +19,6 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
 
-__all__ = ["PopulationConf", "PopulationLauncher"]
-
 
 @dataclass
 class PopulationConf:

@@ -25,8 +25,6 @@ from vmfer_recipes.run.interruption import Interruption
 from vmfer_recipes.run.progress import Progress
 from vmfer_recipes.run.session import Session
 
-__all__ = ["Member", "MemberCollector"]
-
 
 class _Silent(Progress):
     """Shows nothing: a population has one bar for all members."""

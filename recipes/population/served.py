@@ -10,8 +10,6 @@ from torchrl_vmfer.compiled import functions
 from vmfer_recipes.config import replay_groups as groups
 from vmfer_recipes.config.errors import UserError
 
-__all__ = ["check_served", "grouped"]
-
 _SAMPLERS = (
     *(groups.SharedSamplerConfig, groups.FreshSamplerConfig, groups.VMFSamplerConfig),
     *(groups.InverseTDSamplerConfig, groups.GradientNormSamplerConfig),

@@ -13,8 +13,6 @@ from mujoco.rollout import Rollout
 from vmfer_recipes.environments.make import Environment, Guarded
 from vmfer_recipes.environments.tasks import Task, TaskVector
 
-__all__ = ["BATCHED_TASKS", "Simulators", "make_simulators"]
-
 # Tasks of MuJoCo whose steps are equal to 1e-10. Ant and Humanoid reach only 1e-6.
 BATCHED_TASKS = (
     *("HalfCheetah-v4", "HalfCheetah-v5", "Hopper-v4", "Hopper-v5", "InvertedDoublePendulum-v4"),

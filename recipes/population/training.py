@@ -23,8 +23,6 @@ from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import Interruption
 from vmfer_recipes.run.progress import Progress
 
-__all__ = ["Population", "maker", "train_together"]
-
 _RATES = ("critic_lr", "actor_lr", "alpha_lr", "gamma", "tau", "exploration_noise")
 
 

@@ -18,8 +18,6 @@ from vmfer_recipes.config.errors import UserError, did_you_mean
 from vmfer_recipes.config.names import differing
 from vmfer_recipes.report.methods import Method, Task, distinguishing_keys, family_label
 
-__all__ = ["DEFAULT_BASELINE", "Baseline"]
-
 DEFAULT_BASELINE = "uniform"
 
 # In these algorithms, critics beyond the second affect only uncertainties and TD errors.
@@ -87,7 +85,7 @@ class Baseline:
         return [key for key in keys if key.split(".")[0] not in self._free]
 
     def order(self, method: Method) -> tuple[Any, ...]:
-        """By family, the baseline first, with numbers in hyperparameters sorted by size."""
+        """A sort key: by family, the baseline first, and hyperparameters by numeric value."""
         settings = tuple((key, _by_size(value)) for key, value in method.settings)
         replay = (method.replay != "uniform", method.replay)
         return self.family(method), not self.matches(method), replay, method.sampler, settings

@@ -12,8 +12,6 @@ from vmfer_recipes.report.inference import column_estimates
 from vmfer_recipes.report.methods import Method, Task
 from vmfer_recipes.report.runs import METRICS, Run, area, final
 
-__all__ = ["Cell"]
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -21,8 +19,8 @@ class Cell:
 
     task: Task
     method: Method
-    runs: list[Run]  # from which the numbers are computed
-    complete: bool  # whether they are finished; if none is, there is a curve but no score
+    runs: list[Run]  # the runs from which the numbers are computed
+    complete: bool  # whether they are finished; unfinished runs have a curve but no score
 
     @cached_property
     def curves(self) -> dict[str, dict[str, np.ndarray]]:
@@ -49,7 +47,7 @@ class Cell:
 
     @property
     def score_name(self) -> str:
-        """What the method is judged by: the success rate where there is one."""
+        """The metric by which the method is judged: the success rate, if there is one."""
         return [metric for metric in METRICS if metric in self.curves][-1]
 
     @property

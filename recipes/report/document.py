@@ -20,8 +20,6 @@ from vmfer_recipes.report.inference import Estimate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Heading", "Listing", "Paragraph", "Picture", "Table", "to_html", "to_markdown"]
-
 Value = str | int | float | Estimate | None
 
 
@@ -69,7 +67,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values. ``columns`` are the formats of numbers by name; the default is ``{:,}``."""
+    """Rows of values. ``columns`` maps names to number formats; the default is ``{:,}``."""
 
     name: str
     caption: str

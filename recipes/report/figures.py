@@ -22,8 +22,6 @@ from vmfer_recipes.report.methods import Method, Task, family_label
 from vmfer_recipes.report.study import TOO_FEW, Result, Study
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
-__all__ = ["curve_figures", "improvement_figures"]
-
 # A name with dollar signs is not a formula.
 matplotlib.rcParams["text.parse_math"] = False
 

@@ -15,12 +15,6 @@ from rliable.library import get_interval_estimates
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-__all__ = [
-    *("Estimate", "best_possible_p", "column_estimates", "estimate", "holm", "interquartile_mean"),
-    *("mean_improvement", "paired_difference", "permutation_p", "probability_of_improvement"),
-    *("sign_flip_p", "smallest_detectable_difference"),
-]
-
 REPETITIONS = 2000
 _SEED = 20240731
 _MOST_LISTED = 200_000  # more divisions or signs than this are drawn instead of listed
@@ -41,13 +35,13 @@ class Estimate(NamedTuple):
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """The mean without the lowest and highest quarter of the seeds (axis 0), if there are four."""
+    """The mean over seeds (axis 0) without the lowest and highest quarter, from four seeds on."""
     cut = len(scores) // 4  # SciPy's trim_mean does the same in fifty times the time
     return np.sort(scores, axis=0)[cut : len(scores) - cut].mean(0)
 
 
 def mean_improvement(*cells: np.ndarray) -> float:
-    """The mean over tasks of the mean score in percent of the baseline's."""
+    """The mean score as a percentage of the baseline's, averaged over tasks."""
     return 100 * float(np.mean([x.mean() / y.mean() for x, y in _tasks(cells)]))
 
 
@@ -61,7 +55,7 @@ def probability_of_improvement(*cells: np.ndarray) -> float:
 
 
 def _tasks(cells: Sequence[np.ndarray]) -> zip[tuple[np.ndarray, np.ndarray]]:
-    """Splits the method's scores, task by task, from those of the baseline, which follow them."""
+    """Pairs the scores of the method, which come first, with those of the baseline, by task."""
     half = len(cells) // 2
     return zip(cells[:half], cells[half:], strict=True)
 

@@ -14,11 +14,6 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.names import CONFIGS, differing, flat
 
-__all__ = [
-    *("Method", "Task", "distinguishing_keys", "family_label", "frozen"),
-    *("label_methods", "label_tasks"),
-]
-
 Settings = tuple[tuple[str, str], ...]
 
 

@@ -21,8 +21,6 @@ from vmfer_recipes.report.document import (
 from vmfer_recipes.report.runs import METRICS
 from vmfer_recipes.report.study import TOO_FEW, Comparison, Result, Study
 
-__all__ = ["check_folder", "summary", "write_report"]
-
 _TITLE = "Methods compared with their baselines"
 
 

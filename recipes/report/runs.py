@@ -17,10 +17,6 @@ from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
 from vmfer_recipes.run.tables import read_columns
 
-__all__ = [
-    *("FINAL_SHARE", "METRICS", "LeftOut", "Run", "area", "final", "objective", "read_runs"),
-]
-
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.
 FINAL_SHARE = 0.1
 METRICS = ("return", "success_rate")

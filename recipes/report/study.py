@@ -19,11 +19,9 @@ from vmfer_recipes.report.inference import Estimate, estimate, holm
 from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
 from vmfer_recipes.report.runs import LeftOut, Run
 
-__all__ = ["LEVEL", "PAPER", "TOO_FEW", "Average", "Comparison", "Result", "Study", "make_study"]
-
 LEVEL = 0.05  # of significance
 PAPER = read_config(Path(__file__).with_name("paper.yaml"))
-TOO_FEW = "too few seeds"  # the verdict if no outcome could tell the methods apart
+TOO_FEW = "too few seeds"  # the verdict if no scores could have been significant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,8 @@ class Result:
 
     method: Method
     place: str  # the name of the task or tasks
-    seeds: list[tuple[int, int]]  # of the method and of the baseline, task by task
-    probability: Estimate  # that a seed of the method beats a seed of the baseline
+    seeds: list[tuple[int, int]]  # the numbers for the method and for the baseline, task by task
+    probability: Estimate  # the probability that a seed of the method beats one of the baseline
     improvement: Estimate | None  # the score in percent of the baseline's, if all are positive
     final_improvement: Estimate | None  # the same for the score at the end of training
     verdict: str
@@ -42,16 +40,16 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Result):
-    """A method compared with its baseline on one task. The corrected p-value is the verdict's."""
+    """A method compared with its baseline on one task. The corrected p-value decides."""
 
     cell: Cell
     baseline: Cell
     note: str  # how the baseline differs, apart from the keys that are compared
     paired: Estimate | None  # the difference over the seeds that both have, if there are any
     pairs: int  # the number of these seeds
-    paired_p: float  # of the sign-flip test of their differences
+    paired_p: float  # the p-value of the sign-flip test of their differences
     is_ratio: bool  # whether all scores are positive, so that their logarithms are tested
-    p_value: float  # of the permutation test
+    p_value: float  # the p-value of the permutation test
     corrected_p: float  # the same, corrected for all comparisons of the task
     best_p: float  # the lowest corrected p-value that any scores of these seeds could have had
     detectable: float  # the smallest ratio, or else difference, that the seeds could have detected
@@ -67,7 +65,7 @@ class Average(Result):
 
 @dataclass
 class Study:
-    """All results, in the order in which they are shown, and everything that is not part of them.
+    """All results, in the order in which they are shown, and all runs and notes left out of them.
 
     Tasks are sorted by name, and methods by family, the baseline first.
     """

@@ -15,12 +15,6 @@ from vmfer_recipes.report.inference import REPETITIONS, Estimate, column_estimat
 from vmfer_recipes.report.runs import FINAL_SHARE, area, final
 from vmfer_recipes.report.study import LEVEL, PAPER, Study
 
-__all__ = [
-    *("EXPLANATIONS", "NAMES", "average_table", "comparison_table", "curve_table"),
-    *("left_out_table", "number_format", "run_table", "score_table", "significance_table"),
-    "speed_table",
-]
-
 NAMES = (
     *("average_improvement", "comparisons", "tests", "scores_return", "scores_success_rate"),
     *("speed", "curves", "runs", "left_out"),

@@ -19,8 +19,6 @@ from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
 
-__all__ = ["Checkpoints", "MismatchError", "UnreadableError", "load_parts", "plain_data"]
-
 
 class UnreadableError(UserError):
     """Raised if there are checkpoints, but none can be read."""

@@ -19,8 +19,6 @@ from vmfer_recipes.run.tables import read_columns
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [*("BLUE", "GRAY", "GREEN", "ORANGE", "PINK", "SKY", "VERMILION"), "draw_learning_curve"]
-
 # Okabe and Ito's palette, which color-blind readers can tell apart, for all pictures.
 ORANGE = "#e69f00"
 SKY = "#56b4e9"

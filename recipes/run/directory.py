@@ -16,8 +16,6 @@ from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.files import checkpoint_files, lock, replacing, step_of
 
-__all__ = ["MAY_CHANGE", "RunDirectory", "identity"]
-
 # Keys that may change when a run resumes.
 MAY_CHANGE = (
     *("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at"),

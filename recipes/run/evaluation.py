@@ -25,11 +25,6 @@ from vmfer_recipes.environments.make import Environment, make_environment, tenso
 from vmfer_recipes.offline.scores import reference_returns
 from vmfer_recipes.run.tables import Evaluation
 
-__all__ = [
-    *("Episode", "Evaluation", "Solved", "evaluate", "play_episode", "print_results"),
-    *("record_video", "solved_at"),
-]
-
 
 class Episode(NamedTuple):
     """The result of one episode."""
@@ -214,7 +209,7 @@ def print_results(
     picture: Path | None,
     checkpoint: Path | None,
 ) -> None:
-    """Prints the last evaluation of a run, that of the random policy, and the files."""
+    """Prints the last evaluation of a run, that of the random policy, and its files."""
     if at_random is not None:
         solved = solved_at(cfg, trained.success_rate is not None)
         print(_summary(trained, at_random, cfg.num_eval_episodes, solved))

@@ -16,15 +16,13 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer import Policy
 from vmfer_recipes.config.errors import UserError, first_line
 
-__all__ = ["export", "input_names", "usage"]
-
 _TOLERANCE = 1e-5  # relative to the range of actions
 # The batch sizes and the scales of the observations with which an exported file is checked.
 _BATCHES, _SCALES = (1, 2, 64), (0.0, 0.1, 1.0, 10.0)
 
 
 def export(policy: Policy, file: Path) -> float:
-    """Exports a policy, checked before a file is replaced. Returns the largest difference."""
+    """Exports a policy and checks it before it replaces a file. Returns the largest difference."""
     unfinished = file.with_name(f"{file.name}.unfinished")
     try:
         try:
@@ -124,7 +122,7 @@ def _difference(policy: Policy, file: Path) -> float:
             raise UserError(
                 "The exported policy differs from the original by up to "
                 f"{difference.max():.1e} for a batch of {batch}; no file was written. The "
-                "network may depend on values or be random: change it."
+                "network may branch on values or be random: change it."
             )
         largest = max(largest, float(difference.max()))
     return largest

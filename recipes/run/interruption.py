@@ -13,14 +13,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-__all__ = [
-    "Interruption",
-    "SignalError",
-    "StoppedError",
-    "leaving_ctrl_c_to_the_runs",
-    "raising_ctrl_c",
-]
-
 _PATIENCE = 10.0  # seconds
 
 

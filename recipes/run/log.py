@@ -11,8 +11,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.loggers import make_logger
 from vmfer_recipes.run.tables import Evaluation, Table
 
-__all__ = ["BestPolicy", "RunLog"]
-
 _EVALUATION = ("step", *Evaluation._fields)
 
 
@@ -20,7 +18,7 @@ class BestPolicy:
     """A file with the policy of the evaluation with the highest mean return.
 
     Of several evaluations with the same return, the earliest counts. The state holds the policy
-    itself: loading a state restores the file, whatever was written since.
+    itself, so loading a state restores the file, even if a later policy has replaced it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,17 +26,17 @@ class BestPolicy:
         self._state: dict[str, Any] = {}
 
     def offer(self, step: int, return_mean: float, policy: Callable[[], dict[str, Any]]) -> None:
-        """Writes the data of a policy, which are copied, if it is better than all earlier ones."""
+        """Writes a copy of a policy's data if the policy is better than all earlier ones."""
         if not self._state or return_mean > self._state["return_mean"]:
             data = plain(policy(), "the policy")
             self.load_state_dict({"step": step, "return_mean": return_mean, "policy": data})
 
     def state_dict(self) -> dict[str, Any]:
-        """The best policy, with the step and the return of its evaluation."""
+        """Returns the best policy, with the step and the return of its evaluation."""
         return self._state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the file of that time."""
+        """Restores the file as it was when the state was saved."""
         self._state = state
         if state:
             save_file(state["policy"], self._path)
@@ -76,7 +74,7 @@ class RunLog:
         self._best.load_state_dict({})
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of the files, by name."""
+        """Returns the states of the files, by name."""
         return {name: file.state_dict() for name, file in self._files.items()}
 
     def check(self, states: dict[str, Any]) -> None:
@@ -85,14 +83,14 @@ class RunLog:
         self._training.check(states["training"])
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Restores the files of that time."""
+        """Restores the files as they were when the states were saved."""
         for name, file in self._files.items():
             file.load_state_dict(states[name])
 
     def write_evaluation(
         self, step: int, result: Evaluation, policy: Callable[[], dict[str, Any]] | None = None
     ) -> None:
-        """Writes a row of ``eval.csv``, and the policy, if it is given and the best so far."""
+        """Writes a row of ``eval.csv``, and the policy if it is given and is the best so far."""
         self._evaluations.write({"step": step, **result._asdict()})
         known = {name: value for name, value in result._asdict().items() if value is not None}
         self._mirror("eval", known, step)
@@ -117,6 +115,6 @@ class RunLog:
     def close(self) -> None:
         """Closes the logger."""
         experiment = getattr(self._logger, "experiment", None)
-        for name in ("finish", "close"):  # W&B, TensorBoard; a custom one may have neither
+        for name in ("finish", "close"):  # W&B, TensorBoard; a custom logger may have neither
             if hasattr(experiment, name):
                 return getattr(experiment, name)()

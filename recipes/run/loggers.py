@@ -18,8 +18,6 @@ from vmfer_recipes.run.files import replacing
 if TYPE_CHECKING:
     from vmfer_recipes.config.training import TrainingConfig  # which checks loggers
 
-__all__ = ["check_logger", "make_logger"]
-
 _PACKAGES = {TensorBoardLoggerConfig: "tensorboard", WandbLoggerConfig: "wandb"}
 _SECONDS = 60  # to reach Weights & Biases; afterwards an interrupted connection is no error
 
@@ -31,7 +29,7 @@ def check_logger(cfg: LoggerConfig) -> None:
         return
     try:
         is_installed = importlib.util.find_spec(package) is not None
-    except ValueError:  # excluded by `sys.modules[package] = None`
+    except ValueError:  # raised after `sys.modules[package] = None`
         is_installed = False
     if not is_installed:
         raise UserError(
@@ -88,7 +86,7 @@ def _log_to_tensorboard(logger: Any, settings: dict[str, Any]) -> None:
 def _wandb_options(cfg: TrainingConfig, run_dir: Path) -> dict[str, Any]:
     import wandb
 
-    saved_id = run_dir / "wandb_id"  # so that a resumed run continues the same one
+    saved_id = run_dir / "wandb_id"  # so that a resumed run continues its W&B run
     if not saved_id.exists():
         with replacing(saved_id) as new:
             new.write(uuid.uuid4().hex[:8])

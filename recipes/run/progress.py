@@ -17,8 +17,6 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.tables import Evaluation
 from vmfer_recipes.sweep.jobs import sweep_position
 
-__all__ = ["Averages", "Clock", "Progress", "start_message"]
-
 _MOST = 1000  # values that are kept, so that memory does not grow with the interval between rows
 _FACTS = "{remaining} left, {rate_noinv_fmt}{postfix}"
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, " + _FACTS + "]"
@@ -106,12 +104,12 @@ def start_message(cfg: TrainingConfig, start: int) -> str:
 
 
 class Progress(tqdm):
-    """Shows how far a run is: a bar on a terminal, or a line every 30 seconds in a log file.
+    """Shows the progress of a run: a bar on a terminal, or a line every 30 seconds in a log file.
 
-    The first steps of a run, ``random_steps``, are shown as such.
+    The first steps of a run, ``random_steps``, are shown as random.
     """
 
-    monitor_interval = 0  # no thread: the session looks at the clock
+    monitor_interval = 0  # no monitor thread: the session decides when to refresh the bar
     _newest: ClassVar[Progress | None] = None
 
     def __init__(

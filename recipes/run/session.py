@@ -29,10 +29,8 @@ from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.progress import Averages, Clock, Progress, start_message
 
-__all__ = ["EVALUATION_SEED", "Averages", "Session", "Stateful", "TrainingSession"]
-
 EVALUATION_SEED = 1_000_000  # far from the seeds of training environments
-_SECONDS = 0.2  # between two reports of the progress
+_SECONDS = 0.2  # the time between two reports of the progress
 
 
 class Stateful(Protocol):
@@ -197,7 +195,7 @@ class Session(TrainingSession):
         return state["step"]
 
     def _prepare(self, start: int) -> None:
-        """Evaluates and saves before the first step what an earlier process did not."""
+        """Makes the evaluation and the checkpoints that an earlier process did not complete."""
         if start % self.cfg.eval_interval == 0 and self._evaluated != start:
             self._evaluate(start)
             if start:

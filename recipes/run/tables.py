@@ -14,8 +14,6 @@ import numpy as np
 from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.run.files import replacing
 
-__all__ = ["Evaluation", "Table", "aligned", "read_columns"]
-
 
 class Evaluation(NamedTuple):
     """A row of ``eval.csv`` without the step."""

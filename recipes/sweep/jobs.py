@@ -19,14 +19,9 @@ from vmfer_recipes.config.plugins import import_class, is_custom
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.directory import RunDirectory
 
-__all__ = [
-    *("Job", "check_directories", "check_parts", "position_override", "sweep_position"),
-    "with_swept_keys",
-]
-
 _LONGEST_NAME = 80
 
-# The launcher passes it to every run, in this process or on another machine.
+# The launcher passes this key to every run, in this process or on another machine.
 _TOTAL = "VMFER_RUNS_OF_SWEEP"
 
 
@@ -34,10 +29,10 @@ _TOTAL = "VMFER_RUNS_OF_SWEEP"
 class Job:
     """A run of a sweep."""
 
-    overrides: list[str]  # one value for each key
-    swept: dict[str, Any]  # names of choices or parsed values, by keys that differ between runs
-    template: str = ""  # its directory as written, with unresolved references
-    config: Any = None  # validated
+    overrides: list[str]  # with one value for each key
+    swept: dict[str, Any]  # names of choices or parsed values, by the keys that differ between runs
+    template: str = ""  # the directory as written, with unresolved references
+    config: Any = None  # the validated configuration
 
     @property
     def values(self) -> dict[str, str]:
@@ -68,8 +63,9 @@ class Job:
 def with_swept_keys(job: Job) -> str:
     """The pattern of a run directory, extended by the swept keys that it does not depend on.
 
-    They come before a last part with the seed, in the order of their names, so that the directory
-    depends neither on their order nor on the other values of the sweep.
+    The keys are inserted in alphabetical order, before the last part if that holds the seed. The
+    directory thus depends neither on their order on the command line nor on other values of the
+    sweep.
     """
     template, added = job.template, []
     used = set(re.findall(r"\$\{([^}:]+)\}", template))
@@ -88,7 +84,7 @@ def with_swept_keys(job: Job) -> str:
 
 
 def check_directories(jobs: list[Job]) -> None:
-    """Raises ``UserError`` if two runs have one directory, or one holds another run already."""
+    """Raises ``UserError`` if runs share a directory, or if a directory holds another run."""
     found: dict[Path, Job] = {}
     for job in jobs:
         other = found.setdefault(Path(job.config.run_dir).absolute(), job)
@@ -131,7 +127,7 @@ def _collision(one: Job, other: Job) -> UserError:
         return UserError(f"{same} They are the same: give each value once.")
     template = "/".join([one.template, *(_reference(key, one) for key in keys)])
     if re.search(r"\$\{[^}]*\$\{", template):
-        template = f'"{template}"'  # Hydra parses nested references between quotes only
+        template = f'"{template}"'  # Hydra parses nested references only between quotes
     message = f"{same} Tell them apart with 'run_dir={template}'"
     if "run_dir" in one.values:
         message += ", or leave run_dir out"
@@ -139,19 +135,19 @@ def _collision(one: Job, other: Job) -> UserError:
 
 
 def _reference(key: str, job: Job) -> str:
-    """The value of a swept key, as a run directory refers to it."""
+    """A reference to the value of a swept key, for the pattern of a run directory."""
     name = key.lstrip("+")
     if name == "experiment":
         return "${hydra:runtime.choices.experiment}"
     part = getattr(job.config, name, None)
     if isinstance(part, Config):
-        # Two classes of users with one name differ by their paths.
+        # Custom classes with the same name have different import paths.
         name += "._target_" if is_custom(part) or not hasattr(part, "name") else ".name"
     return f"${{{name}}}"
 
 
 def _as_name(value: Any) -> str:
-    """A value as part of a directory name, which needs no quotes in a shell."""
+    """Writes a value as part of a directory name that needs no quotes in a shell."""
     if isinstance(value, dict):
         value = [f"{key}-{_as_name(item)}" for key, item in value.items()]
     if isinstance(value, list):

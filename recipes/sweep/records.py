@@ -15,8 +15,6 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import replacing
 
-__all__ = ["PlannedRun", "read_records", "write_record"]
-
 _PATTERN = "sweep_*.json"
 
 
@@ -93,7 +91,7 @@ def read_records(folder: Path) -> tuple[list[PlannedRun], list[str]]:
 def _files(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.rglob(_PATTERN))
     for sweeps in (parent / "sweeps" for parent in folder.parents):
-        if os.access(sweeps, os.R_OK | os.X_OK):  # a folder above may be another user's
+        if os.access(sweeps, os.R_OK | os.X_OK):  # a parent folder may belong to another user
             yield from sorted([*sweeps.glob(_PATTERN), *sweeps.glob(f"*/{_PATTERN}")])
 
 

@@ -33,8 +33,6 @@ from vmfer_recipes.sweep.jobs import (
 )
 from vmfer_recipes.sweep.records import PlannedRun, write_record
 
-__all__ = ["GridConf", "GridSweeper"]
-
 
 @dataclass
 class GridConf:

@@ -1,10 +1,10 @@
 """The Shooting environment, critics that learn from shots, and actors that follow their gradients.
 
-An episode is one shot from the same state, rewarded by how near it lands to the target's center.
+An episode is one shot from the same state, rewarded by how close to the target's center it lands.
 The networks of all seeds are trained together, each with the random numbers of its own seed.
 
-The paper's action space is the whole plane. TD3's policy ends in a tanh, and shots that are spread
-evenly need an edge, so this one is the square on which that policy is defined.
+The paper's action space is the whole plane. Here it is the square [-1, 1]², because TD3's policy
+ends in a tanh, and uniformly distributed shots require a bounded space.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-__all__ = ["Actors", "Critics", "FixedCritics", "action_grid", "from_each", "reward"]
 
 OPTIMAL_ACTION = (-0.5, -0.5)
 _STATE = torch.tensor([[-0.5, -0.5]])  # a batch of one
@@ -66,7 +64,7 @@ class Networks:
         values = inputs.expand(*self.shape, *inputs.shape[-2:]).flatten(0, 1)
         for weight, bias in zip(self.parameters[::2], self.parameters[1::2], strict=True):
             if weight is not self.parameters[0]:
-                values = values.relu_()  # autograd allows this change in place
+                values = values.relu_()  # in place, which autograd allows here
             if weight.shape[-1] == 1:  # as a matrix product, one column takes several times as long
                 values = (values * weight.mT).sum(-1, keepdim=True) + bias
             else:

@@ -17,8 +17,6 @@ from vmfer_recipes.toy.record import ANGLE_EDGES, WAYS, Record, angle, mean_inte
 if TYPE_CHECKING:
     from vmfer_recipes.shooting import ShootingConfig
 
-__all__ = ["draw"]
-
 _CRITICS = {"$Q_1$": ORANGE, "$Q_2$": SKY}
 _COLORS = dict(zip(WAYS, (GRAY, VERMILION, BLUE), strict=True))
 _SHADING: Any = {"cmap": "Greys", "norm": Normalize(0, 180)}
@@ -61,7 +59,7 @@ def _example(noise: float, seed: int) -> Figure:
     size: Any = {"angles": "xy", "scale_units": "xy", "scale": 16, "width": 0.004}
     for index, (name, color) in enumerate(_CRITICS.items()):
         surfaces.plot_surface(x, y, values[index], color=color, alpha=0.6, rcount=40, ccount=40)
-        # A surface is not shown in the legend.
+        # Matplotlib's legend does not show surfaces.
         surfaces.plot([], [], [], color=color, linewidth=4, label=name)
         # Contours of the noise would hide the arrows.
         arrows.contour(x, y, smooth[index], levels=8, colors=color, alpha=0.35, linestyles="solid")
@@ -132,7 +130,7 @@ def _trajectories(record: Record) -> Figure:
     x, y = grid.numpy().transpose(2, 0, 1)
     everywhere = grid.flatten(0, 1).expand(len(record.seeds), -1, -1)
     actions = torch.stack(record.actions).numpy()  # [update, way, seed, 2]
-    outline = [withStroke(linewidth=3.5, foreground="white")]  # a dark ground would hide the line
+    outline = [withStroke(linewidth=3.5, foreground="white")]  # visible on a dark background
     star = {"color": GREEN, "markersize": 15, "markeredgecolor": "black"}
     for column, (update, critics) in zip(panels.T, record.snapshots, strict=True):
         for index, (axes, critic) in enumerate(zip(column, critics, strict=True)):

@@ -32,8 +32,6 @@ from vmfer_recipes.toy.agents import (
 if TYPE_CHECKING:
     from vmfer_recipes.shooting import ShootingConfig
 
-__all__ = ["WAYS", "Record", "angle", "compare", "mean_interval", "verdict"]
-
 WAYS = ("uniform", "uncertainty", "oracle")  # of choosing transitions
 
 ANGLE_EDGES = np.linspace(0, 180, 37)  # the edges of the bins, in degrees
@@ -41,7 +39,7 @@ _BINS = len(ANGLE_EDGES) - 1
 # Critics change most at the beginning, so most of their pictures are taken there.
 _MOMENTS = (0.02, 0.06, 0.2, 0.4, 1.0)
 
-AllCritics = list[Critics | FixedCritics]  # those of each way, or one that all ways share
+AllCritics = list[Critics | FixedCritics]  # one for each way, or one that all ways share
 
 
 def uncertainty(gradients: Tensor, low_uncertainty: float, largest_angle: float = 180.0) -> Tensor:

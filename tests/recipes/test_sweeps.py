@@ -78,8 +78,8 @@ def error_line(sweep, tmp_path, error_of):
         (["hidden=[8,8],[16]"], ["hidden_8-8/seed0", "hidden_16/seed0"]),
         (["compile=false", "fast=true,false"], ["fast_true/seed0", "fast_false/seed0"]),
         (
-            ["collector=glob(*,exclude=single)"],
-            ["collector_processes/seed0", "collector_ray/seed0"],
+            ["collector=glob(*,exclude=ray)"],
+            ["collector_processes/seed0", "collector_single/seed0"],
         ),
         (
             ["sampler.mode=rank,uncertainty"],

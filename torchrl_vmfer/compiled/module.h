@@ -39,9 +39,9 @@ static long whole(In *in) {
 enum { ANY = -1 };                        /* number of elements */
 enum { READ, WRITTEN, OPTIONAL, UNUSED }; /* UNUSED arguments are ignored */
 
-/* The data of an array of a kind ('f', 'd', 'l', 'i', '?' or '*' for bytes of any) with `count`
- * elements. Returns NULL and sets an error if it does not fit. The pointer is valid while the caller
- * holds a reference. */
+/* Returns the data of an array of `count` elements of a kind: 'f', 'd', 'l', 'i', '?', or '*' for
+ * the bytes of any kind. Returns NULL and sets an error if the array does not match. The pointer is
+ * valid while the caller holds a reference. */
 static void *data_of(PyObject *array, const char *name, char kind, Py_ssize_t count, int is_written,
                      Py_ssize_t *size) {
     Py_buffer view;

@@ -56,10 +56,10 @@ class Squashed(NamedTuple):
 class PlainNetwork(NamedTuple):
     """A stack of linear layers with ReLU, or an ensemble of such stacks."""
 
-    sizes: tuple[int, ...]  # the number of inputs, of the units of each hidden layer, of outputs
-    # Where each parameter is, as a dictionary and a key, in the order of a `StackedNetwork`.
+    sizes: tuple[int, ...]  # the numbers of inputs, of units in each hidden layer, and of outputs
+    # The dictionary and the key of each parameter, in the order of a `StackedNetwork`.
     places: list[tuple[dict[str, Tensor], str]]
-    norm_eps: float  # of the layer normalization; negative without it
+    norm_eps: float  # the eps of the layer normalization; negative without it
     last: Any  # what follows the stack: `Squashed`, a `LocAndScale`, or `None`
 
     def tensors(self) -> list[Tensor]:
@@ -152,7 +152,7 @@ def read_policy(actor: Any, params: Any, is_gaussian: bool) -> PlainNetwork:
 
 
 def _layers(module: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The modules that compute something, in order, and where their parameters are."""
+    """Yields the modules that compute something, in order, each with its place in the policy."""
     kind = type(module)
     if _has_hooks(module):
         raise NotServedError(f"{kind.__name__} has hooks")

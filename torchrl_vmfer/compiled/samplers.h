@@ -1,9 +1,8 @@
-/* What samplers and storages compute: slots in the order of their priorities, and rows of several
- * columns.
+/* The computations of samplers and storages: slots in the order of their priorities, and rows of
+ * several columns.
  *
- * Codes in ascending order, in blocks of at most WIDTH: finds the code of any rank.
- *
- * A code holds a priority in its upper 32 bits, higher priorities first, and a slot in the lower.
+ * `Ranks` holds codes in ascending order, in blocks of at most WIDTH, and finds the code of any rank.
+ * A code holds a priority in its upper 32 bits, higher priorities first, and a slot in the lower 32.
  */
 #ifndef SAMPLERS_H
 #define SAMPLERS_H
@@ -21,13 +20,13 @@ typedef struct {
     int64_t *codes;  /* [capacity][WIDTH], the codes of each block */
     int64_t *block;  /* [capacity], the row of `codes` of the i-th block in order */
     int64_t *count;  /* [capacity], the number of its codes */
-    int64_t *lowest; /* [capacity], no earlier code is as large, none of its own is smaller */
+    int64_t *lowest; /* [capacity], larger than all earlier codes, not larger than its own codes */
     int64_t *before; /* [capacity + 1], the number of codes in all earlier blocks */
 } Ranks;
 
 static int64_t ranks_size(const Ranks *ranks) { return ranks->before[ranks->blocks]; }
 
-/* Makes room for blocks; frees everything if these are none. */
+/* Makes room for `capacity` blocks, or frees everything if it is 0. */
 static void ranks_reserve(Ranks *ranks, int64_t capacity) {
     int64_t **arrays[] = {&ranks->codes, &ranks->block, &ranks->count, &ranks->lowest, &ranks->before};
     for (int i = 0; i < 5; i++) {
@@ -129,7 +128,7 @@ static int64_t prefetch(const Ranks *ranks, int64_t code) {
     return position;
 }
 
-/* Sets the priorities of slots. `known` are the bits of all of them, -1 for none. */
+/* Sets the priorities of slots. `known` holds the bits of the priorities of all slots, -1 for none. */
 static void ranks_update(Ranks *ranks, int32_t *known, int64_t size, const int64_t *slots,
                          const int32_t *bits) {
     int64_t from[BLOCKS_AHEAD] = {0}, to[BLOCKS_AHEAD] = {0}; /* the blocks of prefetched codes */

@@ -1,4 +1,4 @@
-"""Updates of several agents at once, with stacked parameters. One agent is the ordinary case."""
+"""Updates of one or more agents in one call, with stacked parameters."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ class NotServedError(TypeError):
 
 
 class AdamState(NamedTuple):
-    """A parameter of M agents, with what changes it. All tensors are float32 and contiguous.
+    """A parameter of M agents, with its target and its Adam state.
 
-    The first four have one element for each agent, network and component, in this order.
+    All tensors are float32 and contiguous. The dimensions of the first four are agents, networks
+    and components, in this order.
     """
 
     value: Tensor
-    target: Tensor | None = None  # of the target network
-    exp_avg: Tensor | None = None  # Adam's average of the gradient, as is the next of its square
-    exp_avg_sq: Tensor | None = None
+    target: Tensor | None = None  # the same parameter of the target network
+    exp_avg: Tensor | None = None  # Adam's average of the gradient
+    exp_avg_sq: Tensor | None = None  # Adam's average of its square
     step: Tensor | None = None  # Adam's step count of each agent
 
 
 class StackedNetwork(NamedTuple):
     """The networks of M agents: linear layers with ReLU between them."""
 
-    sizes: tuple[int, ...]  # the number of inputs, of the units of each hidden layer, of outputs
+    sizes: tuple[int, ...]  # the numbers of inputs, of units in each hidden layer, and of outputs
     # Weight and bias of each layer, in order. With layer normalization before each ReLU, these are
     # followed by its weight and bias.
     parameters: list[AdamState]
     copies: int = 1  # the number of networks of an agent
-    norm_eps: float = -1.0  # of the layer normalization; negative without it
+    norm_eps: float = -1.0  # the eps of the layer normalization; negative without it
     adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)  # both betas and eps
 
 
@@ -113,8 +114,8 @@ class StackedUpdates:
 
     The agents have networks of the same shape and the same settings. Each has its own parameters,
     batches, learning rates, discount and soft updates: ``lr``, ``gamma``, ``tau`` and ``deviation``
-    are numbers or arrays ``[M]``. The results of an agent are the same bits whatever the other
-    agents are, in any order and number. All parameters and states are changed in place. Random
+    are numbers or arrays ``[M]``. The results of an agent do not depend on the other agents, their
+    number or their order, bit for bit. All parameters and states are changed in place. Random
     numbers are passed in.
 
     In all methods, ``index`` (int64 ``[M, B]``) selects the rows of the columns that form each
@@ -208,8 +209,8 @@ class StackedUpdates:
 
         Returns:
             the loss of each agent and, for cloning, the squared distance and the factor λ,
-            ``[M, 3]``; and what the settings ask for by the names of the losses' metadata,
-            ``[M, B]`` each.
+            ``[M, 3]``; and the metadata that the settings request, under the names that the losses
+            use, ``[M, B]`` each.
         """
         size = columns.observation.shape[1]
         rows, members = size if index is None else index.shape[1], self.settings.members
@@ -236,8 +237,8 @@ class StackedUpdates:
     ) -> np.ndarray:
         """Returns an action ``[M, A]`` for one observation ``[M, O]`` of each agent.
 
-        Without ``noise`` ``[M, A]``, these are the centers of a Gaussian policy's distributions. A
-        deterministic policy adds noise of a ``deviation``, and its actions are clipped.
+        Without ``noise`` ``[M, A]``, a Gaussian policy returns the centers of its distributions. A
+        deterministic policy adds the noise times ``deviation`` and clips its actions.
         """
         action = np.zeros((self.settings.members, self.settings.action), np.float32)
         self._updates.act(observation, noise, self._each(deviation), active, action)

@@ -64,7 +64,8 @@ class CompiledUpdates:
         targets: the ``SoftUpdate`` of the loss; ``None`` if target networks are moved elsewhere.
         clip_norm: the largest norm of the gradients of the critics and of the actor, as in
             ``torch.nn.utils.clip_grad_norm_``; ``None`` for no limit.
-        storage: where batches that have no entry but their ``"index"`` and weights are read from.
+        storage: the storage from which to read batches that consist of ``"index"`` and, optionally,
+            weights only.
         module: the extension module; by default, the best one for this processor.
 
     Raises:
@@ -138,7 +139,7 @@ class CompiledUpdates:
         self._watch = ModuleWatch(loss, loss.actor_network, loss.qvalue_network)
         if self._watch.has_hooks():
             raise NotServedError("a network has hooks")
-        # The tensors in use, and the dictionaries and keys where they are found.
+        # The tensors in use, and the dictionaries and keys that hold them.
         self._tensors: list[Tensor] = []
         self._places: list[Any] = []
         self._keys: list[Any] = []
@@ -191,7 +192,7 @@ class CompiledUpdates:
         return StackedNetwork(network.sizes, parameters, copies, network.norm_eps, adam)
 
     def _parameter(self, place: Any, target: Any, optimizer: Any) -> AdamState:
-        """A parameter, its target, and its state as Adam makes it before its first step."""
+        """Returns a parameter, its target, and the state with which Adam starts."""
         value = self._note(*place)
         found = [value, None if target is None else self._note(*target)]
         if optimizer is not None:
@@ -266,8 +267,8 @@ class CompiledUpdates:
         """Takes one step of the critics.
 
         Args:
-            batch: a batch ``[B]``; or, with ``storage=``, only its slots under ``"index"``. If the
-                loss uses them, transitions have the weights under ``"priority_weight"``.
+            batch: a batch ``[B]`` or, with ``storage=``, only its slots under ``"index"``. A loss
+                that uses importance weights reads them from ``"priority_weight"``.
 
         Returns:
             the loss, and ``{"td_error": ...}``: the largest absolute TD error of the critics for
@@ -364,7 +365,7 @@ class CompiledUpdates:
         return {"columns": columns, "index": index, "weights": weight, "clip": self._clip}
 
     def _stored_columns(self, rows: TensorDictBase) -> Columns:
-        """The columns of the storage, which are kept."""
+        """Returns the columns of the storage, cached until its tensors change."""
         kept = self._columns
         if kept is None or kept[0] is not rows or list(map(Tensor.data_ptr, kept[1])) != kept[2]:
             tensors = self._entries(rows, False)

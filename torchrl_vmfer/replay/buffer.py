@@ -60,8 +60,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     excludes all methods from its graphs.
 
     Keyword Args:
-        critic_sampler: any TorchRL sampler. Defaults to uniform sampling. ``sampler`` is
-            another name for it, but not for a sampler by factors.
+        critic_sampler: any TorchRL sampler. Defaults to uniform sampling. ``sampler`` is an alias,
+            which does not accept samplers that use factors.
         actor_sampler: any TorchRL sampler. Defaults to :class:`~torchrl_vmfer.VMFSampler`.
         **kwargs: as in :class:`~torchrl.data.TensorDictReplayBuffer` (``storage``, ``writer``,
             ``batch_size``, ``prefetch``, ``generator``, ...). ``prefetch`` applies to
@@ -211,7 +211,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         return data
 
     def draw_slots(self, sampler: Sampler) -> TensorDictBase:
-        """Draws the slots of a batch, without reading it, and the metadata of the draw."""
+        """Draws a batch that holds its slots and the sampler's metadata, but no stored entries."""
         with self.locked():
             index, info = sampler.sample(self.storage, self.batch_size or 0)
         info = {key: torch.as_tensor(value) for key, value in info.items()}
@@ -225,7 +225,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
     ) -> tuple[TensorDictBase, dict[str, Any]]:
         """Draws, reads and transforms a batch. Returns it with its metadata."""
-        has_transform = self.has_transform  # it may read any entry
+        has_transform = self.has_transform  # a transform may read any entry
         with self.locked():
             index, info = draw(self.storage, batch_size)
             info["index"] = index
@@ -238,7 +238,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         return data, info
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
-        """Reads all entries of some transitions, or some."""
+        """Reads the given entries of some transitions, or all entries with ``keys=None``."""
         if keys is None:
             return self.collate(self.storage.get(index))
         rows = stored_rows(self.storage)

@@ -249,7 +249,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         super().mark_update(index)
         if not self.shared:
             count = len(index) if isinstance(index, Tensor) and index.ndim else 1
-            # A list counts each row, other storages each write.
+            # The revision of a `ListStorage` counts rows, that of other storages counts writes.
             self._known_revision += count if isinstance(self.storage, ListStorage) else 1
 
     def _rebuild(self) -> None:

@@ -101,7 +101,7 @@ def one_per_item(
 ) -> tuple[Any, Any, Tensor | None]:
     """Reduces values ``[batch, time]`` to one per item if the items are trajectories.
 
-    TorchRL then repeats the index and the generation of an item for every time step.
+    For trajectories, TorchRL repeats the index and the generation of an item at every time step.
     """
     if not (isinstance(index, Tensor) and index.ndim == 2 and bool((index == index[:, :1]).all())):
         return index, values, generation

@@ -87,9 +87,9 @@ class SlotArray:
 class BaseSampler(SeamSampler):
     """A TorchRL sampler whose probabilities are a function of one priority per slot.
 
-    A subclass passes its distribution to the constructor and sets ``signal``, what
+    A subclass passes its distribution to the constructor. Its ``signal`` names the values that
     ``update_priority`` expects: ``"factor"``, ``"td_error"``, ``"gradient_norm"``, or, with a
-    custom training loop, anything else. ``default_priority`` is the priority of a new slot.
+    custom training loop, anything else. Its ``default_priority`` is the priority of a new slot.
 
     TorchRL reports written slots through ``mark_update``. It does not report writes of another
     process, data that were already in the storage, or a storage that another buffer emptied or
@@ -104,12 +104,12 @@ class BaseSampler(SeamSampler):
     """
 
     signal: Any = None
-    records_updates: ClassVar[bool] = True  # when each priority was updated, and whether any was
+    records_updates: ClassVar[bool] = True  # whether to record when each priority was updated
     settings: ClassVar[tuple[str, ...]] = ()  # arguments that a loaded state must agree with
-    _shown: ClassVar[tuple[str, ...]] = ()  # arguments to show, if these are not all
+    _shown: ClassVar[tuple[str, ...]] = ()  # arguments that `repr` shows; by default, `settings`
     _numbers: ClassVar[tuple[str, ...]] = ("max_priority",)  # attributes to save and load
     _first_maximum: ClassVar[float] = 0.0
-    _range = (0.0, float(np.finfo(np.float32).max))  # of a valid priority
+    _range = (0.0, float(np.finfo(np.float32).max))  # the range of valid priorities
     _rule = "a priority is a finite number of at least 0: pass |TD error|."
 
     def __init__(self, distribution: Distribution) -> None:
@@ -149,7 +149,7 @@ class BaseSampler(SeamSampler):
         return self._distribution.probabilities(self._priorities.array)
 
     def follow(self, storage: Storage | None) -> None:
-        """Brings the sampler up to date with the storage, if it is known."""
+        """Updates the sampler to the length of the storage, if the storage is given."""
         if storage is not None and len(storage) != self.num_slots:
             self._resize(len(storage))
 
@@ -212,7 +212,7 @@ class BaseSampler(SeamSampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Records newly written slots. TorchRL calls it at every write."""
         slots = flat_slots(index, storage)
-        slots = slots[slots >= 0]  # without those that a writer did not store
+        slots = slots[slots >= 0]  # a writer marks rows that it did not store with -1
         if len(slots):
             self._mark(slots)
 

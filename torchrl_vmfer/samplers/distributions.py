@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from torchrl_vmfer.samplers.ranks import make_rank_index
+from torchrl_vmfer.samplers.ranks import make_rank_index, sorted_slots
 
 __all__ = [
     "LARGEST_WEIGHT",
@@ -239,10 +239,12 @@ class RankDistribution(Distribution):
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
         """P of every slot."""
-        mass = self._mass_for(len(priorities))
-        _, group, size = np.unique(-priorities, return_inverse=True, return_counts=True)
-        end = np.cumsum(size)
-        return (_share(mass, end - size, end) / (mass[len(priorities)] - mass[0]))[group]
+        mass, found = self._mass_for(len(priorities)), np.empty(len(priorities))
+        slots, end = sorted_slots(priorities)
+        size = np.diff(end, prepend=0)
+        shares = _share(mass, end - size, end) / (mass[len(priorities)] - mass[0])
+        found[slots] = np.repeat(shares, size)
+        return found
 
     def _mass_for(self, length: int) -> np.ndarray:
         # The size depends only on the number of slots, so that a loaded sampler rounds like the
@@ -264,7 +266,7 @@ class RankDistribution(Distribution):
 
 
 class InversionDistribution(PowerDistribution):
-    """P ∝ priority^power, drawn once at a linear cost: building a tree would not pay."""
+    """P ∝ priority^power, drawn once at linear cost, for which building a tree does not pay off."""
 
     def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
         """As in :class:`Distribution`."""

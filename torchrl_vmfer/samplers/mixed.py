@@ -32,8 +32,8 @@ _WEIGHT = "priority_weight"
 class MixedSampler(BaseSampler):
     """A sampler that draws a share of each batch from one sampler and the rest from another.
 
-    ``share * batch_size`` rows come from ``first`` on average: if this is not an integer, it is
-    rounded up or down at random. The rows of ``first`` precede those of ``second``. A sampler
+    On average, ``share * batch_size`` rows come from ``first``: a fractional number is rounded up
+    or down at random. The rows of ``first`` precede those of ``second``. A sampler
     without replacement may return fewer rows at the end of a pass. If only one of the samplers
     returns importance weights (``"priority_weight"``), the rows of the other have the weight 1.
     Other metadata are kept only if both samplers return them. The probability of a slot is its mean
@@ -43,9 +43,9 @@ class MixedSampler(BaseSampler):
     use the random generator of the buffer.
 
     Args:
-        first: any TorchRL sampler, except those of slices.
-        second: another one. If both use priorities, they must expect the same signal; TorchRL's
-            ``PrioritizedSampler`` takes any.
+        first: any TorchRL sampler, except slice samplers.
+        second: another sampler. If both use priorities, they must expect the same signal; TorchRL's
+            ``PrioritizedSampler`` accepts any.
         share: the share of the batch that is drawn from ``first``, from 0 to 1. Loading a state
             with another share raises an error.
 
@@ -124,7 +124,7 @@ class MixedSampler(BaseSampler):
         return self.share * first + (1 - self.share) * second
 
     def follow(self, storage: Storage | None) -> None:
-        """Brings both samplers up to date with the storage."""
+        """Updates both samplers to the length of the storage."""
         if storage is not None:
             for part in self.parts:
                 report_existing(part, storage, first=self._num_slots)
@@ -148,7 +148,7 @@ class MixedSampler(BaseSampler):
         slots = flat_slots(index, storage)
         num_new = int((slots >= self._num_slots).sum())
         if storage is not None and num_new < len(storage) - self._num_slots:
-            self.follow(storage)  # there are also slots that were never reported
+            self.follow(storage)  # some slots were never reported
         self._num_slots = max(self._num_slots, int(slots.max(initial=-1)) + 1)
         for part in self.parts:
             part.mark_update(index, storage=storage)

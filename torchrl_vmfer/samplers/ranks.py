@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "make_rank_index"]
+__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "make_rank_index", "sorted_slots"]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
@@ -21,6 +21,13 @@ def bits_of(priorities: np.ndarray) -> np.ndarray:
 def codes_of(bits: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """Codes that sort by descending priority, then by slot."""
     return ((_TOP - bits) << _SLOT_BITS) | slots
+
+
+def sorted_slots(priorities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All slots by descending priority, and the ends of their groups of equal priority."""
+    codes = np.sort(codes_of(bits_of(priorities), np.arange(len(priorities))))
+    ends = np.flatnonzero(np.diff(codes >> _SLOT_BITS, append=-1)) + 1
+    return codes & _SLOT_MASK, ends
 
 
 class RankIndex:

@@ -75,7 +75,7 @@ class _WriteOrderSampler(BaseSampler):
         self._sorted = None if self._is_ring else np.argsort(-numbers, kind="stable")
 
     def _mark(self, slots: np.ndarray) -> None:
-        self._resize(max(self.num_slots, int(slots[0])))  # slots that were not reported
+        self._resize(max(self.num_slots, int(slots[0])))  # adds slots that were not reported
         self._record(slots)
 
     def _resize(self, length: int) -> None:
