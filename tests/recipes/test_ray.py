@@ -53,7 +53,7 @@ def two_nodes(tmp_path):
     except (OSError, subprocess.CalledProcessError) as error:
         for space in spaces:
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
-        pytest.skip(f"network namespaces cannot be made here: {error}")
+        pytest.skip(f"this machine does not permit network namespaces: {error}")
     start = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats", "--block"]
     head = ["--head", "--port=6379", "--num-cpus=1", "--include-dashboard=false"]
     hide = "mount --make-rprivate / && "
