@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vmfer_recipes.config.errors import UserError, counted
@@ -23,16 +21,14 @@ from vmfer_recipes.report.document import (
     Table,
     to_markdown,
 )
+from vmfer_recipes.report.figures import draw_estimate, finish_axes
 from vmfer_recipes.report.inference import Estimate
+from vmfer_recipes.report.study import LEVEL
 from vmfer_recipes.run.curve import BLUE, GRAY, VERMILION
 from vmfer_recipes.run.files import replacing
 from vmfer_recipes.run.tables import aligned
 
-# A name with dollar signs is not a formula.
-matplotlib.rcParams["text.parse_math"] = False
-
 _FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by more than 10 %
-_LEVEL = 0.05
 
 
 def write_report(plan: Plan, results: pd.DataFrame) -> list[str]:
@@ -109,15 +105,14 @@ def _notes(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison])
     if not comparisons:
         return [*notes, "No arm can be paired with the reference yet."]
     covers = max((each.covers for each in comparisons), key=len)
+    few = min(each.top_count for each in comparisons)
+    words = ", then ".join(f"{level}s" for level in covers)
+    note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
     if not covers:
-        notes.append("There are no intervals: each arm has a single pair.")
-    else:
-        words = ", then ".join(f"{level}s" for level in covers)
-        few = min(each.top_count for each in comparisons)
-        note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
-        if few < _FEW_UNITS:
-            note += f" Intervals over {counted(few, covers[0])} are too narrow to rely on."
-        notes.append(note)
+        note = "There are no intervals: each arm has a single pair."
+    elif few < _FEW_UNITS:
+        note += f" Intervals over {counted(few, covers[0])} are too narrow to rely on."
+    notes.append(note)
     if seeds == 1:
         notes.append(
             "One seed: intervals and p-values describe the forks of this run only, not other runs."
@@ -163,25 +158,18 @@ def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
     figure = Figure(figsize=(8, 1.4 + 0.42 * len(comparisons)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color=GRAY, linewidth=1)
+    beside: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": GRAY}
     for y, each in enumerate(comparisons):
-        value, low, high = each.difference
-        color = VERMILION if value < 0 else BLUE
-        axes.plot([low, high], [y, y], color=color, linewidth=2.2)
-        fill = color if each.corrected_p < _LEVEL else "white"
-        look = {"markersize": 7.5, "markerfacecolor": fill, "markeredgewidth": 1.8}
-        axes.plot(value, y, "o", color=color, **look)  # type: ignore[arg-type]
-        axes.annotate(
-            f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}",
-            (1.02, y),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=10,
-            color=GRAY,
+        color = VERMILION if each.difference.value < 0 else BLUE
+        fill = color if each.corrected_p < LEVEL else "white"
+        draw_estimate(
+            axes, each.difference, y, {"color": color, "marker": "o", "markerfacecolor": fill}
         )
+        axes.text(1.02, y, f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}", **beside)
     axes.set_yticks(range(len(comparisons)), [each.arm for each in comparisons])
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
-    axes.set_xlabel(f"difference in return from {reference} (filled: p < {_LEVEL} after Holm)")
-    _finish(axes, "x")
+    label = f"difference in return from {reference} (filled: p < {LEVEL} after Holm)"
+    finish_axes(axes, label, "x")
     return figure
 
 
@@ -206,14 +194,8 @@ def dose_figure(
     ticks = sorted({dose for dose, _ in line})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
     axes.set_ylabel(f"difference in return from {reference}")
     if reference in doses:
         axes.legend(frameon=False)
-    _finish(axes, "both")
+    finish_axes(axes, "power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
     return figure
-
-
-def _finish(axes: Axes, grid: str) -> None:
-    axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
-    axes.spines[["top", "right"]].set_visible(False)

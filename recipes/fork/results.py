@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.fork.plan import Fork, Plan
+from vmfer_recipes.fork.plan import Plan
 from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
 from vmfer_recipes.run.tables import read_columns
 
@@ -30,19 +29,9 @@ def read_results(plan: Plan) -> pd.DataFrame:
         for fork in moment.forks:
             if fork.is_finished and before is not None:
                 place = (str(source.run_dir), source.seed, source.step, fork.arm.name, fork.draw)
-                rows.append((*place, before, _return_after(fork)))
+                after = read_columns(fork.path / "eval.csv")["return_mean"][-1]
+                rows.append((*place, before, after))
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _return_after(fork: Fork) -> float:
-    file = fork.path / "eval.csv"
-    try:
-        return float(read_columns(file)["return_mean"][-1])
-    except (OSError, KeyError, ValueError, IndexError) as error:
-        raise UserError(
-            f"{file} cannot be read ({first_line(error)}): delete {fork.path} and run the same "
-            "command, which repeats this fork."
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,7 @@ def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
     return Comparison(
         arm=arm,
         after=after,
-        difference=hierarchical_bootstrap(nested),
+        difference=Estimate(float(checkpoints.mean().mean()), *hierarchical_interval(nested)),
         covers=[name for name, count in zip(levels, most, strict=True) if count > 1],
         top_count=len(nested),
         wins=float((differences > 0).mean() + 0.5 * (differences == 0).mean()),
@@ -109,8 +98,8 @@ def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
     )
 
 
-def hierarchical_bootstrap(values: Any, repetitions: int = 10_000) -> Estimate:
-    """The mean of nested values with a 95 % percentile interval; none for a single seed.
+def hierarchical_interval(values: Any, repetitions: int = 10_000) -> list[float]:
+    """The 95 % percentile interval of the mean of nested values; NaN for a single value.
 
     The draws of a checkpoint are averaged, then the checkpoints of a seed, then the seeds, so that
     every seed has the same weight. The bootstrap resamples seeds, then the checkpoints within each
@@ -120,15 +109,9 @@ def hierarchical_bootstrap(values: Any, repetitions: int = 10_000) -> Estimate:
     works as well; an array is the lowest level.
     """
     if len(values) < 2:
-        return Estimate(_nested_mean(values))
+        return [math.nan, math.nan]
     resampled = _resampled_means(values, repetitions, np.random.default_rng(0))
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return Estimate(_nested_mean(values), float(low), float(high))
-
-
-def _nested_mean(values: Any) -> float:
-    parts = values if isinstance(values, np.ndarray) else [_nested_mean(part) for part in values]
-    return float(np.mean(parts))
+    return np.percentile(resampled, [2.5, 97.5]).tolist()
 
 
 def _resampled_means(values: Any, count: int, generator: np.random.Generator) -> np.ndarray:

@@ -15,11 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vmfer_recipes.config.errors import counted
-from vmfer_recipes.report.cells import Cell
 from vmfer_recipes.report.document import Picture
 from vmfer_recipes.report.inference import Estimate
 from vmfer_recipes.report.methods import Method, Task, family_label
-from vmfer_recipes.report.study import TOO_FEW, Result, Study
+from vmfer_recipes.report.study import TOO_FEW, Cell, Result, Study
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
 # A name with dollar signs is not a formula.
@@ -90,7 +89,7 @@ def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
                 axes.xaxis.set_major_formatter(EngFormatter(sep=""))
                 axes.xaxis.set_major_locator(MaxNLocator(6))
                 axes.margins(x=0.01)
-                _finish_axes(axes, "environment steps")
+                finish_axes(axes, "environment steps")
             axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
         name = f"{family_label(family)} on {study.task_labels[task]}"
         figure.suptitle(name, fontsize=14)
@@ -122,7 +121,8 @@ def _draw_curve(
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _finish_axes(axes: Axes, label: str, grid: Literal["x", "both"] = "both") -> None:
+def finish_axes(axes: Axes, label: str, grid: Literal["x", "both"] = "both") -> None:
+    """Adds the label of the horizontal axis and a grid."""
     axes.set_xlabel(label, fontsize=12)
     axes.tick_params(labelsize=10.5)
     axes.grid(axis=grid, alpha=0.25)
@@ -150,16 +150,16 @@ def improvement_figures(study: Study) -> Iterator[Picture]:
             look = {"color": color, "marker": _MARKERS[number % len(_MARKERS)]}
             look["markerfacecolor"] = "white" if row.verdict == TOO_FEW else color
             if row.improvement is not None:
-                _draw_estimate(left, row.improvement, y, look)
-            _draw_estimate(right, row.probability, y, look)
+                draw_estimate(left, row.improvement, y, look)
+            draw_estimate(right, row.probability, y, look)
             right.text(1.06, y, _count_seeds(row), va="center", fontsize=9.5, color=GRAY)
             if row.paper is not None:
                 left.plot(row.paper, y, marker="*", markersize=13, color=color, mfc="white")
         right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
         left.axvline(100, color=GRAY, linewidth=1)
         right.axvline(0.5, color=GRAY, linewidth=1)
-        _finish_axes(left, "area under the curve, % of the baseline's", "x")
-        _finish_axes(right, "probability of improvement", "x")
+        finish_axes(left, "area under the curve, % of the baseline's", "x")
+        finish_axes(right, "probability of improvement", "x")
         right.set_xlim(-0.03, 1.03)
         left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], list(places))
         left.set_ylim(heights[-1] + 0.75, -0.75)
@@ -199,6 +199,7 @@ def _count_seeds(result: Result) -> str:
     return " : ".join("–".join(map(str, sorted({min(n), max(n)}))) for n in numbers)
 
 
-def _draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
+def draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
+    """Draws a marker and a horizontal bar from the low to the high end."""
     axes.plot([estimate.low, estimate.high], [y, y], color=look["color"], linewidth=2.2)
     axes.plot(estimate.value, y, markersize=6.5, linestyle="none", **look)  # type: ignore[arg-type]

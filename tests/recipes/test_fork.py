@@ -298,7 +298,7 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, failure):
     renamed = copy("renamed", "name: fresh", "name: mine")
     overrides = "arms=[fresh,directions=pre_tanh]"
     line = failure(renamed, overrides, "at=80", f"out={tmp_path}/out")
-    assert "has no sampler, and the run's sampler.name=mine is not a choice" in line
+    assert "There is no sampler=mine" in line
     shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
     shutil.copy(source / "config.yaml", tmp_path / "own")
     assert "has no kept checkpoints (available: 120)" in failure(own)
@@ -328,9 +328,6 @@ def test_forks_of_other_settings_are_refused(source, tmp_path, forks, failure):
     record = tmp_path / "seed0/step80/checkpoint.json"
     record.write_text(record.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
     assert "holds forks of another checkpoint" in failure(*here)
-    for damaged in ("[]", '{"run": "here"}', "{"):
-        record.write_text(damaged)
-        assert "checkpoint.json cannot be read" in failure(*here)
 
 
 @pytest.mark.slow

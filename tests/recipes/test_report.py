@@ -195,7 +195,7 @@ def test_files_that_no_report_wrote_are_kept(name, runs, report, tmp_path):
         ("baseline=sampler=", "baseline=sampler= cannot be parsed: write the name of a sampler"),
         ("baseline==fresh", "cannot be parsed"),
         ("baseline=", "baseline must be a non-empty string"),
-        ("until=2000", "was evaluated to until=2000: the longest reaches step 1000."),
+        ("until=2000", "its training ends at step 1,000, before until=2000"),
         ("until=0", "until must be a whole number from 1 to"),
         ("colour=red", "colour"),
     ],
