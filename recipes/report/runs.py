@@ -130,7 +130,7 @@ def _read_evaluations(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     # Every run is evaluated before it learns.
     if steps[0] != 0 or not (np.diff(steps) > 0).all():
         raise ValueError("the steps in eval.csv do not increase from 0")
-    if np.isfinite(table["success_rate"]).any():
+    if np.isfinite(table.get("success_rate", np.nan)).any():
         values["success_rate"] = table["success_rate"]
     for name, column in values.items():
         if len(bad := steps[~np.isfinite(column)]):
