@@ -162,6 +162,7 @@ class Baseline:
 
     @property
     def _free(self) -> set[str]:
+        """The keys and groups that the settings name."""
         return {key.split(".")[0] for key in self.wanted}
 
     @property

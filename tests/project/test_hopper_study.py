@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy import stats
 
 STUDY = Path(__file__).parents[2] / "results" / "hopper_200k"
 
@@ -22,36 +20,6 @@ def script(name):
 @pytest.fixture(scope="module")
 def analysis():
     return script("analysis")
-
-
-FINALS = {  # the final returns of six seeds
-    "A": [200, 240, 180, 260, 300, 220],
-    "B": [400, 480, 500, 420, 460, 520],
-    "C": [190, 250, 260, 210, 280, 230],
-    "D": [310, 350, 360, 330, 340, 370],
-    "E": [250, 350, 270, 300, 400, 260],
-}
-
-
-def test_p_values_and_correction_agree_with_scipy(analysis):
-    areas = {arm: np.array(finals) / 2 for arm, finals in FINALS.items()}
-    found = analysis.compare(areas)
-    p_values = []
-    for name, (arm, other) in analysis.HYPOTHESES.items():
-        expected = stats.permutation_test(
-            (np.log(areas[arm]), np.log(areas[other])),
-            lambda x, y, axis: x.mean(axis) - y.mean(axis),
-            vectorized=True,
-            n_resamples=np.inf,
-        )
-        assert found[name].p == pytest.approx(expected.pvalue)
-        p_values.append(expected.pvalue)
-    # Holm: the smallest times 4, the next times 3, and so on, never decreasing.
-    ordered = np.argsort(p_values)
-    expected = np.minimum(1, np.maximum.accumulate(np.sort(p_values) * [4, 3, 2, 1]))
-    names = list(analysis.HYPOTHESES)
-    for i, corrected in zip(ordered, expected, strict=True):
-        assert found[names[i]].corrected_p == pytest.approx(corrected)
 
 
 @pytest.mark.parametrize(

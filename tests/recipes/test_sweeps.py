@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -192,21 +191,6 @@ def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
     assert contents[0] == contents[1]
     with current_job(composed, 0) as ours, current_job(expected, 0) as hydras:
         assert OmegaConf.to_object(ours) == OmegaConf.to_object(hydras)
-
-
-def test_choices_of_groups_are_composed_once(sweep, monkeypatch):
-    composed = []
-    load = ConfigLoaderImpl.load_sweep_config
-
-    def record(self, master, overrides):
-        composed.append(overrides)
-        return load(self, master, overrides)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", record)
-    sweep("sampler=uniform,fresh", "seed=0,1", "tau=0.1,0.2")
-    # The others are those of Hydra's launcher, one when a run starts.
-    assert composed[:2] == [["sampler=uniform"], ["sampler=fresh"]]
-    assert len(composed) == 2 + 8
 
 
 @pytest.mark.parametrize(
