@@ -12,15 +12,7 @@ from matplotlib.figure import Figure
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.fork.plan import Plan
 from vmfer_recipes.fork.results import ENOUGH_UNITS, Comparison, compare
-from vmfer_recipes.report.document import (
-    Block,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    to_markdown,
-)
+from vmfer_recipes.report.document import Block, Picture, Table, Text, to_markdown
 from vmfer_recipes.report.figures import draw_estimate, finish_axes
 from vmfer_recipes.report.inference import Estimate
 from vmfer_recipes.report.study import LEVEL
@@ -37,8 +29,13 @@ def write_report(plan: Plan, results: pd.DataFrame) -> list[str]:
     notes = _notes(plan, results, comparisons)
     table = _table(plan, results, comparisons)
     pictures = _pictures(plan, comparisons) if comparisons else []
-    blocks: list[Block] = [Heading(1, "Forks"), Paragraph(_question(plan)), table, Listing(notes)]
-    blocks += [*pictures, Heading(2, "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
+    blocks: list[Block] = [
+        Text("h1", "Forks"),
+        Text("p", _question(plan)),
+        table,
+        Text("list", notes),
+    ]
+    blocks += [*pictures, Text("h2", "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
     files = {
         "forks.csv": results.to_csv(index=False, lineterminator="\n").encode(),
         "forks.md": to_markdown(blocks, ".").encode(),
