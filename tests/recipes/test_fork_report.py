@@ -8,8 +8,13 @@ import pytest
 
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.fork.arms import make_arms
-from vmfer_recipes.fork.report import dose_figure, forest_figure
-from vmfer_recipes.fork.results import COLUMNS, compare, hierarchical_interval
+from vmfer_recipes.fork.report import (
+    COLUMNS,
+    compare,
+    dose_figure,
+    forest_figure,
+    hierarchical_interval,
+)
 
 ARMS = ["fresh", "rank", "power"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -154,19 +153,6 @@ def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
     line = error_line("sampler=uniform,fresh", "run_dir=runs/${tau}")
     assert "'run_dir=runs/${tau}/${sampler.name}'" in line
     assert "They are the same: give each value once." in error_line("seed=0,0")
-
-
-def test_two_own_samplers_with_one_name(error_line, sweep, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    for module in ("mine_a", "mine_b"):
-        code = "from torchrl.data.replay_buffers import RandomSampler as Same\n"
-        (tmp_path / f"{module}.py").write_text(f"{code}class Own(Same): pass\n")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    choices = "sampler=mine_a.Own,mine_b.Own"
-    line = error_line(choices)
-    run_dir = line.partition("Tell them apart with '")[2].rpartition("'")[0]
-    assert line.endswith("'.")  # run_dir was left out
-    assert [Path(place).name for place in sweep(choices, run_dir)] == ["mine_a.Own", "mine_b.Own"]
 
 
 @pytest.mark.parametrize(
