@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.fork.plan import Plan
 from vmfer_recipes.report.document import Block, Picture, Table, Text, to_markdown
-from vmfer_recipes.report.figures import draw_estimate, finish_axes
+from vmfer_recipes.report.figures import draw_estimate
 from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
 from vmfer_recipes.report.study import LEVEL
 from vmfer_recipes.run.curve import BLUE, GRAY, VERMILION
@@ -161,7 +161,7 @@ def _pictures(plan: Plan, comparisons: Sequence[Comparison]) -> list[Picture]:
 
 def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
     """The difference of each arm from the reference, with its interval, from top to bottom."""
-    figure = Figure(figsize=(8, 1.4 + 0.42 * len(comparisons)), layout="constrained")
+    figure = Figure(figsize=(8, 1.4 + 0.42 * len(comparisons)))
     axes = figure.subplots()
     axes.axvline(0, color=GRAY, linewidth=1)
     beside: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": GRAY}
@@ -174,8 +174,8 @@ def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
         axes.text(1.02, y, f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}", **beside)
     axes.set_yticks(range(len(comparisons)), [each.arm for each in comparisons])
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
-    label = f"difference in return from {reference} (filled: p < {LEVEL} after Holm)"
-    finish_axes(axes, label, "x")
+    axes.set_xlabel(f"difference in return from {reference} (filled: p < {LEVEL} after Holm)")
+    axes.grid(axis="x")
     return figure
 
 
@@ -183,7 +183,7 @@ def dose_figure(
     comparisons: Sequence[Comparison], reference: str, doses: dict[str, float]
 ) -> Figure:
     """The difference from the reference by the powers ``doses`` of the factor, with intervals."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.2))
     axes = figure.subplots()
     axes.axhline(0, color=GRAY, linewidth=1)
     points = [(doses[c.arm], c.difference) for c in comparisons if c.arm in doses]
@@ -202,8 +202,9 @@ def dose_figure(
     axes.minorticks_off()
     axes.set_ylabel(f"difference in return from {reference}")
     if reference in doses:
-        axes.legend(frameon=False)
-    finish_axes(axes, "power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
+        axes.legend()
+    axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
+    axes.grid()
     return figure
 
 
