@@ -121,5 +121,5 @@ def importing() -> Iterator[None]:
         sys.path.append(here)
     try:
         yield
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # the latter from networks
         raise UserError(str(error)) from error

@@ -160,15 +160,9 @@ class TrainingConfig(Config):
         self._check_network()
         _check_device(self.device)
         check_logger(self.logger)
-        self.updates(1)
+        as_fraction(self.utd_ratio)
         if self.collector.name == "ray" and importlib.util.find_spec("ray") is None:
             raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
-
-    def updates(self, step: int) -> range:
-        """The numbers of the critic updates after an environment step."""
-        numerator, denominator = _fraction(self.utd_ratio)
-        before, now = (number * numerator // denominator for number in (step - 1, step))
-        return range(before + 1, now + 1)
 
     @property
     def critic_distance(self) -> str:
@@ -202,7 +196,7 @@ class TrainingConfig(Config):
 
 
 @functools.cache
-def _fraction(ratio: int | float | str) -> tuple[int, int]:
+def as_fraction(ratio: int | float | str) -> tuple[int, int]:
     """Numerator and denominator of ``utd_ratio``."""
     try:
         fraction = Fraction(str(ratio))

@@ -18,7 +18,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer.plain_state import save_file
 from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, environment_state
 from vmfer_recipes.run.checkpoints import Checkpoints, MismatchError, load_parts, plain_data
@@ -80,6 +80,12 @@ class Averages:
         """Restores a saved state."""
         self._sums = dict(state["sums"])
         self._values = {name: list(values) for name, values in state["values"].items()}
+
+
+def updates(step: int, ratio: int | float | str) -> range:
+    """The numbers of the critic updates after an environment step, for a ``utd_ratio``."""
+    numerator, denominator = as_fraction(ratio)
+    return range((step - 1) * numerator // denominator + 1, step * numerator // denominator + 1)
 
 
 class Stateful(Protocol):
