@@ -39,7 +39,7 @@ from vmfer_recipes.agent.replay import (
 from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
-from vmfer_recipes.config.replay_groups import SamplerConfig
+from vmfer_recipes.config.groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.run.session import Averages

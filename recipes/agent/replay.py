@@ -30,8 +30,7 @@ from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.plugins import instantiate
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
     HindsightReplayConfig,
     OnPolicySamplerConfig,
@@ -39,6 +38,7 @@ from vmfer_recipes.config.replay_groups import (
     SharedSamplerConfig,
     WeightedSamplerConfig,
 )
+from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.config.training import TrainingConfig
 
 SIGNALS = {

@@ -11,17 +11,18 @@ from typing import Any
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
-from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
+    CollectorConfig,
     DirectSamplerConfig,
+    EnvConfig,
     LAPReplayConfig,
+    LoggerConfig,
     ReplayConfig,
     SamplerConfig,
     VMFSamplerConfig,
     WeightedSamplerConfig,
 )
-from vmfer_recipes.config.validation import to_config
+from vmfer_recipes.config.keys import MISSING, Config, argument, group, key, to_config
 from vmfer_recipes.run.loggers import check_logger
 
 __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]

@@ -12,15 +12,15 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted
-from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     CustomSamplerConfig,
     FreshSamplerConfig,
     SamplerConfig,
     VMFSamplerConfig,
 )
+from vmfer_recipes.config.keys import validate
+from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import validate
 
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
