@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from vmfer_recipes.agent import agent as agent_module
 from vmfer_recipes.agent.diagnostics import measure, signal_to_noise
 from vmfer_recipes.agent.replay import unchanged_random_numbers
 
@@ -194,20 +193,6 @@ def test_measuring_changes_nothing(make_agent, algorithm, assert_equal):
 
 def _plain(state):
     return dict(state) if hasattr(state, "keys") else state
-
-
-def test_a_run_does_not_depend_on_them(train, assert_equal, table, monkeypatch, tmp_path):
-    options = (CHEETAH, "total_frames=120", "log_interval=10", "actor_noise=0.1")
-    measured = train("td3", tmp_path / "measured", *options)
-    monkeypatch.setattr(agent_module, "measure", lambda *_: {})
-    without = train("td3", tmp_path / "without", *options)
-    policies = (torch.load(d / "policy.pt", weights_only=True) for d in (measured, without))
-    assert_equal(*map(dict, policies))
-    assert (measured / "eval.csv").read_bytes() == (without / "eval.csv").read_bytes()
-    rows, other_rows = table(measured / "train.csv"), table(without / "train.csv")
-    assert other_rows[-1].keys() < rows[-1].keys()
-    for row, other in zip(rows, other_rows, strict=True):
-        assert {name: row[name] for name in other} == other
 
 
 @pytest.mark.parametrize(("device", "saved"), [("cpu", []), ("cuda:1", [1])])

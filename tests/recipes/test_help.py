@@ -71,20 +71,6 @@ def test_hydra_still_prints_the_configuration(help_of):
     assert printed.sampler.name == "vmf_uncertainty"
 
 
-def test_an_external_recipe_adds_keys_and_changes_defaults():
-    @dataclass
-    class MineConfig(TD3Config):
-        gamma: float = 0.5
-        quantiles: int = key(25, "quantiles of a critic", low=1, high=100)
-
-    described = {each.name: each for each in describe(MineConfig)}
-    assert described["gamma"].default == 0.5
-    assert described["gamma"].meaning == "discount factor"
-    assert described["gamma"].range == "0 to 1"
-    assert described["quantiles"].range == "1 to 100"
-    assert {each.name for each in describe(TD3Config)} < described.keys()
-
-
 def test_a_key_names_the_choices_that_have_it():
     only = {each.name: each.only for each in describe(TD3Config)}
     assert only["sampler.pool_size"] == ("vmf",)
