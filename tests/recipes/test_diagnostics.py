@@ -141,16 +141,6 @@ def test_without_a_stored_distribution_its_size_is_left_out(make_agent, sampler)
     assert found.keys() >= OF_ACTOR
 
 
-def test_ages_count_updates_of_the_factors(make_agent):
-    agent = make_agent("td3", "sampler=vmf_rank", CHEETAH)
-    for slots in (range(10), range(5), range(5)):
-        index = torch.tensor(list(slots))
-        agent.buffer.update_actor_priority(index, torch.full((len(index),), 2.0))
-    found = measure(agent, agent.actor_batch(None))
-    assert found["factor_age"] == pytest.approx((5 * 0 + 5 * 2) / 10)
-    assert found["unscored_fraction"] == pytest.approx(0.9)
-
-
 def test_what_is_not_defined_is_left_out(make_agent):
     agent = make_agent("td3", "sampler=vmf_rank", "batch_size=1")
     for param in agent.loss.qvalue_network_params.values(True, True):
