@@ -128,9 +128,9 @@ class _ForkCheckpoints(Checkpoints):
 
     first: Callable[[], dict[str, Any]]
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self, **kwargs: Any) -> dict[str, Any] | None:
         """The newest state of the fork, or the one in which it starts."""
-        state = super().load()
+        state = super().load(**kwargs)
         return self.first() if state is None else state
 
 

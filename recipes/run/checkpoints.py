@@ -89,27 +89,11 @@ class Checkpoints:
             self.reduce(to=self._keep)
         return True
 
-    def load(self) -> dict[str, Any] | None:
-        """The newest readable state, or ``None`` if there is none; removes unfinished files.
+    def load(self, **kwargs: Any) -> dict[str, Any] | None:
+        """The newest readable state, or ``None`` if there is no file.
 
-        Unreadable files are reported. If no file is readable, it raises an error: restarting from
-        step 0 would overwrite the output of the run.
-        """
-        self.clean()
-        try:
-            return self.read()
-        except UnreadableError as error:
-            raise UnreadableError(
-                f"{error}: delete the run directory to restart from step 0, or restore a backup."
-            ) from error
-
-    def clean(self) -> None:
-        """Removes the unfinished files of a process that was killed."""
-        for leftover in self._folder.glob("*.unfinished"):
-            leftover.unlink()
-
-    def read(self, **kwargs: Any) -> dict[str, Any] | None:
-        """Like :meth:`load`, but for a run of another process: changes no file, names no cure.
+        Unreadable files are reported. If no file is readable, it raises an error that names no
+        cure: restarting from step 0 would overwrite the output of the run.
 
         Args:
             **kwargs: passed to ``torch.load``.

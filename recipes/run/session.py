@@ -21,7 +21,13 @@ from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, environment_state
-from vmfer_recipes.run.checkpoints import Checkpoints, MismatchError, load_parts, plain_data
+from vmfer_recipes.run.checkpoints import (
+    Checkpoints,
+    MismatchError,
+    UnreadableError,
+    load_parts,
+    plain_data,
+)
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
@@ -176,7 +182,12 @@ class Session(TrainingSession):
         return start
 
     def _restore(self) -> int:
-        state = self._checkpoints.load()
+        try:
+            state = self._checkpoints.load()
+        except UnreadableError as error:
+            raise UserError(
+                f"{error}: delete the run directory to restart from step 0, or restore a backup."
+            ) from error
         if state is None:
             return 0
         try:
@@ -207,7 +218,6 @@ class Session(TrainingSession):
                 "be saved: give its class the methods state_dict and load_state_dict.",
                 file=sys.stderr,
             )
-        self._kept.clean()
         missing = {step for step in self.cfg.keep_checkpoints_at if step <= start}
         missing -= self._kept.steps
         if start in missing:
@@ -233,8 +243,7 @@ class Session(TrainingSession):
             self._evaluate(step)
         if step in cfg.keep_checkpoints_at:
             self._save(step, self._kept)
-        if self._interruption.signal is not None:
-            raise SignalError
+        self._interruption.check()
         is_last = step == cfg.total_frames
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
             self._save(step)
