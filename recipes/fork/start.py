@@ -26,9 +26,9 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
-from vmfer_recipes.run.checkpoints import MismatchError, load_parts
+from vmfer_recipes.run.checkpoints import MismatchError, Stateful, load_parts
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.session import Averages, Stateful, TrainingSession
+from vmfer_recipes.run.session import Averages, TrainingSession
 
 _CHUNK = 2048
 

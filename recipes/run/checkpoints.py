@@ -11,13 +11,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
+
+
+class Stateful(Protocol):
+    """Anything that can be part of a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Plain data: tensors, numbers, strings, and containers of these."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Resumes from a saved state."""
 
 
 class UnreadableError(UserError):
@@ -92,8 +102,8 @@ class Checkpoints:
     def load(self, **kwargs: Any) -> dict[str, Any] | None:
         """The newest readable state, or ``None`` if there is no file.
 
-        Unreadable files are reported. If no file is readable, it raises an error that names no
-        cure: restarting from step 0 would overwrite the output of the run.
+        Unreadable files are reported. If no file is readable, it raises an error: restarting from
+        step 0 would overwrite the output of the run.
 
         Args:
             **kwargs: passed to ``torch.load``.
@@ -115,5 +125,8 @@ class Checkpoints:
                 raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
             return state
         if files:
-            raise UnreadableError(f"No checkpoint in {self._folder} can be read")
+            raise UnreadableError(
+                f"No checkpoint in {self._folder} can be read: delete the run directory to restart "
+                "from step 0, or restore a backup."
+            )
         return None

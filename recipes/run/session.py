@@ -24,7 +24,7 @@ from vmfer_recipes.environments.state import EnvironmentPart, environment_state
 from vmfer_recipes.run.checkpoints import (
     Checkpoints,
     MismatchError,
-    UnreadableError,
+    Stateful,
     load_parts,
     plain_data,
 )
@@ -86,16 +86,6 @@ class Averages:
         """Restores a saved state."""
         self._sums = dict(state["sums"])
         self._values = {name: list(values) for name, values in state["values"].items()}
-
-
-class Stateful(Protocol):
-    """Anything that can be part of a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Plain data: tensors, numbers, strings, and containers of these."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Resumes from a saved state."""
 
 
 class TrainingSession(Protocol):
@@ -231,12 +221,7 @@ class Session(TrainingSession):
         return start
 
     def _restore(self) -> int:
-        try:
-            state = self._checkpoints.load()
-        except UnreadableError as error:
-            raise UserError(
-                f"{error}: delete the run directory to restart from step 0, or restore a backup."
-            ) from error
+        state = self._checkpoints.load()
         if state is None:
             return 0
         try:
@@ -326,16 +311,11 @@ class Session(TrainingSession):
         return (checkpoints or self._checkpoints).save(step, self._state(step))
 
     def _evaluate(self, step: int) -> None:
-        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
-        before = {name: part.state_dict() for name, part in parts.items()}
         try:
             with self._clock.paused():
                 result = self._play(self._policy)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
-        except SignalError:  # the resumed run repeats the whole evaluation
-            load_parts(parts, before)
-            raise
         with self._directory.writing():
             self._log.write_evaluation(step, result, lambda: self._policy_data(step))
         self._progress.show(result)
