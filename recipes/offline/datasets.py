@@ -82,7 +82,7 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
         state = Checkpoints(run_dir / "checkpoint").load(mmap=True)
     except UnreadableError as error:
         raise UserError(
-            f"No checkpoint of dataset={run_dir} can be read: try again, or choose another dataset."
+            f"No checkpoint in {run_dir} can be read: try again, or choose another dataset."
         ) from error
     if state is None:
         is_finished = (run_dir / "finished").exists()

@@ -144,7 +144,6 @@ class Session(TrainingSession):
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
-        self._log = RunLog(path, cfg)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
         self._kept = Checkpoints(path / "checkpoint" / "kept", keep=None)
         self._latest: Evaluation | None = None
@@ -175,6 +174,8 @@ class Session(TrainingSession):
                     ends.callback(part.close)
             if self._directory.is_finished():  # by the previous owner of the lock
                 return
+            self._directory.check()  # again: another process may have written to it
+            self._log = RunLog(self._directory.path, self.cfg)
             ends.callback(self._log.close)
             step = start = self._begin()
             self._progress = ends.enter_context(self.progress(start))
@@ -208,8 +209,6 @@ class Session(TrainingSession):
 
     def _begin(self) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
-        self._directory.check()  # again: another process may have written one before the lock
-        self._log.open()
         with self._directory.writing():
             start = self._restore()
         if start == 0:
