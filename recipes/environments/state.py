@@ -13,7 +13,6 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -52,21 +51,6 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
     if "saved" in state:
         _Reader().value(state["saved"], env.simulator)
     return "saved" in state
-
-
-@dataclass
-class EnvironmentPart:
-    """The state of an environment as a part of a checkpoint."""
-
-    env: Environment
-
-    def state_dict(self) -> dict[str, Any]:
-        """The full state, as :func:`environment_state` defines it."""
-        return environment_state(self.env)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a saved state."""
-        load_environment_state(self.env, state)
 
 
 def reseed_environment(env: Environment, seed: int) -> None:

@@ -9,7 +9,8 @@ byte, and it writes storages at full capacity.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +29,14 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Any) -> Any:
         """Resumes from a saved state."""
+
+
+@dataclass
+class Part:
+    """A part of a checkpoint that consists of two functions."""
+
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], Any]
 
 
 class UnreadableError(UserError):

@@ -23,9 +23,8 @@ from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment, tensors
-from vmfer_recipes.environments.state import EnvironmentPart
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.offline.scores import reference_returns
-from vmfer_recipes.run.checkpoints import load_parts
 from vmfer_recipes.run.interruption import SignalError
 from vmfer_recipes.run.tables import Evaluation
 
@@ -94,8 +93,7 @@ def evaluate(
     called before each episode with its number, from 1, and ``episodes``, and with 0 at the end.
     If a signal stops the evaluation, it changes nothing, because the resumed run repeats it.
     """
-    parts: dict[str, Any] = {"environment": EnvironmentPart(env), "random": GlobalRNGState()}
-    before = {name: part.state_dict() for name, part in parts.items()}
+    before, generators = environment_state(env), GlobalRNGState().state_dict()
     env.simulator.action_space.seed(seed)
     played = []
     try:
@@ -105,7 +103,8 @@ def evaluate(
                 episode = play_episode(policy, env.simulator, seed + number, on_step, max_steps)
                 played.append(episode)
     except SignalError:
-        load_parts(parts, before)
+        load_environment_state(env, before)
+        GlobalRNGState().load_state_dict(generators)
         raise
     on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +21,11 @@ from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart, environment_state
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.run.checkpoints import (
     Checkpoints,
     MismatchError,
+    Part,
     Stateful,
     load_parts,
     plain_data,
@@ -283,11 +285,14 @@ class Session(TrainingSession):
 
     def _parts(self) -> dict[str, Stateful]:
         """Everything in a checkpoint that later steps depend on."""
+        env = self._environment
         return {
             **self._components,
             "metrics": self.metrics,
             # A wrapper may count or draw numbers across episodes.
-            "evaluation": EnvironmentPart(self._environment),
+            "evaluation": Part(
+                partial(environment_state, env), partial(load_environment_state, env)
+            ),
             # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }

@@ -46,7 +46,7 @@ def test_crashed_run_has_an_unfinished_episode_and_rows_after_its_checkpoint(
     # Otherwise the tests of resuming would not detect whether these are restored.
     run_dir = crashed_run("td3", "sampler=vmf_rank")
     parts = checkpoint(run_dir)["parts"]
-    assert "'_elapsed_steps': 20" in str(parts["collector"]["environments"][0])
+    assert "['_elapsed_steps', 20]" in str(parts["collector"]["environments"][0])
     assert len(table(run_dir / "eval.csv")) > parts["evaluations"]["rows"]
     assert len(table(run_dir / "train.csv")) > parts["training"]["rows"]
 
