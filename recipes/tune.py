@@ -94,10 +94,9 @@ def main() -> None:
 
 def _read(given: list[str], recipe: Recipe) -> tuple[list[str], dict[str, Any], Path | None]:
     """The fixed arguments of a search, its ranges, and its folder if that is given."""
-    line = read_command_line(["-m", *given], recipe.config)
-    fixed = [each for each in line.options if each not in ("-m", "--multirun")]
-    space, folder = {}, None
-    for each in OverridesParser.create().parse_overrides(line.overrides):
+    overrides, _ = read_command_line(["-m", *given], recipe.config)
+    fixed, space, folder = [], {}, None
+    for each in OverridesParser.create().parse_overrides(overrides):
         if each.is_sweep_override():
             space[each.get_key_element()] = _distribution(each, recipe.config)
         elif each.get_key_element() == "run_dir":

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import copy
+import functools
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -25,6 +26,7 @@ from omegaconf import DictConfig, open_dict
 # The undocumented attributes used below, by the class or the singleton that has them.
 RELIED_ON: dict[str, tuple[str, ...]] = {
     "hydra._internal.config_loader_impl.ConfigLoaderImpl": ("_apply_overrides_to_config",),
+    "hydra._internal.core_plugins.basic_sweeper.BasicSweeper": ("split_arguments",),
     "hydra.core.hydra_config.HydraConfig": ("cfg",),
     "hydra.core.plugins.Plugins": ("class_name_to_class",),
 }
@@ -38,12 +40,17 @@ def option_parser(on_error: Callable[[str], NoReturn]) -> tuple[ArgumentParser, 
     return parser, flags - {"--experimental-rerun"}
 
 
-def register_plugin(group: str, name: str, conf: Any, plugin: type[Plugin]) -> None:
-    """Registers a sweeper or a launcher with Hydra, for ``hydra/sweeper=<name>`` and the like."""
-    classes = Plugins.instance().class_name_to_class  # first: it registers those of Hydra
-    ConfigStore.instance().store(name, conf, group=f"hydra/{group}", provider="vmfer_recipes")
-    # Hydra accepts targets in the package `hydra_plugins` only.
-    classes[conf._target_] = plugin
+def combinations(overrides: Iterable[Override]) -> list[list[str]]:
+    """The overrides of the runs of a sweep, each with one value for each key."""
+    return BasicSweeper.split_arguments([*overrides], max_batch_size=None)[0]
+
+
+def register_plugins(sweeper: type[Plugin], launcher: type[Plugin]) -> None:
+    """Lets Hydra use a sweeper instead of its basic one, and the launcher of populations."""
+    classes = Plugins.instance().class_name_to_class
+    classes[f"{BasicSweeper.__module__}.BasicSweeper"] = sweeper
+    # Hydra accepts other targets in the package `hydra_plugins` only.
+    classes["hydra_plugins.vmfer_recipes.PopulationLauncher"] = launcher
 
 
 class SweepComposer:
@@ -57,37 +64,28 @@ class SweepComposer:
     """
 
     def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
-        self._loader, self._master = loader, master
-        self._parser = OverridesParser.create()
-        self._parsed: dict[str, tuple[Override, bool]] = {}
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._parse = functools.cache(OverridesParser.create().parse_override)
+        self._is_group = functools.cache(
+            lambda name: bool({*"/@"} & {*name} or loader.get_group_options(name))
+        )
+        self._load = functools.cache(
+            lambda *choices: loader.load_sweep_config(master, list(choices))
+        )
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
         """The configuration of a run, with that of Hydra."""
         parsed = [self._parse(each) for each in overrides]
-        choices = tuple(str(each.input_line) for each, is_value in parsed if not is_value)
-        if choices not in self._composed:
-            composed = self._loader.load_sweep_config(self._master, list(choices))
-            self._composed[choices] = composed
-        composed = copy.deepcopy(self._composed[choices])
-        values = [each for each, is_value in parsed if is_value]
+        task = [each for each in parsed if not each.is_hydra_override()]
+        values = [each for each in task if not self._is_group(each.key_or_group)]
+        choices = [str(each.input_line) for each in parsed if each not in values]
+        composed = copy.deepcopy(self._load(*choices))
         ConfigLoaderImpl._apply_overrides_to_config(values, composed)
-        task = [each for each, _ in parsed if not each.is_hydra_override()]
         job, format_ = composed.hydra.job, composed.hydra.job.config.override_dirname
         composed.hydra.overrides.task = [each.input_line for each in task]
         job.override_dirname = get_overrides_dirname(
             task, list(format_.exclude_keys), format_.item_sep, format_.kv_sep
         )
         return composed
-
-    def _parse(self, text: str) -> tuple[Override, bool]:
-        """An override, and whether it is the value of a key."""
-        if text not in self._parsed:
-            override = self._parser.parse_override(text)
-            name = override.key_or_group
-            is_group = "/" in name or "@" in name or bool(self._loader.get_group_options(name))
-            self._parsed[text] = override, not (is_group or override.is_hydra_override())
-        return self._parsed[text]
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from vmfer_recipes.config.groups import (
 )
 from vmfer_recipes.config.keys import argument, key, schema, schemas_of
 from vmfer_recipes.config.names import MINARI_PREFIX
-from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.training import TrainingConfig, check_order, check_unused
 
-_WITHOUT_STEPS = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "collector": "single"}
 _CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
@@ -71,13 +70,8 @@ class SACConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.entropy_gradient and isinstance(
-            self.sampler, (DirectSamplerConfig, WeightedSamplerConfig)
-        ):
-            raise UserError(
-                f"entropy_gradient=true does not affect the scores of sampler={self.sampler.name}: "
-                "leave it out, or use another sampler."
-            )
+        if isinstance(self.sampler, (DirectSamplerConfig, WeightedSamplerConfig)):
+            check_unused(self, f"sampler={self.sampler.name}", {"entropy_gradient": False})
 
 
 @schema("redq")
@@ -106,11 +100,7 @@ class REDQConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.subset_size >= self.num_critics:
-            raise UserError(
-                f"subset_size={self.subset_size} must be smaller than "
-                f"num_critics={self.num_critics}: lower the first or raise the second."
-            )
+        check_order("subset_size", self.subset_size, "<", "num_critics", self.num_critics)
         _check_importance_weights(self)
 
 
@@ -136,11 +126,8 @@ class TQCConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.quantiles_to_drop >= self.num_quantiles:
-            raise UserError(
-                f"dropped_quantiles={self.quantiles_to_drop} leaves none of "
-                f"num_quantiles={self.num_quantiles}: lower the first or raise the second."
-            )
+        dropped, number = self.quantiles_to_drop, self.num_quantiles
+        check_order("dropped_quantiles", dropped, "<", "num_quantiles", number)
         if isinstance(self.replay, LAPReplayConfig):
             raise UserError(
                 f"replay={self.replay.name} requires the Huber loss of one value per critic, but "
@@ -175,8 +162,7 @@ class CrossQConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if self.tau != TrainingConfig.tau:
-            raise UserError(f"CrossQ has no target networks, got tau={self.tau}: leave it out.")
+        check_unused(self, "crossq, which has no target networks", {"tau": TrainingConfig.tau})
         if self.layer_norm and self.batch_renorm:
             raise UserError(
                 "layer_norm=true and batch_renorm=true cannot be combined: leave out the first."
@@ -241,18 +227,10 @@ class TD3BCConfig(DeterministicConfig):
                 f"replay=her requires whole episodes, which a dataset does not store: use "
                 f"another replay= for {self.algorithm}."
             )
-        values = vars(self) | {"collector": self.collector.name}
-        for name, only in _WITHOUT_STEPS.items():
-            if values[name] != only:
-                raise UserError(
-                    f"{name}={values[name]} has no effect on {self.algorithm}, which takes no "
-                    "environment steps: leave it out."
-                )
-        if self.env.normalize_observations:
-            raise UserError(
-                f"env.normalize_observations=true has no effect on {self.algorithm}: use "
-                "normalize=true, which uses the statistics of the dataset."
-            )
+        steps = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "collector.name": "single"}
+        check_unused(self, f"{self.algorithm}, which takes no environment steps", steps)
+        online = {"env.normalize_observations": False}
+        check_unused(self, f"{self.algorithm}, which has normalize= instead", online)
         super().check()
         _check_weighted_actor(self, "weights only the term of the critics")
 

@@ -30,8 +30,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence with the known names most similar to ``name``, or with a few if none is similar.
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """A sentence with up to three known names that look like ``name``, the most similar first.
+
+    A dotted name is also found by its last part: ``buffer_size`` finds ``replay.buffer_size``. If
+    no name is similar, it is the sentence ``otherwise``, or one with a few of the names.
 
     Example:
         >>> did_you_mean("sede", ["seed", "tau"])
@@ -39,24 +42,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         >>> did_you_mean("color", ["a", "b", "c", "d"])
         'Known names: a, b, c, ...; --help lists all.'
     """
-    known = sorted(known)
-    if near := near_names(name, known):
-        return f"Did you mean: {', '.join(near)}?"
-    shown = [*known[:3], *(["..."] if len(known) > 3 else [])]
-    return f"Known names: {', '.join(shown)}; --help lists all."
-
-
-def near_names(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three known names that look like ``name``, the most similar first.
-
-    A dotted name is also found by its last part: ``buffer_size`` finds ``replay.buffer_size``.
-    """
     by_word: dict[str, list[str]] = {}
     for candidate in sorted(known):
         for word in {candidate.lower(), candidate.lower().rpartition(".")[2]}:
             by_word.setdefault(word, []).append(candidate)
     words = difflib.get_close_matches(name.lower(), by_word, n=3, cutoff=0.6)
-    return list(dict.fromkeys(found for word in words for found in by_word[word]))[:3]
+    if near := list(dict.fromkeys(found for word in words for found in by_word[word]))[:3]:
+        return f"Did you mean: {', '.join(near)}?"
+    names = sorted(known)
+    shown = [*names[:3], *(["..."] if len(names) > 3 else [])]
+    return otherwise or f"Known names: {', '.join(shown)}; --help lists all."
 
 
 def unwritable(run_dir: object, error: Exception) -> UserError:

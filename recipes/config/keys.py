@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf import MISSING, OmegaConf
 from typing_extensions import dataclass_transform
 
 from torchrl_vmfer.arguments import Argument
-from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.names import flat, folder_name
+from vmfer_recipes.config.names import folder_name
 
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
 
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""
-_DESCRIBED: dict[type[Config], tuple[Key, ...]] = {}
 _Class = TypeVar("_Class", bound="Config")
+_DESCRIBED: dict[type[Config], tuple[Key, ...]] = {}
 # The expected value of a key, by the first of these types that the key has.
 _EXPECTED: dict[Any, str] = {
     bool: "true or false",
@@ -62,10 +61,10 @@ class Key:
         only: the choices of a group that define this key, if not all do.
     """
 
-    name: str
-    types: tuple[Any, ...]
-    default: Any
     meaning: str
+    name: str = ""
+    types: tuple[Any, ...] = ()
+    default: Any = None
     low: float = -_LARGEST
     high: float = _LARGEST
     choices: tuple[str, ...] = ()
@@ -83,6 +82,11 @@ class Key:
     def is_list(self) -> bool:
         """Whether the value is a list."""
         return any(get_origin(each) is list for each in self.types)
+
+    @property
+    def is_dict(self) -> bool:
+        """Whether the value is a dictionary, to which the user adds entries."""
+        return dict[str, Any] in self.types
 
     @property
     def range(self) -> str:
@@ -156,23 +160,19 @@ def key(
         >>> describe(MyConfig)[0].range
         '0 to 1'
     """
-    metadata = {
-        "meaning": meaning,
-        "low": -_LARGEST if low is None else low,
-        "high": _LARGEST if high is None else high,
-        "choices": choices,
-        "aka": aka,
-        "is_argument": is_argument,
-    }
+    low, high = -_LARGEST if low is None else low, _LARGEST if high is None else high
+    defined = Key(meaning, low=low, high=high, choices=choices, aka=aka, is_argument=is_argument)
     if isinstance(default, (list, dict)):
-        return dataclasses.field(default_factory=lambda: copy.copy(default), metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(
+            default_factory=lambda: copy.copy(default), metadata={"key": defined}
+        )
+    return dataclasses.field(default=default, metadata={"key": defined})
 
 
 def argument(defined: Argument, *, is_argument: bool = True) -> Any:
     """Makes a configuration key of an argument of this library."""
-    values = {name: getattr(defined, name) for name in ("default", "meaning", "choices")}
-    return key(**values, low=defined.low, high=defined.high, is_argument=is_argument)
+    values = {name: value for name, value in vars(defined).items() if name != "is_integer"}
+    return key(**values, is_argument=is_argument)
 
 
 @dataclass
@@ -193,7 +193,7 @@ def group(meaning: str) -> Any:
 
     The annotation of the field is the base class of the group's dataclasses.
     """
-    return dataclasses.field(default=MISSING, metadata={"meaning": meaning})
+    return dataclasses.field(default=MISSING, metadata={"key": Key(meaning)})
 
 
 @dataclass_transform()
@@ -220,38 +220,44 @@ def schemas_of(group: str = "") -> dict[str, type[Config]]:
 
 def groups(config: type[Config]) -> dict[str, str]:
     """The groups of a recipe, with their meanings."""
-    hints = get_type_hints(config)
-    return {
-        field.name: _metadata(config, field)["meaning"]
-        for field in dataclasses.fields(config)  # type: ignore[arg-type]
-        if _is_config(hints[field.name])
-    }
+    return {name: key.meaning for name, key in _fields(config).items() if _is_group(key)}
 
 
 def describe(config: type[Config]) -> tuple[Key, ...]:
     """All keys of a recipe, including those of its groups."""
     if config not in _DESCRIBED:
-        _DESCRIBED[config] = tuple(_described(config))
+        keys = _fields(config).values()
+        every = (_describe_group(key) if _is_group(key) else [key] for key in keys)
+        _DESCRIBED[config] = tuple(itertools.chain(*every))
     return _DESCRIBED[config]
 
 
-def _described(config: type[Config]) -> Iterator[Key]:
-    hints = get_type_hints(config)
+def _is_group(key: Key) -> bool:
+    return isinstance(key.types[0], type) and issubclass(key.types[0], Config)
+
+
+def _fields(config: type[Config]) -> dict[str, Key]:
+    """The keys and groups of a dataclass, by name."""
+    hints, defined, found = get_type_hints(config), {}, {}
+    for base in reversed(config.__mro__):  # a field that only changes the default has no metadata
+        for name, field in getattr(base, "__dataclass_fields__", {}).items():
+            if field.metadata:
+                defined[name] = field.metadata["key"]
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        hint = hints[field.name]
-        if _is_config(hint):
-            yield from _describe_group(field.name, hint)
-            continue
+        name, hint, factory = field.name, hints[field.name], field.default_factory
+        if name not in defined:
+            raise TypeError(f"{config.__name__}.{name} has no meaning: define it with key().")
         allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         # Not compared with `dataclasses.MISSING`: a worker of a sweep has a copy of the class of a
         # recipe, with a copy of that object.
-        factory: Any = field.default_factory
         default = factory() if callable(factory) else field.default
-        yield Key(field.name, allowed, default, **_metadata(config, field))
+        values = {"name": name, "types": allowed, "default": default}
+        found[name] = dataclasses.replace(defined[name], **values)
+    return found
 
 
-def _describe_group(name: str, base: type[Config]) -> list[Key]:
-    choices = _SCHEMAS.get(name, {"": base})
+def _describe_group(group: Key) -> list[Key]:
+    choices = _SCHEMAS.get(group.name, {"": group.types[0]})
     found: dict[str, tuple[Key, list[str]]] = {}
     for choice, config in choices.items():
         for each in describe(config):
@@ -259,69 +265,8 @@ def _describe_group(name: str, base: type[Config]) -> list[Key]:
     return [
         dataclasses.replace(
             each,
-            name=f"{name}.{each.name}",
+            name=f"{group.name}.{each.name}",
             only=() if len(having) == len(choices) else tuple(having),
         )
         for each, having in found.values()
     ]
-
-
-def _is_config(hint: Any) -> bool:
-    return isinstance(hint, type) and issubclass(hint, Config)
-
-
-def _metadata(config: type[Config], field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """The metadata of a field, from the base class that defines it if only the default is new."""
-    for base in config.__mro__:
-        defined = getattr(base, "__dataclass_fields__", {}).get(field.name)
-        if defined is not None and defined.metadata:
-            return dict(defined.metadata)
-    raise TypeError(f"{config.__name__}.{field.name} has no meaning: define it with key().")
-
-
-def validate(config: Config, prefix: str = "") -> None:
-    """Raises ``UserError`` for the first value that has a wrong type or lies outside its range."""
-    described = {each.name: each for each in describe(type(config))}
-    known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
-    for name in vars(config).keys() - known:  # entries of a dictionary that the choice lacks
-        group = prefix.rstrip(".")
-        choice = getattr(config, "name", "this choice")
-        raise UserError(
-            f"{prefix}{name} has no effect on {group}={choice}: leave it out, or use it with a "
-            f"class of your own, as in {group}=my_package.MyClass."
-        )
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value, name = getattr(config, field.name), f"{prefix}{field.name}"
-        if field.name in described:
-            if not described[field.name].allows(value):
-                raise wrong_value(name, described[field.name], value)
-        elif isinstance(value, Config):
-            validate(value, f"{name}.")
-        else:
-            raise UserError(f"{name} must be a group, got {value!r}: choose one with {name}=.")
-
-
-def wrong_value(name: str, expected: Key, value: Any) -> UserError:
-    """The error for a value that a key does not allow."""
-    is_integral = isinstance(value, float) and value.is_integer()
-    cure = f" Write {int(value)}." if is_integral and float not in expected.types else ""
-    return UserError(f"{name} must be {expected.expected}, got {value!r}.{cure}")
-
-
-def to_config(cfg: DictConfig) -> Any:
-    """Converts a composed Hydra configuration to its dataclass and validates it."""
-    try:
-        config: Any = OmegaConf.to_object(cfg)
-    except MissingMandatoryValue as error:
-        name = error.full_key or ""
-        raise UserError(f"{name} has no value: set it with {name}=.") from error
-    except OmegaConfBaseException as error:
-        name = str(error.full_key).partition("[")[0]
-        written = flat(OmegaConf.to_container(cfg, resolve=False)).get(name)
-        raise UserError(
-            f"{name}={written} cannot be resolved ({first_line(error)}): refer only to keys and "
-            "variables that exist."
-        ) from error
-    validate(config)
-    config.check()
-    return config

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from vmfer_recipes import stopping_while_starting
-from vmfer_recipes.config._hydra import current_job, register_plugin
-from vmfer_recipes.config.command_line import CommandLine, explain, read_command_line
+from vmfer_recipes.config._hydra import current_job, register_plugins
+from vmfer_recipes.config.command_line import asks_for_help, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.help import help_text
-from vmfer_recipes.config.keys import Config, to_config
+from vmfer_recipes.config.keys import Config
 from vmfer_recipes.config.names import CONFIGS
-from vmfer_recipes.config.plugins import register_recipe, script_name
+from vmfer_recipes.config.plugins import register_recipe
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.validation import composed, explaining, to_config
 from vmfer_recipes.environments.names import registered_id
 from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import (
@@ -57,7 +57,13 @@ def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]],
         >>> main.__wrapped__(TD3Config())
         2
     """
-    return lambda run: Recipe(name, config, run, script_name(run, default=name))
+
+    def decorate(run: Callable[[Any], None]) -> Recipe:
+        file = Path(inspect.unwrap(run).__code__.co_filename)
+        script = file.parent.name if file.stem == "__init__" else file.stem
+        return Recipe(name, config, run, script if file.is_file() else name)
+
+    return decorate
 
 
 class Recipe:
@@ -87,27 +93,21 @@ class Recipe:
 
     def compose(self, arguments: list[str]) -> Any:
         """The validated configuration of the run that a command line starts."""
-        return self._composed(read_command_line(arguments, self.config))
+        return self._composed(read_command_line(arguments, self.config)[0])
 
     def _main(self) -> None:
-        line = read_command_line(sys.argv[1:], self.config)
-        if "help" in line.given:
-            print(help_text(self._file, self.config, self._program))
-        elif line.given.keys() <= {"config_dir"}:
-            self._execute(self._composed(line))
+        if asks_for_help(sys.argv[1:]):
+            print(help_text(self._program, self.config, self._file))
+            return
+        overrides, options = read_command_line(sys.argv[1:], self.config)
+        if options.keys() <= {"config_dir"}:
+            self._execute(self._composed(overrides))
         else:
-            self._launch(line)
+            self._launch(overrides, options)
 
-    def _composed(self, line: CommandLine) -> Any:
-        overrides = line.overrides
-        if "config_dir" in line.given:
-            folder = Path(line.given["config_dir"]).absolute()
-            overrides = [*overrides, f"hydra.searchpath=['file://{folder}']"]
-        with self._explaining():
-            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-                composed = compose(self._name, overrides, return_hydra_config=True)
-            with current_job(composed, number=0) as cfg:
-                return to_config(cfg)
+    def _composed(self, overrides: list[str]) -> Any:
+        with current_job(composed(self._name, overrides, self.config), number=0) as cfg:
+            return to_config(cfg)
 
     def _execute(self, config: Any) -> None:
         # Modules of the user may import anything: they wait for the run.
@@ -117,34 +117,24 @@ class Recipe:
         quiet_torchrl()
         self._run(config)
 
-    @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """A context in which Hydra's errors are reported as user errors."""
-        try:
-            yield
-        except HydraException as error:
-            raise explain(error, self.config) from error
-        except (ValueError, OverflowError, RecursionError) as error:
-            given = " ".join(sys.argv[1:])
-            raise UserError(
-                f"{given!r} cannot be composed ({first_line(error)}): write key=value."
-            ) from error
-
-    def _launch(self, line: CommandLine) -> None:
+    def _launch(self, overrides: list[str], options: dict[str, Any]) -> None:
         """Lets Hydra print what an option asks for, or start the runs of a sweep."""
-        sys.argv[1:] = [*line.overrides, *line.options]  # the order that Hydra's parser accepts
+        words = (
+            f"--{name.replace('_', '-')}{'' if value is True else f'={value}'}"
+            for name, value in options.items()
+        )
+        sys.argv[1:] = [*overrides, *words]  # the order that Hydra's parser accepts
         os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra formats errors itself and exits
-        if "multirun" in line.given:  # options such as --info are faster without these imports
-            from vmfer_recipes.population.launcher import PopulationConf, PopulationLauncher
-            from vmfer_recipes.sweep.sweeps import GridConf, GridSweeper
+        if "multirun" in options:  # options such as --info are faster without these imports
+            from vmfer_recipes.population.launcher import PopulationLauncher
+            from vmfer_recipes.sweep.sweeps import GridSweeper
 
-            register_plugin("sweeper", "basic", GridConf, GridSweeper)
-            register_plugin("launcher", "population", PopulationConf, PopulationLauncher)
+            register_plugins(GridSweeper, PopulationLauncher)
         main = hydra.main(config_path=str(CONFIGS), config_name=self._name, version_base="1.3")
-        has_workers = "hydra/launcher=joblib" in line.overrides
+        has_workers = "hydra/launcher=joblib" in overrides
         try:
             with (
-                self._explaining(),
+                explaining(self.config),
                 leaving_ctrl_c_to_the_runs() if has_workers else nullcontext(),
             ):
                 main(self._job)()

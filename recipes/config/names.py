@@ -22,11 +22,6 @@ def group_name(cfg: Any) -> str:
     return f"{cfg.algorithm}-{cfg.env.name}-{cfg.replay.name}-{cfg.sampler.name}"
 
 
-def run_name(cfg: Any) -> str:
-    """The name of a run: algorithm, task, replay, sampler and seed."""
-    return f"{group_name(cfg)}-seed{cfg.seed}"
-
-
 def folder_name(name: Any) -> str:
     """A value as the name of one folder, which needs no quotes in a shell.
 

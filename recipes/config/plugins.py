@@ -6,13 +6,11 @@ are registered here before Hydra starts. Their classes are imported when a run n
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -62,15 +60,6 @@ def register_recipe(base: str, config: type[Config], algorithm: str) -> str:
         content["algorithm"] = algorithm
     store.store(name, content)
     return name
-
-
-def script_name(function: Callable[..., Any], default: str) -> str:
-    """The name of the file that defines a function, without the ending."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    file = Path(code.co_filename if code else "")
-    if file.suffix != ".py" or not file.exists():
-        return default
-    return file.parent.name if file.stem == "__init__" else file.stem
 
 
 _Base = TypeVar("_Base")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import operator
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +23,9 @@ from vmfer_recipes.config.groups import (
     VMFSamplerConfig,
     WeightedSamplerConfig,
 )
-from vmfer_recipes.config.keys import MISSING, Config, argument, group, key, to_config
+from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
+from vmfer_recipes.config.names import written
+from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.loggers import check_logger
 
 __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
@@ -140,24 +143,12 @@ class TrainingConfig(Config):
 
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
-        if self.total_frames <= self.init_random_frames:
-            raise UserError(
-                f"total_frames={self.total_frames} leaves no steps to learn from after "
-                f"init_random_frames={self.init_random_frames}: raise the first or lower the "
-                "second."
-            )
-        too_late = [step for step in self.keep_checkpoints_at if step > self.total_frames]
-        if too_late:
-            raise UserError(
-                f"keep_checkpoints_at={too_late[0]} is after the last step, "
-                f"total_frames={self.total_frames}: lower the first or raise the second."
-            )
+        total, buffer = self.total_frames, self.replay.buffer_size
+        check_order("init_random_frames", self.init_random_frames, "<", "total_frames", total)
+        for step in self.keep_checkpoints_at:
+            check_order("keep_checkpoints_at", step, "≤", "total_frames", total)
+        check_order("num_envs", self.num_envs, "≤", "replay.buffer_size", buffer)
         self._check_sampler()
-        if self.replay.buffer_size < self.num_envs:
-            raise UserError(
-                f"replay.buffer_size={self.replay.buffer_size} cannot hold one transition of each "
-                f"of num_envs={self.num_envs} environments: raise the first or lower the second."
-            )
         self._check_network()
         _check_device(self.device)
         check_logger(self.logger)
@@ -177,23 +168,33 @@ class TrainingConfig(Config):
                 f"sampler={sampler.name} needs several critics to compare, got "
                 f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
             )
-        if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank" and sampler.power != 1:
-            raise UserError(
-                f"sampler.power={sampler.power:g} requires sampler.mode=uncertainty, got "
-                "sampler.mode=rank: leave out one of them."
-            )
+        if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank":
+            check_unused(self, "sampler.mode=rank", {"sampler.power": 1})
 
     def _check_network(self) -> None:
-        if self.network == "mlp" and self.network_kwargs:
-            raise UserError(
-                f"network_kwargs={self.network_kwargs} are for your own network: use hidden=, "
-                "activation= and layer_norm= for network=mlp."
-            )
-        if self.network != "mlp" and (self.activation != "relu" or self.layer_norm):
-            raise UserError(
-                f"activation= and layer_norm= have no effect on network={self.network}: pass "
-                "network_kwargs instead."
-            )
+        if self.network == "mlp":
+            check_unused(self, "network=mlp, which has hidden= instead", {"network_kwargs": {}})
+        else:
+            method = f"network={self.network}, which has network_kwargs= instead"
+            check_unused(self, method, {"activation": "relu", "layer_norm": False})
+
+
+def check_order(first: str, low: int, relation: str, second: str, high: int) -> None:
+    """Raises ``UserError`` unless the values of two keys are in order, by ``<`` or ``≤``."""
+    if low > high or (low == high and relation == "<"):
+        raise UserError(
+            f"{first}={low} must be {relation} {second}={high}: lower the first or raise the "
+            "second."
+        )
+
+
+def check_unused(cfg: TrainingConfig, method: str, defaults: dict[str, Any]) -> None:
+    """Raises ``UserError`` if a key that a method ignores has another value than its default."""
+    for name, default in defaults.items():
+        value = operator.attrgetter(name)(cfg)
+        if value != default:
+            given = f"{name.removesuffix('.name')}={written(value)}"
+            raise UserError(f"{given} has no effect on {method}: leave it out.")
 
 
 @functools.cache

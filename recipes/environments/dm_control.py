@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from vmfer_recipes.config.errors import UserError, near_names
+from vmfer_recipes.config.errors import UserError, did_you_mean
 
 
 class ControlSuite(gym.Env):
@@ -38,8 +38,7 @@ class ControlSuite(gym.Env):
         tasks = {"-".join(names): names for names in suite.ALL_TASKS}
         task_name = re.sub("[/:]", "-", name)
         if task_name not in tasks:
-            near = near_names(task_name, tasks)
-            hint = f"Did you mean: {', '.join(near)}?" if near else "One of them is cheetah-run."
+            hint = did_you_mean(task_name, tasks, "One of them is cheetah-run.")
             raise UserError(f"The Control Suite has no task {name!r}. {hint}")
         self._suite = suite.load(*tasks[task_name], **kwargs)
         self.task = self._suite.task

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 
-from vmfer_recipes.config.errors import UserError, near_names
+from vmfer_recipes.config.errors import UserError, did_you_mean
 from vmfer_recipes.config.plugins import import_module
 
 
@@ -23,12 +23,13 @@ def registered_id(name: str) -> str:
         gym.register_envs(gymnasium_robotics)
     if identifier in gym.registry:
         return identifier
-    near = near_names(identifier, gym.registry)
-    cure = f"Did you mean: {', '.join(near)}?" if near else ""
     if colon:
-        cure = cure or f"Call gymnasium.register({identifier!r}, ...) in it."
+        cure = did_you_mean(
+            identifier, gym.registry, f"Call gymnasium.register({identifier!r}, ...) in it."
+        )
         raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
+    cure = did_you_mean(identifier, gym.registry, "See `gymnasium.pprint_registry()`.")
     raise UserError(
-        f"There is no environment {name!r}. {cure or 'See `gymnasium.pprint_registry()`.'} For an "
-        f"environment of your own module, write env.name=my_module:{name}."
+        f"There is no environment {name!r}. {cure} For an environment of your own module, write "
+        f"env.name=my_module:{name}."
     )

@@ -6,17 +6,15 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.command_line import explain, read_command_line
+from vmfer_recipes.config.command_line import read_command_line
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.config.groups import FreshSamplerConfig, VMFSamplerConfig
-from vmfer_recipes.config.keys import validate
-from vmfer_recipes.config.names import CONFIGS, folder_name
+from vmfer_recipes.config.names import folder_name
 from vmfer_recipes.config.plugins import is_custom
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.validation import composed, validate
 
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
@@ -87,14 +85,12 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     sampler = cfg.sampler
     start = choice or (sampler._target_ if is_custom(sampler) else sampler.name)
     try:
-        line = read_command_line([f"sampler={start}", *words], type(cfg))
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = compose(cfg.algorithm, line.overrides)
-    except (HydraException, UserError) as error:
-        reason = explain(error, type(cfg)) if isinstance(error, HydraException) else error
-        raise UserError(f"The arm {name!r}: {reason}") from error
-    changes = {key: OmegaConf.select(composed, key) for key in keys}
-    chosen = composed.sampler
+        overrides, _ = read_command_line([f"sampler={start}", *words], type(cfg))
+        applied = composed(cfg.algorithm, overrides, type(cfg))
+    except UserError as error:
+        raise UserError(f"The arm {name!r}: {error}") from error
+    changes = {key: OmegaConf.select(applied, key) for key in keys}
+    chosen = applied.sampler
     if choice is None:  # it keeps the other values of the run's sampler
         chosen = OmegaConf.structured(sampler)
         for key in keys:

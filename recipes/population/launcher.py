@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -16,7 +17,7 @@ from omegaconf import DictConfig
 
 from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.keys import to_config
+from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
 
 
@@ -28,6 +29,9 @@ class PopulationConf:
     size: int = 32
     n_jobs: int = 1
     batched: bool = False
+
+
+ConfigStore.instance().store("population", PopulationConf, group="hydra/launcher")
 
 
 class PopulationLauncher(Launcher):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import LoggerConfig, TensorBoardLoggerConfig, WandbLoggerConfig
-from vmfer_recipes.config.names import flat, folder_name, group_name, run_name
+from vmfer_recipes.config.names import flat, folder_name, group_name
 from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.run.files import replacing
 
@@ -47,7 +47,7 @@ def make_logger(cfg: TrainingConfig, run_dir: Path) -> Any:
         return None
     from torchrl.record.loggers import Logger
 
-    folder, name, settings = str(run_dir), run_name(cfg), flat(cfg.as_dict())
+    folder, name, settings = str(run_dir), f"{group_name(cfg)}-seed{cfg.seed}", flat(cfg.as_dict())
     if isinstance(cfg.logger, WandbLoggerConfig):
         try:
             options = {"save_dir": folder, "config": settings, **_wandb_options(cfg, run_dir)}

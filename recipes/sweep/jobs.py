@@ -2,54 +2,89 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
+from vmfer_recipes.config._hydra import current_job
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import Config, describe
+from vmfer_recipes.config.keys import describe, groups
 from vmfer_recipes.config.names import folder_name
 from vmfer_recipes.config.plugins import import_class, is_custom
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.directory import RunDirectory
 
 _LONGEST_NAME = 80
 
-# The launcher passes this key to every run, in this process or on another machine.
+# The launcher passes this variable to every run, in this process or on another machine.
 _TOTAL = "VMFER_RUNS_OF_SWEEP"
 
 
-@dataclass
 class Job:
-    """A run of a sweep."""
+    """A run of a sweep.
 
-    overrides: list[str]  # with one value for each key
-    swept: dict[str, Any]  # names of choices or parsed values, by the keys that differ between runs
-    template: str = ""  # the directory as written, with unresolved references
-    config: Any = None  # the validated configuration
+    Args:
+        overrides: its overrides, one for each key.
+        swept: the keys whose values differ between runs.
 
-    @property
-    def values(self) -> dict[str, str]:
-        """The values of its overrides, as strings."""
-        return {key: value for key, _, value in (each.partition("=") for each in self.overrides)}
+    Attributes:
+        values: the values of the overrides as written, by key.
+        name: what distinguishes the run, ``batch_size=64 seed=1``.
+        config: the validated configuration, after ``validate``.
+    """
+
+    config: Any
+
+    def __init__(self, overrides: list[str], swept: list[str]) -> None:
+        self.values = dict(each.split("=", 1) for each in overrides)
+        self._overrides, self._swept = overrides, swept
+        self.name = " ".join(f"{key}={self.values[key]}" for key in swept or self.values)
+        self._parts: dict[str, str] = {}  # of a directory, by the names of the swept keys
+
+    def validate(self, composed: DictConfig, number: int) -> None:
+        """Sets the configuration, with a directory that depends on all swept keys."""
+        with current_job(composed, number) as task, self.not_started():
+            written: Any = OmegaConf.to_container(task, resolve=False)
+            self.config = to_config(task)
+            choices = {*groups(type(self.config)), "experiment"}
+            for key in self._swept:
+                name = key.lstrip("+")
+                value = self.values[key] if name in choices else OmegaConf.select(task, name)
+                self._parts[name] = _as_name(value)
+            if "run_dir" not in self.values:
+                task.run_dir = self._with_swept_keys(written["run_dir"])
+                self.config.run_dir = task.run_dir
+
+    def _with_swept_keys(self, template: str) -> str:
+        """The pattern of a directory, extended by the swept keys that it does not depend on.
+
+        The keys are inserted in alphabetical order, before the last part if that holds the seed.
+        The directory thus depends neither on their order on the command line nor on other values of
+        the sweep.
+        """
+        used = re.findall(r"\$\{([^}:]+)\}", template)
+        if template != type(self.config).run_dir:  # as in most experiments
+            used.append("experiment")
+        added = [
+            f"{name}_{self._parts[name][:_LONGEST_NAME]}"
+            for name in sorted(self._parts)
+            if not any(f"{each}.".startswith(f"{name}.") for each in used)
+        ]
+        *first, last = template.split("/")
+        return "/".join([*first, *added, last] if "${seed}" in last else [template, *added])
 
     @property
     def arguments(self) -> list[str]:
         """The overrides that start it, with its directory."""
         run_dir = str(self.config.run_dir).replace("\\", "\\\\").replace("'", "\\'")
-        return [*self.overrides, f"run_dir='{run_dir}'"]
-
-    @property
-    def name(self) -> str:
-        """What distinguishes the run: ``batch_size=64 seed=1``."""
-        values = self.values
-        return " ".join(f"{key}={values[key]}" for key in self.swept or values)
+        return [*self._overrides, f"run_dir='{run_dir}'"]
 
     @contextmanager
     def not_started(self) -> Iterator[None]:
@@ -59,101 +94,66 @@ class Job:
         except UserError as error:
             raise UserError(f"{error} No run was started; this one is {self.name}.") from error
 
+    def collision(self, other: Job) -> UserError:
+        """The error for two runs with the same directory."""
+        differing = [name for name, part in self._parts.items() if part != other._parts[name]]
+        cure = "They are the same: give each value once"
+        if differing:
+            cure = f"Add {' and '.join(map(self._reference, differing))} to run_dir="
+            cure += ", or leave run_dir out" if "run_dir" in self.values else ""
+        return UserError(
+            f"Two runs of this sweep have run_dir={self.config.run_dir}: {other.name} and "
+            f"{self.name}. {cure}."
+        )
 
-def with_swept_keys(job: Job) -> str:
-    """The pattern of a run directory, extended by the swept keys that it does not depend on.
+    def _reference(self, name: str) -> str:
+        """A reference to the value of a swept key, for the pattern of a directory."""
+        if name == "experiment":
+            return "${hydra:runtime.choices.experiment}"
+        keys = {each.name for each in describe(type(self.config))}
+        return f"${{{name}.name}}" if f"{name}.name" in keys else f"${{{name}}}"
 
-    The keys are inserted in alphabetical order, before the last part if that holds the seed. The
-    directory thus depends neither on their order on the command line nor on other values of the
-    sweep.
+
+def check_jobs(jobs: list[Job]) -> None:
+    """Raises ``UserError`` if runs share a directory, or if one of them could not start.
+
+    Each environment and each class of the user is tried once, because a misspelled name must not
+    end a run hours later.
     """
-    template, added = job.template, []
-    used = set(re.findall(r"\$\{([^}:]+)\}", template))
-    for key in sorted(job.swept, key=lambda key: key.lstrip("+")):
-        name = key.lstrip("+")
-        is_used = any(each == name or each.startswith(f"{name}.") for each in used)
-        if name == "experiment":  # most experiments set a run_dir
-            defaults = {each.name: each.default for each in describe(type(job.config))}
-            is_used = template != defaults["run_dir"]
-        if not is_used:
-            added.append(f"{name}_{_as_name(job.swept[key])}")
-    first, slash, last = template.rpartition("/")
-    if "${seed}" in last:
-        return "/".join([*([first] if slash else []), *added, last])
-    return "/".join([template, *added])
+    from vmfer_recipes.environments.make import make_environment
 
-
-def check_directories(jobs: list[Job]) -> None:
-    """Raises ``UserError`` if runs share a directory, or if a directory holds another run."""
     found: dict[Path, Job] = {}
     for job in jobs:
         other = found.setdefault(Path(job.config.run_dir).absolute(), job)
         if other is not job:
-            raise _collision(other, job)
-    for job in jobs:
-        if isinstance(job.config, TrainingConfig):
-            with job.not_started():
-                RunDirectory(job.config).check()
-
-
-def check_parts(jobs: list[Job]) -> None:
-    """Raises ``UserError`` for an environment or a class of the user that cannot be used.
-
-    Each one is tried once, because a misspelled name must not end a run hours later.
-    """
-    from vmfer_recipes.environments.make import make_environment
-
-    seen: set[Any] = set()
+            raise job.collision(other)
+    seen: set[str] = set()
     for job in jobs:
         cfg = job.config
         if not isinstance(cfg, TrainingConfig):
             continue
-        task = repr((cfg.env, cfg.replay.has_goals))
         with job.not_started():
-            if task not in seen:
-                make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals).close()
-                seen.add(task)
-            for group in ("sampler", "replay", "logger"):
-                chosen = getattr(cfg, group)
-                if is_custom(chosen) and (group, chosen._target_) not in seen:
-                    import_class(chosen._target_, object, group)
-                    seen.add((group, chosen._target_))
-
-
-def _collision(one: Job, other: Job) -> UserError:
-    same = f"Two runs of this sweep have run_dir={one.config.run_dir}: {one.name} and {other.name}."
-    keys = [key for key in one.swept if one.swept[key] != other.swept[key]]
-    if not keys:
-        return UserError(f"{same} They are the same: give each value once.")
-    template = "/".join([one.template, *(_reference(key, one) for key in keys)])
-    if re.search(r"\$\{[^}]*\$\{", template):
-        template = f'"{template}"'  # Hydra parses nested references only between quotes
-    message = f"{same} Tell them apart with 'run_dir={template}'"
-    if "run_dir" in one.values:
-        message += ", or leave run_dir out"
-    return UserError(f"{message}.")
-
-
-def _reference(key: str, job: Job) -> str:
-    """A reference to the value of a swept key, for the pattern of a run directory."""
-    name = key.lstrip("+")
-    if name == "experiment":
-        return "${hydra:runtime.choices.experiment}"
-    part = getattr(job.config, name, None)
-    if isinstance(part, Config):
-        name += ".name" if hasattr(part, "name") else "._target_"
-    return f"${{{name}}}"
+            RunDirectory(cfg).check()
+            goals = cfg.replay.has_goals
+            if (task := repr((cfg.env, goals))) not in seen:
+                make_environment(cfg.env, cfg.seed, goals=goals).close()
+            parts = {group: getattr(cfg, group) for group in ("sampler", "replay", "logger")}
+            paths = {group: part._target_ for group, part in parts.items() if is_custom(part)}
+            for group, path in paths.items():
+                if path not in seen:
+                    import_class(path, object, group)
+            seen |= {task, *paths.values()}
 
 
 def _as_name(value: Any) -> str:
     """Writes a value as part of a directory name that needs no quotes in a shell."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         value = [f"{key}-{_as_name(item)}" for key, item in value.items()]
-    if isinstance(value, list):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return "-".join(map(_as_name, value)) or "none"
     if isinstance(value, bool) or value is None:
-        value = {True: "true", False: "false", None: "null"}[value]
-    return folder_name(value)[:_LONGEST_NAME]
+        value = "null" if value is None else str(value).lower()
+    return folder_name(value)
 
 
 def position_override(total: int) -> str:
@@ -166,8 +166,5 @@ def sweep_position() -> tuple[int, int] | None:
 
     ``None`` outside a sweep.
     """
-    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
-        return None
-    job = HydraConfig.get().job
-    total = job.env_set.get(_TOTAL)
-    return None if total is None else (int(job.num) + 1, int(total))
+    total = os.environ.get(_TOTAL)
+    return None if total is None else (int(HydraConfig.get().job.num) + 1, int(total))

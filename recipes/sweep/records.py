@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import replacing
@@ -34,9 +33,8 @@ def write_record(runs: list[PlannedRun], folder: Path, command: str) -> Path:
     it is started, and other sweeps have others. Directories are relative to the record, which
     therefore stays valid when it is moved together with the runs.
     """
-    runs = sorted(set(runs), key=lambda run: str(run.run_dir))
-    digest = hashlib.sha256(repr(runs).encode()).hexdigest()[:12]
-    name = _PATTERN.replace("*", digest)
+    runs = sorted({*runs}, key=str)
+    name = _PATTERN.replace("*", hashlib.sha256(repr(runs).encode()).hexdigest()[:12])
     content = {"command": command, "time": time.time()}
     beside = Path(os.path.commonpath([run.run_dir.absolute().parent for run in runs]))
     try:
@@ -53,16 +51,16 @@ def write_record(runs: list[PlannedRun], folder: Path, command: str) -> Path:
 
 
 def _write(file: Path, content: dict[str, object], runs: list[PlannedRun]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    entries = [asdict(run) | {"run_dir": _relative(run.run_dir, file.parent)} for run in runs]
+    start, entries = file.parent, []
+    start.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        # An absolute directory that does not lie near the record does not move with it.
+        near = start.absolute().parent in run.run_dir.absolute().parents
+        is_moved = near or not run.run_dir.is_absolute()
+        run_dir = os.path.relpath(run.run_dir, start) if is_moved else str(run.run_dir)
+        entries.append({**asdict(run), "run_dir": run_dir})
     with replacing(file) as stream:
         json.dump({**content, "runs": entries}, stream, indent=1)
-
-
-def _relative(run_dir: Path, start: Path) -> str:
-    # An absolute directory that does not lie near the record does not move with it.
-    near = start.absolute().parent in run_dir.absolute().parents
-    return os.path.relpath(run_dir, start) if near or not run_dir.is_absolute() else str(run_dir)
 
 
 def read_records(folder: Path) -> tuple[list[PlannedRun], list[str]]:
@@ -79,7 +77,10 @@ def read_records(folder: Path) -> tuple[list[PlannedRun], list[str]]:
             content = json.loads(file.read_text())
             when = float(content["time"])
             for entry in content["runs"]:
-                run = _planned(entry, file.parent)
+                run_dir = Path(os.path.abspath(file.parent / entry["run_dir"]))
+                run = PlannedRun(run_dir, str(entry["algorithm"]), int(entry["total_frames"]))
+                if run.total_frames < 1:
+                    raise ValueError(f"a run has total_frames={run.total_frames}")
                 is_wanted = folder in file.parents or folder in (run.run_dir, *run.run_dir.parents)
                 if is_wanted and when >= planned.get(run.run_dir, (when,))[0]:
                     planned[run.run_dir] = (when, run)
@@ -93,11 +94,3 @@ def _files(folder: Path) -> Iterator[Path]:
     for sweeps in (parent / "sweeps" for parent in folder.parents):
         if os.access(sweeps, os.R_OK | os.X_OK):  # a parent folder may belong to another user
             yield from sorted([*sweeps.glob(_PATTERN), *sweeps.glob(f"*/{_PATTERN}")])
-
-
-def _planned(entry: dict[str, Any], start: Path) -> PlannedRun:
-    run_dir = os.path.abspath(start / entry["run_dir"])
-    run = PlannedRun(Path(run_dir), str(entry["algorithm"]), int(entry["total_frames"]))
-    if run.total_frames < 1:
-        raise ValueError(f"a run has total_frames={run.total_frames}")
-    return run

@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 from vmfer_recipes import sac, shooting, td3, td3_bc
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import Config, describe, key, validate
+from vmfer_recipes.config.keys import Config, describe, key
 from vmfer_recipes.config.names import flat
+from vmfer_recipes.config.validation import validate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {"td3": td3, "sac": sac, "td3_bc": td3_bc, "shooting": shooting}
