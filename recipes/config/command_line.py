@@ -20,7 +20,6 @@ from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import explaining, no_choice, to_config, unknown_key
 
 _Config = TypeVar("_Config", bound=Config)
-_NUMBER = re.compile(r"(?<![\w.])\d+(\.\d*)?([eE]\+?\d+)?(?![\w.])")
 
 
 def asks_for_help(arguments: list[str]) -> bool:
@@ -106,12 +105,11 @@ def _with_integers(key: Key, argument: str) -> str:
     if float in key.types or not {int, list[int]} & {*key.types}:
         return argument
     name, _, value = argument.partition("=")
-    return f"{name}={_NUMBER.sub(_as_integer, value)}"
-
-
-def _as_integer(found: re.Match[str]) -> str:
-    is_integral = not found[0].isdigit() and float(found[0]).is_integer()
-    return str(int(float(found[0]))) if is_integral else found[0]
+    words = re.split(r"(?<![\w.])(\d+\.\d*|\d+\.?\d*[eE]\+?\d+)(?![\w.])", value)
+    for position, word in enumerate(words[1::2]):
+        if float(word).is_integer():
+            words[2 * position + 1] = f"{float(word):.0f}"
+    return f"{name}={''.join(words)}"
 
 
 def read_folder_and_options(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from types import ModuleType
@@ -25,25 +25,19 @@ from vmfer_recipes.config.groups import CustomLoggerConfig, CustomReplayConfig, 
 from vmfer_recipes.config.keys import Config, PartConfig, describe, schemas_of
 from vmfer_recipes.config.names import CONFIGS
 
-_GROUPS: dict[str, Callable[..., Config]] = {
-    "sampler": CustomSamplerConfig,
-    "replay": CustomReplayConfig,
-    "logger": CustomLoggerConfig,
-}
-
 
 def is_custom(part: Config) -> bool:
     """Whether a choice of a group is a class of the user."""
-    return type(part) in _GROUPS.values()
+    return isinstance(part, (CustomSamplerConfig, CustomReplayConfig, CustomLoggerConfig))
 
 
 def register_choice(group: str, choice: str) -> None:
     """Registers the configuration of a choice by import path; other choices have files."""
-    *module, name = choice.split(".")
-    if group in _GROUPS and module and all(map(str.isidentifier, [*module, name])):
-        named = {} if group == "logger" else {"name": name}
-        config = _GROUPS[group](_target_=choice, **named)
-        ConfigStore.instance().store(choice, config, group=group)
+    schemas, words = schemas_of(group), choice.split(".")
+    if "custom" in schemas and len(words) > 1 and all(map(str.isidentifier, words)):
+        named = {} if group == "logger" else {"name": words[-1]}
+        config: Any = schemas["custom"]
+        ConfigStore.instance().store(choice, config(_target_=choice, **named), group=group)
 
 
 def register_recipe(base: str, config: type[Config], algorithm: str) -> str:

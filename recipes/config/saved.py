@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
@@ -12,7 +12,7 @@ from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of
-from vmfer_recipes.config.names import flat
+from vmfer_recipes.config.names import differing, flat
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
@@ -95,10 +95,15 @@ def load_config(run_dir: Path) -> TrainingConfig:
             f"{run_dir} is a run of {algorithm}, which is not a recipe of this package: give a run "
             f"of {', '.join(algorithms())}."
         )
+    kind, parts = algorithms()[algorithm], {}
     try:
-        config = _restored(algorithms()[algorithm], saved, "")
+        for group in groups(kind):
+            parts[group] = _part(group, saved[group])
+        config = kind(**saved | parts)
+        if keys := differing(flat(config.as_dict()), flat(saved)):
+            raise UserError(f"{keys[0]} has no value")
         validate(config)
-    except (UserError, TypeError, AttributeError, ValueError) as error:
+    except (UserError, TypeError, AttributeError, KeyError) as error:
         raise UserError(
             f"{run_dir / 'config.yaml'} does not fit this version of {algorithm} "
             f"({first_line(error)})."
@@ -106,25 +111,11 @@ def load_config(run_dir: Path) -> TrainingConfig:
     return config
 
 
-def _restored(config: type[Config], saved: dict[str, Any], prefix: str) -> Any:
-    """A configuration as a dataclass, with the dataclasses of the choices of its groups."""
-    hints, values = get_type_hints(config), dict(saved)
-    for name in sorted(hints.keys() ^ values.keys()):
-        what = "has no value" if name in hints else "is not one of its keys"
-        raise UserError(f"{prefix}{name} {what}")
-    for name in groups(config):
-        chosen = _class_of(name, hints[name], values[name])
-        values[name] = _restored(chosen, values[name], f"{name}.")
-    return config(**values)
-
-
-def _class_of(group: str, base: type[Config], saved: dict[str, Any]) -> type[Config]:
-    """The dataclass whose keys and fixed values a saved group has. Nothing is imported."""
-    for choice in schemas_of(group).values():
+def _part(group: str, saved: dict[str, Any]) -> Config:
+    """A group as the dataclass whose keys and fixed values it has. Nothing is imported."""
+    for choice in (schemas_of(group) or {"": EnvConfig}).values():
         keys = describe(choice)
         fixed = {key.name: key.default for key in keys if key.is_fixed and key.default != MISSING}
         if saved.keys() == {key.name for key in keys} and fixed.items() <= saved.items():
-            return choice
-    if schemas_of(group):
-        raise UserError(f"there is no {group}= with the keys {', '.join(map(str, saved))}")
-    return base
+            return choice(**saved)
+    raise UserError(f"there is no {group}= with the keys {', '.join(map(str, saved))}")

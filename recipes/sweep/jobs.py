@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from vmfer_recipes.config._hydra import current_job
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import describe, groups
-from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.keys import groups
+from vmfer_recipes.config.names import flat, folder_name
 from vmfer_recipes.config.plugins import import_class, is_custom
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import to_config
@@ -38,15 +38,16 @@ class Job:
         values: the values of the overrides as written, by key.
         name: what distinguishes the run, ``batch_size=64 seed=1``.
         config: the validated configuration, after ``validate``.
+        references: how a pattern of a directory refers to the swept keys, after ``validate``.
     """
 
     config: Any
+    references: str
 
     def __init__(self, overrides: list[str], swept: list[str]) -> None:
         self.values = dict(each.split("=", 1) for each in overrides)
         self._overrides, self._swept = overrides, swept
         self.name = " ".join(f"{key}={self.values[key]}" for key in swept or self.values)
-        self._parts: dict[str, str] = {}  # of a directory, by the names of the swept keys
 
     def validate(self, composed: DictConfig, number: int) -> None:
         """Sets the configuration, with a directory that depends on all swept keys."""
@@ -54,15 +55,19 @@ class Job:
             written: Any = OmegaConf.to_container(task, resolve=False)
             self.config = to_config(task)
             choices = {*groups(type(self.config)), "experiment"}
+            parts = {}
             for key in self._swept:
                 name = key.lstrip("+")
                 value = self.values[key] if name in choices else OmegaConf.select(task, name)
-                self._parts[name] = _as_name(value)
+                parts[name] = _as_name(value)[:_LONGEST_NAME]
+            known = flat(self.config.as_dict())
+            references = (each for name in parts for each in (name, f"{name}.name"))
+            self.references = " ".join(f"${{{each}}}" for each in references if each in known)
             if "run_dir" not in self.values:
-                task.run_dir = self._with_swept_keys(written["run_dir"])
+                task.run_dir = self._extended(written["run_dir"], parts)
                 self.config.run_dir = task.run_dir
 
-    def _with_swept_keys(self, template: str) -> str:
+    def _extended(self, template: str, parts: dict[str, str]) -> str:
         """The pattern of a directory, extended by the swept keys that it does not depend on.
 
         The keys are inserted in alphabetical order, before the last part if that holds the seed.
@@ -73,8 +78,8 @@ class Job:
         if template != type(self.config).run_dir:  # as in most experiments
             used.append("experiment")
         added = [
-            f"{name}_{self._parts[name][:_LONGEST_NAME]}"
-            for name in sorted(self._parts)
+            f"{name}_{parts[name]}"
+            for name in sorted(parts)
             if not any(f"{each}.".startswith(f"{name}.") for each in used)
         ]
         *first, last = template.split("/")
@@ -94,25 +99,6 @@ class Job:
         except UserError as error:
             raise UserError(f"{error} No run was started; this one is {self.name}.") from error
 
-    def collision(self, other: Job) -> UserError:
-        """The error for two runs with the same directory."""
-        differing = [name for name, part in self._parts.items() if part != other._parts[name]]
-        cure = "They are the same: give each value once"
-        if differing:
-            cure = f"Add {' and '.join(map(self._reference, differing))} to run_dir="
-            cure += ", or leave run_dir out" if "run_dir" in self.values else ""
-        return UserError(
-            f"Two runs of this sweep have run_dir={self.config.run_dir}: {other.name} and "
-            f"{self.name}. {cure}."
-        )
-
-    def _reference(self, name: str) -> str:
-        """A reference to the value of a swept key, for the pattern of a directory."""
-        if name == "experiment":
-            return "${hydra:runtime.choices.experiment}"
-        keys = {each.name for each in describe(type(self.config))}
-        return f"${{{name}.name}}" if f"{name}.name" in keys else f"${{{name}}}"
-
 
 def check_jobs(jobs: list[Job]) -> None:
     """Raises ``UserError`` if runs share a directory, or if one of them could not start.
@@ -126,7 +112,11 @@ def check_jobs(jobs: list[Job]) -> None:
     for job in jobs:
         other = found.setdefault(Path(job.config.run_dir).absolute(), job)
         if other is not job:
-            raise job.collision(other)
+            raise UserError(
+                f"Two runs of this sweep have run_dir={job.config.run_dir}: {other.name} and "
+                f"{job.name}. Give each value once, and put {job.references} into run_dir=, or "
+                "leave run_dir out."
+            )
     seen: set[str] = set()
     for job in jobs:
         cfg = job.config

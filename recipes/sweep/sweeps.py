@@ -10,10 +10,13 @@ from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, setup_globals
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vmfer_recipes.config._hydra import BasicSweeper, SweepComposer, combinations
+from vmfer_recipes.config._hydra import SweepComposer, combinations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.interruption import StoppedError
@@ -21,23 +24,32 @@ from vmfer_recipes.sweep.jobs import Job, check_jobs, position_override
 from vmfer_recipes.sweep.records import PlannedRun, write_record
 
 
-class GridSweeper(BasicSweeper):
+class GridSweeper(Sweeper):
     """Runs all combinations of the given values, at most ``max_batch_size`` at a time."""
+
+    config: DictConfig
+
+    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
+        self._batch, self._params = max_batch_size, params or {}
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Called by Hydra before ``sweep``."""
+        self.config = config
+        self._loader = hydra_context.config_loader
+        self._launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> list[list[JobReturn]]:
         """Checks all runs, records the sweep and executes it."""
         setup_globals()
-        assert self.config is not None  # as the others, set by Hydra
-        assert self.hydra_context is not None
-        assert self.launcher is not None
-        size = self.max_batch_size
+        size = self._batch
         if size is not None and size < 1:
             raise UserError(f"hydra.sweeper.max_batch_size must be at least 1, got {size}.")
-        jobs = _jobs(
-            [*map("=".join, self.params.items()), *arguments],
-            self.hydra_context.config_loader,
-            self.config,
-        )
+        given = [*map("=".join, self._params.items()), *arguments]
+        jobs = _jobs(given, self._loader, self.config)
         check_jobs(jobs)
         configs = [job.config for job in jobs if isinstance(job.config, TrainingConfig)]
         if configs:
@@ -48,7 +60,7 @@ class GridSweeper(BasicSweeper):
         returns, errors = [], []
         for first in range(0, len(jobs), size or len(jobs)):
             batch = launched[first : first + (size or len(jobs))]
-            returns.append(list(self.launcher.launch(batch, initial_job_idx=first)))
+            returns.append(list(self._launcher.launch(batch, initial_job_idx=first)))
             for result in returns[-1]:
                 try:
                     with redirect_stderr(io.StringIO()):  # the run has reported its error

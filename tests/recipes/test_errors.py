@@ -55,8 +55,8 @@ ANSWERS = {
     "n_envs=4": ["n_envs", "num_envs"],
     "buffer_size=9": ["replay.buffer_size"],
     "+experiment=tabel1": ["tabel1", "table1"],
-    "--sede=3": ["--sede=3", "seed", "key=value"],
-    "--video": ["--video", "--help"],
+    "--sede=3": ["sede", "Did you mean: seed?"],
+    "--video": ["video", "--help"],
     # Another form.
     "experiment=table1": ["+experiment=table1"],
     "seed=0,1": ["seed=0,1", "-m"],
@@ -69,7 +69,7 @@ ANSWERS = {
     "vmf_rank": ["write sampler=vmf_rank."],
     "seed": ["write seed=<value>."],
     "--info nonsense": ["nonsense", "searchpath"],
-    "sampler._target_=nonsense": ["write sampler=my_package.MyClass"],
+    "sampler._target_=my_package.MyClass": ["write sampler=my_package.MyClass"],
     # Not a value of the key.
     "seed=[1": ["seed=[1"],
     "=3": ["=3"],
@@ -85,14 +85,14 @@ ANSWERS = {
     "utd_ratio=1/0": ["utd_ratio must be a positive number or fraction", "got '1/0'"],
     "utd_ratio=quarter": ["utd_ratio must be a positive number or fraction", "got 'quarter'"],
     # Values that do not work together.
-    "replay.buffer_size=4 num_envs=8": ["replay.buffer_size=4 cannot hold"],
+    "replay.buffer_size=4 num_envs=8": ["num_envs=8 must be ≤ replay.buffer_size=4"],
     "alpha_init=2": ["alpha_init is not used by this recipe"],
     "sampler=uniform sampler.pool_size=5": ["sampler.pool_size is not used by this recipe"],
     "replay.her_ratio=0.5": ["replay.her_ratio is not used by this recipe"],
     "keep_checkpoints_at=[60,71,80]": ["keep_checkpoints_at=71", "total_frames=70"],
     "total_frames=50 init_random_frames=60": ["total_frames=50", "init_random_frames=60"],
     "sampler=vmf_rank num_critics=1": ["sampler=vmf_rank", "num_critics=1"],
-    "sampler=vmf_rank sampler.power=2": ["sampler.power=2", "sampler.mode=uncertainty"],
+    "sampler=vmf_rank sampler.power=2": ["sampler.power=2 has no effect", "sampler.mode=rank"],
 }
 OTHER_RECIPES = {
     ("sac", "actor_objective=mean"): ["actor_objective is not used by this recipe"],
