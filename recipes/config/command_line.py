@@ -20,6 +20,7 @@ from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import explaining, no_choice, to_config, unknown_key
 
 _Config = TypeVar("_Config", bound=Config)
+_FLOAT = re.compile(r"(?<![\w.])(\d+\.\d*|\d+\.?\d*[eE]\+?\d+)(?![\w.])")
 
 
 def asks_for_help(arguments: list[str]) -> bool:
@@ -105,11 +106,12 @@ def _with_integers(key: Key, argument: str) -> str:
     if float in key.types or not {int, list[int]} & {*key.types}:
         return argument
     name, _, value = argument.partition("=")
-    words = re.split(r"(?<![\w.])(\d+\.\d*|\d+\.?\d*[eE]\+?\d+)(?![\w.])", value)
-    for position, word in enumerate(words[1::2]):
-        if float(word).is_integer():
-            words[2 * position + 1] = f"{float(word):.0f}"
-    return f"{name}={''.join(words)}"
+    return f"{name}={_FLOAT.sub(_as_integer, value)}"
+
+
+def _as_integer(found: re.Match[str]) -> str:
+    number = float(found[0])
+    return f"{number:.0f}" if number.is_integer() else found[0]
 
 
 def read_folder_and_options(

@@ -83,6 +83,8 @@ def _explained(error: Exception, config: type[Config]) -> UserError:
         cause = error.__cause__ or error.__context__
     name = str(getattr(cause, "full_key", None) or "").partition("[")[0]
     keys = {key.name: key for key in describe(config)}
+    if isinstance(cause, UserError):
+        return cause
     if not name:
         return _unreadable(error)
     if isinstance(cause, MissingMandatoryValue):
@@ -104,7 +106,9 @@ def _explained(error: Exception, config: type[Config]) -> UserError:
 
 def _unreadable(error: Exception) -> UserError:
     given = " ".join(sys.argv[1:])
-    return UserError(f"{given!r} cannot be read ({first_line(error)}): write key=value.")
+    return UserError(
+        f"{given!r} cannot be read ({first_line(error)}): write key=value, or see --help."
+    )
 
 
 def _wrong_value(name: str, expected: Key, value: Any) -> UserError:

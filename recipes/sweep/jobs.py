@@ -100,14 +100,8 @@ class Job:
             raise UserError(f"{error} No run was started; this one is {self.name}.") from error
 
 
-def check_jobs(jobs: list[Job]) -> None:
-    """Raises ``UserError`` if runs share a directory, or if one of them could not start.
-
-    Each environment and each class of the user is tried once, because a misspelled name must not
-    end a run hours later.
-    """
-    from vmfer_recipes.environments.make import make_environment
-
+def check_directories(jobs: list[Job]) -> None:
+    """Raises ``UserError`` if runs share a directory."""
     found: dict[Path, Job] = {}
     for job in jobs:
         other = found.setdefault(Path(job.config.run_dir).absolute(), job)
@@ -117,6 +111,16 @@ def check_jobs(jobs: list[Job]) -> None:
                 f"{job.name}. Give each value once, and put {job.references} into run_dir=, or "
                 "leave run_dir out."
             )
+
+
+def check_parts(jobs: list[Job]) -> None:
+    """Raises ``UserError`` for a run whose directory, environment or custom class is unusable.
+
+    Each environment and each class is tried once, because a misspelled name must not end a run
+    hours later.
+    """
+    from vmfer_recipes.environments.make import make_environment
+
     seen: set[str] = set()
     for job in jobs:
         cfg = job.config

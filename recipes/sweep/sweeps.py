@@ -20,7 +20,7 @@ from vmfer_recipes.config._hydra import SweepComposer, combinations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.interruption import StoppedError
-from vmfer_recipes.sweep.jobs import Job, check_jobs, position_override
+from vmfer_recipes.sweep.jobs import Job, check_directories, check_parts, position_override
 from vmfer_recipes.sweep.records import PlannedRun, write_record
 
 
@@ -50,7 +50,8 @@ class GridSweeper(Sweeper):
             raise UserError(f"hydra.sweeper.max_batch_size must be at least 1, got {size}.")
         given = [*map("=".join, self._params.items()), *arguments]
         jobs = _jobs(given, self._loader, self.config)
-        check_jobs(jobs)
+        check_directories(jobs)
+        check_parts(jobs)
         configs = [job.config for job in jobs if isinstance(job.config, TrainingConfig)]
         if configs:
             runs = [PlannedRun(Path(c.run_dir), c.algorithm, c.total_frames) for c in configs]
