@@ -258,11 +258,15 @@ def stored_rows(storage: Storage) -> TensorDictBase | None:
     return rows if isinstance(rows, TensorDictBase) else None
 
 
-def replace_rows(storage: Storage, rows: Any, count: int, writer: Writer) -> None:
-    """Replaces the contents of a storage with ``count`` rows along the first dimension."""
+def replace_rows(storage: Storage, pieces: list[TensorDict], writer: Writer) -> None:
+    """Replaces the contents of a storage with rows, in the order of their slots."""
     storage._empty()
-    if count:
-        storage.set(torch.arange(count), rows)
+    count = 0
+    for piece in pieces:
+        # A list storage keeps the rows themselves.
+        rows = piece if isinstance(storage, TensorStorage) else piece.clone()
+        storage.set(torch.arange(count, count + len(piece)), rows)
+        count += len(piece)
     if isinstance(writer, RoundRobinWriter):
         # Slice samplers use it to find the newest row.
         storage._set_last_cursor(writer._cursor - 1 if writer._cursor else count - 1)
