@@ -68,9 +68,7 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
     )
 
 
-def tensordict_to_plain(
-    data: TensorDictBase, where: str, *, copy: bool = True
-) -> dict[str, Any]:
+def tensordict_to_plain(data: TensorDictBase, where: str, *, copy: bool = True) -> dict[str, Any]:
     """Converts a TensorDict of tensors and plain values to plain dictionaries.
 
     With ``copy=False``, these hold the tensors themselves.

@@ -30,6 +30,7 @@ from vmfer_recipes.agent.networks import (
 from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
     SIGNALS,
+    StoredReplay,
     actor_signal,
     check_memory,
     make_actor_sampling,
@@ -81,7 +82,7 @@ class Agent:
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
             "alpha_optimizer": self.alpha_optimizer,
-            "replay": self.buffer,
+            "replay": StoredReplay(self.buffer),
             "collector": self.collector,
             # Forks draw with a separate random generator.
             "actor_draws": self.sample_actor if hasattr(self.sample_actor, "state_dict") else None,

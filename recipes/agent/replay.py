@@ -83,6 +83,18 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     return buffer
 
 
+class StoredReplay:
+    """The replay buffer as a part of a checkpoint: its rows are written without a copy of them."""
+
+    def __init__(self, buffer: ActorCriticReplayBuffer) -> None:
+        self._buffer = buffer
+        self.load_state_dict = buffer.load_state_dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the buffer, valid until the next transition."""
+        return self._buffer.state_dict(copy_rows=False)
+
+
 def check_memory(env: GymWrapper, buffer_size: int) -> None:
     """Raises an error if the transitions of a full buffer exceed the memory of this machine."""
     seen, action = env.observation_spec.zero().bytes(), env.action_spec.zero().nbytes

@@ -52,7 +52,7 @@ def run_forks(plan: Plan) -> list[UserError]:
     total, number = len(plan.forks), 0
     for moment in plan.moments:  # all of them, before anything is written
         if _is_waiting(moment):
-            load_source(moment.source, mmap=True)
+            load_source(moment.source)
     for moment in plan.moments:
         waiting = [fork for fork in moment.forks if not fork.is_finished]
         number += len(moment.forks) - len(waiting)

@@ -229,5 +229,6 @@ def print_results(
 
 
 def _size(file: Path) -> str:
-    size = file.stat().st_size
+    folder = file.parent  # it also holds the transitions of the checkpoint
+    size = sum(each.stat().st_size for each in folder.rglob("*.pt"))
     return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
