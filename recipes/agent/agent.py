@@ -32,7 +32,7 @@ from vmfer_recipes.agent.replay import (
     SIGNALS,
     StoredReplay,
     actor_signal,
-    check_memory,
+    check_room,
     make_actor_sampling,
     make_replay_buffer,
     saturation,
@@ -188,7 +188,7 @@ class AgentMaker:
         torch.set_flush_denormal(cfg.fast)
         self._cfg = cfg
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals)
-        check_memory(self.env, cfg.replay.buffer_size)
+        check_room(self.env, cfg)
         self._observations = make_observations(self.env, cfg)
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)

@@ -141,6 +141,10 @@ class ReplayConfig(PartConfig):
     name: str = key(MISSING, _RUN_NAME)
     _target_: str = _UNIFORM
     buffer_size: int = key(1_000_000, "capacity in transitions", low=1)
+    storage: str = key(
+        "memory", "memmap: in files in run_dir, for buffers larger than the memory",
+        choices=("memory", "memmap"),
+    )  # fmt: skip
 
     @property
     def has_goals(self) -> bool:

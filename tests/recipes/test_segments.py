@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.saved_rows import rows_in
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictRoundRobinWriter
 
+from helpers.saved_rows import rows_in
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes.run import segments
 from vmfer_recipes.run.checkpoints import Checkpoints, load_checkpoint
