@@ -44,7 +44,7 @@ from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.replay_groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
-from vmfer_recipes.run.progress import Averages
+from vmfer_recipes.run.session import Averages
 
 LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
 

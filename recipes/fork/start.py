@@ -27,8 +27,7 @@ from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_checkpoint, load_parts
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.progress import Averages
-from vmfer_recipes.run.session import Stateful, TrainingSession
+from vmfer_recipes.run.session import Averages, Stateful, TrainingSession
 
 _CHUNK = 2048
 

@@ -78,7 +78,7 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     recorded = {key: getattr(env, key) for key in ("name", "backend", "kwargs", "wrappers")}
     _check_environment(recorded, cfg, str(run_dir))
     try:
-        state = Checkpoints(run_dir / "checkpoint").read()
+        state = Checkpoints(run_dir / "checkpoint").load()
     except UnreadableError as error:
         raise UserError(f"{error}: try again, or choose another dataset.") from error
     if state is None:

@@ -55,10 +55,10 @@ def load_checkpoint(file: Path) -> dict[str, Any]:
         raise ValueError("it holds no step")
     if state["step"] != step_of(file):  # it would outlive all others
         raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
-    if names := state.get("segments"):
+    if storage := _storage(state):
         folder = file.parent.parent if file.parent.name == _KEPT else file.parent
-        storage = _storage(state)
-        storage["rows"] = Segments(folder / _SEGMENTS).load(storage, names)
+        segments = Segments(folder / _SEGMENTS)
+        storage["rows"] = segments.load(storage, state["segments"])
     return state
 
 
@@ -78,20 +78,20 @@ class Checkpoints:
         self._folder = folder
         self._segments = Segments(folder / _SEGMENTS)
 
-    def _files(self, *folder: str) -> list[Path]:
-        return sorted(checkpoint_files(self._folder.joinpath(*folder)), reverse=True)
+    def _files(self) -> list[Path]:
+        return sorted(checkpoint_files(self._folder), reverse=True)
 
     @property
     def kept(self) -> set[int]:
         """The steps of the checkpoints that are kept permanently, read from their names."""
-        return {step_of(file) for file in self._files(_KEPT)}
+        return {step_of(file) for file in checkpoint_files(self._folder / _KEPT)}
 
     def reduce(self, to: int) -> Path | None:
         """Deletes the oldest until this many are left. Returns the newest of these."""
         files = self._files()
         for old in files[to:]:
             old.unlink()
-        self.clean()
+        self._clean()
         if to == 0 and self._folder.exists() and not any(self._folder.iterdir()):
             self._folder.rmdir()
         return files[0] if files[:to] else None
@@ -100,11 +100,11 @@ class Checkpoints:
         """Saves a state, then deletes the oldest. Returns whether saving succeeded."""
         rows = _storage(state).pop("rows", [])
         state = plain_data(state, f"the state of step {step}")
-        file = self._folder.joinpath(*[_KEPT] * is_kept) / f"step_{step:012d}.pt"
+        folder = self._folder / _KEPT if is_kept else self._folder
         try:
-            if rows:
-                state["segments"] = self._segments.save(_storage(state), rows)
-            save_file(state, file)
+            if storage := _storage(state):
+                state["segments"] = self._segments.save(storage, rows)
+            save_file(state, folder / f"step_{step:012d}.pt")
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
             print(
@@ -112,34 +112,16 @@ class Checkpoints:
                 "space. " + (f"{kept[0].name} is intact." if kept else "There is no older one."),
                 file=sys.stderr,
             )
-            self.clean()
+            self._clean()
             return False
         if not is_kept:
             self.reduce(to=2)
         return True
 
-    def load(self) -> dict[str, Any] | None:
-        """The newest readable state, or ``None`` if there is none; removes unfinished files.
-
-        Unreadable files are reported. If no file is readable, it raises an error: restarting from
-        step 0 would overwrite the output of the run.
-        """
-        try:
-            state = self.read()
-        except UnreadableError as error:
-            raise UnreadableError(
-                f"{error}: delete the run directory to restart from step 0, or restore a backup."
-            ) from error
-        self.clean()
-        self._segments.names = (state or {}).get("segments", [])
-        return state
-
-    def clean(self) -> None:
-        """Removes unfinished files and segments to which no checkpoint refers."""
-        for leftover in self._folder.glob("**/*.unfinished"):
-            leftover.unlink()
+    def _clean(self) -> None:
+        """Deletes the segments to which no checkpoint refers."""
         used: set[str] = set()
-        for file in [*self._files(), *self._files(_KEPT)]:
+        for file in [*self._files(), *checkpoint_files(self._folder / _KEPT)]:
             try:
                 used.update(torch.load(file, weights_only=True, mmap=True).get("segments", []))
             except OSError:  # the file may be readable later
@@ -148,12 +130,16 @@ class Checkpoints:
                 continue
         self._segments.clean(used)
 
-    def read(self) -> dict[str, Any] | None:
-        """Like :meth:`load`, but for a run of another process: changes no file, names no cure."""
+    def load(self) -> dict[str, Any] | None:
+        """The newest readable state, or ``None`` if there is no file.
+
+        Unreadable files are reported. If no file is readable, it raises an error that names no
+        cure: restarting from step 0 would overwrite the output of the run.
+        """
         files = self._files()
         for file in files:
             try:
-                return load_checkpoint(file)
+                state = load_checkpoint(file)
             except UserError:
                 raise
             except Exception as error:
@@ -162,6 +148,9 @@ class Checkpoints:
                     "trying an older one.",
                     file=sys.stderr,
                 )
+                continue
+            self._segments.names = state.get("segments", [])
+            return state
         if files:
             raise UnreadableError(f"No checkpoint in {self._folder} can be read")
         return None

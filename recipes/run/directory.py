@@ -150,7 +150,8 @@ class RunDirectory:
         """
         with self.writing():
             held = lock(self.path)
-            for leftover in self.path.glob("*.unfinished"):
+            checkpoints = (self.path / "checkpoint").rglob("*.unfinished")
+            for leftover in (*self.path.glob("*.unfinished"), *checkpoints):
                 leftover.unlink()
         return held
 

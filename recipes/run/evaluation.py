@@ -174,31 +174,11 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
     """
     if cfg.solved_at is not None:
         return Solved(cfg.solved_at, reports_success)
-    env = cfg.env
-    is_changed = getattr(env, "kwargs", None) or getattr(env, "wrappers", None)
-    spec = gym.registry.get(env.name)
+    spec = gym.registry.get(cfg.env.name)
+    is_changed = cfg.env.kwargs or cfg.env.wrappers
     if is_changed or reports_success or spec is None or spec.reward_threshold is None:
         return None
     return Solved(float(spec.reward_threshold), False)
-
-
-def _summary(
-    trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
-) -> str:
-    """The result of a run in one line: its last evaluation, and that of the random policy."""
-    line = (
-        f"Return {_shown(trained)} over {counted(episodes, 'episode')}; the random policy gets "
-        f"{_shown(at_random)}."
-    )
-    if solved is None:
-        return line
-    level = f"{'success rate' if solved.is_success_rate else 'return'} {solved.level:g}"
-    return f"{'Solved' if solved.includes(trained) else 'Not solved'} (at {level}): {line}"
-
-
-def _shown(result: Evaluation) -> str:
-    rate = "" if result.success_rate is None else f" (success rate {result.success_rate:.2f})"
-    return f"{result.return_mean:.1f} ± {result.return_std:.1f}{rate}"
 
 
 def print_results(
@@ -211,8 +191,13 @@ def print_results(
 ) -> None:
     """Prints the last evaluation of a run, that of the random policy, and its files."""
     if at_random is not None:
-        solved = solved_at(cfg, trained.success_rate is not None)
-        print(_summary(trained, at_random, cfg.num_eval_episodes, solved))
+        episodes = counted(cfg.num_eval_episodes, "episode")
+        line = f"Return {trained} over {episodes}; the random policy gets {at_random}."
+        if solved := solved_at(cfg, trained.success_rate is not None):
+            what = "success rate" if solved.is_success_rate else "return"
+            is_solved = "Solved" if solved.includes(trained) else "Not solved"
+            line = f"{is_solved} (at {what} {solved.level:g}): {line}"
+        print(line)
     if reference := reference_returns(getattr(cfg, "dataset", None), cfg.env):
         print(reference.describe(trained))
     for label, file in {
@@ -224,11 +209,7 @@ def print_results(
         "checkpoint": checkpoint,
     }.items():
         if file is not None:
-            size = f" ({_size(file)}, to train longer)" if file == checkpoint else ""
-            print(f"  {label:<17} {file}{size}")
-
-
-def _size(file: Path) -> str:
-    folder = file.parent  # it also holds the transitions of the checkpoint
-    size = sum(each.stat().st_size for each in folder.rglob("*.pt"))
-    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
+            # The folder also holds the transitions of the checkpoint.
+            size = sum(each.stat().st_size for each in file.parent.rglob("*.pt")) / 1e6
+            use = f" ({size:,.1f} MB, to train longer)" if file == checkpoint else ""
+            print(f"  {label:<17} {file}{use}")

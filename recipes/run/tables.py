@@ -23,6 +23,10 @@ class Evaluation(NamedTuple):
     episode_length: float
     success_rate: float | None
 
+    def __str__(self) -> str:
+        rate = "" if self.success_rate is None else f" (success rate {self.success_rate:.2f})"
+        return f"{self.return_mean:.1f} ± {self.return_std:.1f}{rate}"
+
 
 class Table:
     """A CSV file whose state is its size. Loading a state removes later rows and columns.
@@ -82,8 +86,7 @@ class Table:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Truncates the file to the saved rows and columns."""
-        self.check(state)
+        """Truncates the file to the saved rows and columns, after :meth:`check`."""
         if state["rows"]:
             columns = state["columns"]
             rows = self._read()[: state["rows"]]
