@@ -18,11 +18,6 @@ from torchrl_vmfer._torchrl import TappedLoss
 from torchrl_vmfer.directional import Used, factor_and_length, mean_gradient, used_gradient
 from torchrl_vmfer.squashing import Directions, Squashing, make_squashing
 
-__all__ = [
-    *("AllCriticsTap", "GradientTap", "UsedCritic"),
-    *("action_leaves", "directed", "followed_critic", "linearized_values", "resolved_critic"),
-]
-
 UsedCritic: TypeAlias = Literal["first", "min", "mean"]
 """The critic e whose gradient moves the actor: the first, the one with the lowest value, or the
 mean of all."""

@@ -16,18 +16,6 @@ from torchrl.objectives.utils import RANDOM_MODULE_LIST
 from torchrl_vmfer.batch_renorm import BatchRenorm
 from torchrl_vmfer.imports import import_class
 
-__all__ = [
-    "ACTIVATIONS",
-    "KINDS",
-    "Explorer",
-    "LocAndScale",
-    "NetworkSpec",
-    "actor_network",
-    "check_ensemble",
-    "drawn_action",
-    "evaluating",
-]
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,

@@ -21,8 +21,6 @@ from torchrl_vmfer.gradients import (
 )
 from torchrl_vmfer.networks import evaluating
 
-__all__ = ["VMFUncertainty", "action_gradients"]
-
 
 class VMFUncertainty(TensorDictModuleBase):
     """Measures how much the critics of a loss module agree on how the action should change.

@@ -1,5 +1,8 @@
 """The ranks of random numbers against a search in the cumulative sums."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -31,3 +34,18 @@ def test_the_first_guess_of_compiled_code_is_usually_correct(exponent, monkeypat
     RankDistribution(exponent).draw(priorities, 10_000, torch.Generator().manual_seed(0))
     assert len(wrong) == 1
     assert wrong[0] < 500
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ranks: pickle.loads(pickle.dumps(ranks))])
+def test_a_copy_follows_its_priorities_and_not_those_of_the_original(copied):
+    priorities = np.linspace(0, 3, 9000, dtype=np.float32)
+    original = RankDistribution()
+    original.draw(priorities, 4, None)
+    other = copied(original)
+    original.mark(np.arange(500))
+    original.draw(priorities[::-1].copy(), 4, None)
+    expected, drawn = (
+        ranks.draw(priorities, 1000, torch.Generator().manual_seed(1))
+        for ranks in (RankDistribution(), other)
+    )
+    np.testing.assert_array_equal(drawn, expected)

@@ -13,8 +13,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 from torchrl_vmfer.samplers.distributions import Mode, resampling
 
-__all__ = ["CandidatePool"]
-
 _FACTOR = ("vmf", "factor")
 
 

@@ -16,8 +16,6 @@ from torchrl_vmfer._torchrl import SeamSampler
 from torchrl_vmfer.plain_state import check_saved, load_file, save_file
 from torchrl_vmfer.samplers.distributions import Distribution, effective_sample_size
 
-__all__ = ["NEVER", "SIGNAL_ENTRIES", "BaseSampler", "SlotArray", "flat_slots"]
-
 _PATIENCE = 100  # number of batches without any signal before a warning
 NEVER = -1
 _FILE = "sampler.pt"  # of a saved state

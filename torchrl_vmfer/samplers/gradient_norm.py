@@ -8,8 +8,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import NEVER, BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
-__all__ = ["GradientNormSampler"]
-
 
 class GradientNormSampler(BaseSampler):
     """A sampler for the actor that prefers transitions with large action gradients.

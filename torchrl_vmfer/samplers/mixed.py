@@ -24,8 +24,6 @@ from torchrl_vmfer.samplers.adapters import (
 from torchrl_vmfer.samplers.base import BaseSampler, flat_slots
 from torchrl_vmfer.samplers.distributions import uniform
 
-__all__ = ["MixedSampler"]
-
 _WEIGHT = "priority_weight"
 
 

@@ -11,8 +11,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import RankDistribution
 
-__all__ = ["RankPrioritizedSampler"]
-
 
 class RankPrioritizedSampler(BaseSampler):
     """A prioritized sampler based on the rank of the priority (Schaul et al. 2016, variant 2).

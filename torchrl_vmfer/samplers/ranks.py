@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["RankBlocks", "RankIndex", "bits_of", "codes_of", "make_rank_index", "sorted_slots"]
-
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
 _TOP = np.int64(np.iinfo(np.int32).max)
@@ -42,13 +40,8 @@ class RankIndex:
 
     def rebuild(self, priorities: np.ndarray) -> None:
         """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
-        self.restore(bits_of(priorities))
-
-    def restore(self, bits: np.ndarray) -> None:
-        """Re-sorts the slots by the bits of their priorities; -1 is a slot without priority."""
-        self._bits = bits
-        (slots,) = (bits >= 0).nonzero()
-        self._fill(np.sort(codes_of(bits[slots], slots)))
+        self._bits = bits_of(priorities)
+        self._fill(np.sort(codes_of(self._bits, np.arange(len(priorities)))))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """Sets priorities, also of new slots after the last.
@@ -59,7 +52,7 @@ class RankIndex:
             return
         size = int(slots.max()) + 1
         if size > len(self._bits):
-            grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)
+            grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)  # -1: no priority yet
             grown[: len(self._bits)] = self._bits
             self._bits = grown
         self._change(np.ascontiguousarray(slots, np.int64), bits_of(priorities))
@@ -115,7 +108,7 @@ class RankBlocks(RankIndex):
         super().__init__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._bits,)  # compiled objects cannot be pickled
+        return make_rank_index, ()  # empty: compiled objects cannot be pickled
 
     def ranks_at(
         self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
@@ -149,9 +142,3 @@ def make_rank_index() -> RankIndex:
 
     extension = functions()
     return RankIndex() if extension is None else RankBlocks(extension)
-
-
-def _restored(bits: np.ndarray) -> RankIndex:
-    index = make_rank_index()
-    index.restore(bits)
-    return index

@@ -14,8 +14,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray
 from torchrl_vmfer.samplers.distributions import Distribution, uniform
 
-__all__ = ["OldSampler", "RecentSampler"]
-
 
 class _WriteOrderSampler(BaseSampler):
     """A sampler without priorities, whose draws depend only on the order of the writes.

@@ -10,8 +10,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
-__all__ = ["InverseTDSampler", "LAPSampler"]
-
 
 class _TDErrorSampler(BaseSampler):
     """A sampler with P ∝ max(|δ|, floor)^(sign · exponent), where δ is the stored TD error."""

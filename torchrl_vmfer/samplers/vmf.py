@@ -17,8 +17,6 @@ from torchrl_vmfer.samplers.distributions import (
     RejectionDistribution,
 )
 
-__all__ = ["VMFSampler"]
-
 _LEAST_FACTOR = float(np.finfo(np.float32).smallest_subnormal)
 
 
