@@ -26,6 +26,9 @@ class EnvConfig(Config):
     normalize_observations: bool = key(
         False, "normalize by running mean and variance; replay=her always does"
     )
+    blocking: bool = key(
+        False, "a step waits for a device or a server: step those of num_envs= at the same time"
+    )
     clip: float = key(5.0, "bound of normalized observations; replay=her has its own", low=1e-9)
 
 
