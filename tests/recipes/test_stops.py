@@ -35,7 +35,7 @@ runpy.run_path(arguments[0], run_name="__main__")
 @pytest.fixture(autouse=True)
 def _handlers():
     """Restores signal handlers: a stopped run blocks signals until its process ends."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in interruption.SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -186,7 +186,10 @@ time.sleep(60)
 
 @pytest.mark.parametrize(
     ("number", "code", "step"),
-    [(signal.SIGINT, 130, 97), (signal.SIGTERM, 143, 97), (signal.SIGINT, 130, 161)],
+    [
+        *[(signal.SIGINT, 130, 97), (signal.SIGTERM, 143, 97), (signal.SIGINT, 130, 161)],
+        (signal.SIGUSR2, 140, 97),
+    ],
 )
 def test_signal_saves_the_exact_step_from_which_the_run_resumes(
     number, code, step, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
@@ -200,6 +203,23 @@ def test_signal_saves_the_exact_step_from_which_the_run_resumes(
     finish(RUN[0], tmp_path, *RUN[1:])
     assert f"at step {step}." in capfd.readouterr().err
     assert_same_run(straight_run(*RUN), tmp_path)
+
+
+def test_launcher_that_handles_the_time_limit_of_a_job_is_called_after_the_run_has_saved(
+    train, at_step, checkpoint, tmp_path
+):
+    def requeue(number, frame):
+        calls.append((number, checkpoint(tmp_path)["step"]))
+        sys.exit(255)  # as submitit does
+
+    calls = []
+    signal.signal(signal.SIGUSR2, requeue)
+    with (
+        at_step(97, lambda: signal.raise_signal(signal.SIGUSR2)),
+        pytest.raises(SystemExit) as stop,
+    ):
+        train("td3", tmp_path)
+    assert (stop.value.code, calls) == (255, [(signal.SIGUSR2, 97)])
 
 
 @pytest.mark.parametrize(
