@@ -35,15 +35,12 @@ _CHUNK = 2048
 def load_source(source: Source) -> dict[str, Any]:
     """Loads a checkpoint."""
     try:
-        state = load_checkpoint(source.file)
-        if not isinstance(state["parts"], dict):
-            raise ValueError("it holds no parts")
+        return load_checkpoint(source.file)
     except Exception as error:
         raise UserError(
             f"The checkpoint {source.file} cannot be read ({first_line(error)}): choose another "
             "one with at=."
         ) from error
-    return state
 
 
 def load_source_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:

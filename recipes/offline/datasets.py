@@ -89,11 +89,6 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
         )
     try:
         rows = state["parts"]["replay"]["storage"]["rows"]
-        if not rows:
-            raise UserError(
-                f"dataset={run_dir} has a checkpoint, but the replay buffer is empty: train it "
-                "longer."
-            )
         now = [piece["tensors"] for piece in rows]
         after = [piece["nested"]["next"]["tensors"] for piece in rows]
         if "desired_goal" in now[0]:
@@ -104,7 +99,7 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
         columns: dict[Any, Tensor] = {key: _joined(now, key) for key in ("observation", "action")}
         for key in ("observation", "reward", "done", "terminated"):
             columns["next", key] = _joined(after, key)
-    except (KeyError, TypeError) as error:
+    except (KeyError, IndexError) as error:
         raise UserError(
             f"The newest checkpoint of {run_dir} holds no replay buffer ({first_line(error)}): use "
             "the directory of another run."
