@@ -168,9 +168,10 @@ def subprocess_speed(frames: int, milliseconds: float, count: int) -> float:
             started.update(frames=known["self"].num_timesteps, time=time.perf_counter())
         return True
 
+    env = SubprocVecEnv([partial(Sleeping, milliseconds)] * count)
     model = TD3(
         "MlpPolicy",
-        SubprocVecEnv([partial(Sleeping, milliseconds)] * count),
+        env,
         learning_starts=frames // 10,
         train_freq=max(1, 16 // count),  # steps of every environment
         gradient_steps=max(1, count // 16),
@@ -178,7 +179,7 @@ def subprocess_speed(frames: int, milliseconds: float, count: int) -> float:
         device="cpu",
     )
     model.learn(frames, callback=note)
-    model.env.close()
+    env.close()
     passed = time.perf_counter() - started["time"]
     return (model.num_timesteps - started["frames"]) / passed
 
