@@ -171,8 +171,8 @@ def test_run_uses_a_node_that_joins_late_and_survives_its_loss(
     wait_for("2 of 3 workers are waiting for CPUs, of which the cluster has 1.")
     cluster.start(1, cpus=2)
     before = cluster.received()
-    end = time.monotonic() + 120
-    while cluster.received() - before < 1_000_000:  # far more than a node sends by itself
+    end = time.monotonic() + 200
+    while cluster.received() - before < 500_000:  # more than a node without workers sends
         assert time.monotonic() < end
         time.sleep(1)
     cluster.kill(1)
