@@ -195,11 +195,6 @@ class GradientTap(TappedLoss):
         return self.measure or self.gradient_norm
 
     @property
-    def stock_out_keys(self) -> list[NestedKey]:
-        """The keys that ``forward`` of the TorchRL loss returns."""
-        return list(super().out_keys)
-
-    @property
     def out_keys(self) -> list[NestedKey]:
         """The keys that ``forward`` returns: all of them, or the selected ones."""
         return self.selected_out_keys or self._all_out_keys()
@@ -211,12 +206,12 @@ class GradientTap(TappedLoss):
     def _all_out_keys(self) -> list[NestedKey]:
         own = ["vmf_factor", "vmf_resultant_length"] if self.measure else []
         own += ["vmf_gradient_norm"] if self.gradient_norm else []
-        return [*self.stock_out_keys, *own]
+        return [*super().out_keys, *own]
 
     @property
     def keyword_out_keys(self) -> list[NestedKey]:
         """The keys that a call with keyword arguments returns: TorchRL's, or the selected ones."""
-        return self.selected_out_keys or self.stock_out_keys
+        return self.selected_out_keys or list(super().out_keys)
 
     @dispatch(dest="keyword_out_keys")
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -180,28 +180,6 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
     return loc.tanh().clamp(-limit, limit)
 
 
-class Explorer(nn.Module):
-    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
-
-    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
-    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
-    """
-
-    def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
-        super().__init__()
-        self.network = network
-        self.noise = noise
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns an action."""
-        if self.noise is None:
-            return drawn_action(*self.network(observation))
-        action = self.network(observation)
-        if exploration_type() not in (None, ExplorationType.RANDOM):
-            return action
-        return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
-
-
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Puts a module in evaluation mode, and restores the mode of each of its parts afterwards."""

@@ -128,9 +128,9 @@ class VMFUncertainty(TensorDictModuleBase):
             >>> VMFUncertainty.from_gradients(gradients)["vmf", "resultant_length"]
             tensor([0.7071])
         """
-        length = directional.resultant_length(gradients)
+        factor, length = directional.factor_and_length(gradients, used)
         statistics = {
-            "factor": directional.sampling_factor(gradients, used),
+            "factor": factor,
             "resultant_length": length,
             "mean_direction": directional.mean_direction(gradients),
             "concentration": directional.concentration(length, gradients.shape[-1]),

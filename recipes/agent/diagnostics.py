@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
 from torchrl_vmfer.samplers.adapters import probabilities_of
 from vmfer_recipes.agent.replay import policy_action, unchanged_random_numbers
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
     OnPolicySamplerConfig,
     SamplerConfig,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
 from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.compiled.explorer import make_explorer
-from torchrl_vmfer.networks import Explorer, NetworkSpec, actor_network, check_ensemble
+from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.agent.observations import ObservingPolicy
+from vmfer_recipes.collection.worker import Explorer
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
@@ -51,14 +51,14 @@ def _sizes(env: EnvBase) -> tuple[int, int]:
 
 def deterministic_actor(env: EnvBase, spec: NetworkSpec) -> TensorDictModule:
     """TD3's policy π(s)."""
-    with _one_line():
+    with importing():
         network = actor_network("deterministic", spec, *_sizes(env))
     return TensorDictModule(network, ["observation"], ["action"])
 
 
 def gaussian_actor(env: EnvBase, spec: NetworkSpec) -> ProbabilisticActor:
     """SAC's policy π(·|s): a Gaussian squashed to the action bounds."""
-    with _one_line():
+    with importing():
         network = actor_network("gaussian", spec, *_sizes(env))
     return ProbabilisticActor(
         TensorDictModule(network, ["observation"], ["loc", "scale"]),
@@ -74,16 +74,6 @@ def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
     return actor.module[0].module if isinstance(actor, ProbabilisticActor) else actor.module
 
 
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """A context in which errors of a custom network are reported in one line."""
-    with importing():
-        try:
-            yield
-        except ValueError as error:
-            raise UserError(str(error)) from error
-
-
 def exploring(
     actor: TensorDictModule | ProbabilisticActor, fast: bool, noise: float | None = None
 ) -> TensorDictModule:
@@ -92,8 +82,9 @@ def exploring(
     With ``fast``, it computes single actions in one compiled call, where possible. ``noise`` is the
     standard deviation of the noise on the actions of a deterministic actor.
     """
-    explorer = (make_explorer if fast else Explorer)(_network_of(actor), noise)
-    return TensorDictModule(explorer, ["observation"], ["action"])
+    explorer = Explorer(_network_of(actor), noise)
+    acting = make_explorer(explorer) if fast else explorer
+    return TensorDictModule(acting, ["observation"], ["action"])
 
 
 class _Concatenated(nn.Module):
@@ -115,7 +106,7 @@ def make_critics(
     The outputs of a critic are its value, or quantiles of the return.
     """
     size = sum(_sizes(env))
-    with _one_line():
+    with importing():
         networks = [spec.make(size, outputs) for _ in range(count)]
         if not spec.is_mlp:
             check_ensemble(networks[0], size, f"network={spec.network}")

@@ -33,16 +33,15 @@ from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.plugins import import_class, instantiate
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
     HindsightReplayConfig,
     OnPolicySamplerConfig,
-    ReplayConfig,
     SamplerConfig,
     SharedSamplerConfig,
     WeightedSamplerConfig,
 )
+from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.config.training import TrainingConfig
 
 SIGNALS = {
@@ -60,6 +59,7 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
+    _check_room(env, cfg)
     storage = RowStorage if cfg.fast else MappableStorage
     folder = Path(cfg.run_dir) if cfg.replay.storage == "memmap" else None
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
@@ -87,19 +87,7 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     return buffer
 
 
-class StoredReplay:
-    """The replay buffer as a part of a checkpoint: its rows are written without a copy of them."""
-
-    def __init__(self, buffer: ActorCriticReplayBuffer) -> None:
-        self._buffer = buffer
-        self.load_state_dict = buffer.load_state_dict
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the buffer, valid until the next transition."""
-        return self._buffer.state_dict(copy_rows=False)
-
-
-def check_room(env: GymWrapper, cfg: TrainingConfig) -> None:
+def _check_room(env: GymWrapper, cfg: TrainingConfig) -> None:
     """Raises an error if a full buffer exceeds the memory of this machine, or the disk's space."""
     seen, action = env.observation_spec.zero().bytes(), env.action_spec.zero().nbytes
     buffer_size = cfg.replay.buffer_size
@@ -134,13 +122,13 @@ def _actor_sampler(cfg: SamplerConfig) -> Sampler:
     return sampler if share == 1 else MixedSampler(sampler, RandomSampler(), share)
 
 
-def actor_signal(cfg: SamplerConfig) -> str | None:
-    """What the sampler of a ``sampler=`` stores: "factor", "td_error", "gradient_norm" or ``None``.
+def actor_signal(buffer: ActorCriticReplayBuffer, cfg: SamplerConfig) -> str | None:
+    """What the actor's sampler stores: one of ``SIGNALS``, or ``None``.
 
     It is the attribute ``signal`` of the sampler. Without this attribute, a sampler that uses
     priorities receives factors.
     """
-    signal = signal_of(_actor_sampler(cfg))
+    signal = signal_of(buffer.actor_sampler)
     if signal is not None and signal not in SIGNALS:
         raise UserError(
             f"sampler={cfg.name} has signal={signal!r}, but the recipes provide "
@@ -149,11 +137,10 @@ def actor_signal(cfg: SamplerConfig) -> str | None:
     return signal
 
 
-def stores_td_errors(cfg: ReplayConfig) -> bool:
-    """Whether the sampler of a ``replay=`` takes priorities, which are then TD errors."""
+def stores_td_errors(buffer: ActorCriticReplayBuffer) -> bool:
+    """Whether the critics' sampler takes priorities, which are then TD errors."""
     # The method of TorchRL's base class only warns.
-    sampler = import_class(cfg._target_, Sampler, "replay")
-    return sampler.update_priority is not Sampler.update_priority
+    return type(buffer.critic_sampler).update_priority is not Sampler.update_priority
 
 
 def make_actor_sampling(

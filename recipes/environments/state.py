@@ -13,7 +13,6 @@ import random
 import types
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from typing import Any
@@ -52,21 +51,6 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
     if "saved" in state:
         _Reader().value(state["saved"], env.simulator)
     return "saved" in state
-
-
-@dataclass
-class EnvironmentPart:
-    """The state of an environment as a part of a checkpoint."""
-
-    env: Environment
-
-    def state_dict(self) -> dict[str, Any]:
-        """The full state, as :func:`environment_state` defines it."""
-        return environment_state(self.env)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a saved state."""
-        load_environment_state(self.env, state)
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
@@ -111,6 +95,12 @@ def _has_methods(value: Any) -> bool:
 
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+_CREATED: dict[str, Any] = {
+    **{_name(kind): kind for kind in (np.random.RandomState, random.Random, torch.Generator)},
+    _name(np.random.Generator): np.random.default_rng,
+}
 
 
 class _Writer:
@@ -189,6 +179,8 @@ class _Reader:
 
     def _restored(self, kind: str, current: Any, saved: Any, more: Any = None) -> Any:
         if kind == "object":
+            if current is None and more in _CREATED:  # a generator that is created after the reset
+                current = _CREATED[more]()
             access = _access(current)
             if access is None or _name(type(current)) != more:
                 raise ValueError(f"the environment has no {more} where the saved one has one")

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted
+from vmfer_recipes.config.groups import FreshSamplerConfig, VMFSamplerConfig
+from vmfer_recipes.config.keys import validate
 from vmfer_recipes.config.names import CONFIGS, folder_name
 from vmfer_recipes.config.plugins import is_custom
-from vmfer_recipes.config.replay_groups import FreshSamplerConfig, VMFSamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import validate
 
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (

@@ -80,7 +80,9 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     try:
         state = Checkpoints(run_dir / "checkpoint").load()
     except UnreadableError as error:
-        raise UserError(f"{error}: try again, or choose another dataset.") from error
+        raise UserError(
+            f"No checkpoint in {run_dir} can be read: try again, or choose another dataset."
+        ) from error
     if state is None:
         is_finished = (run_dir / "finished").exists()
         cure = "train it again with keep_checkpoint=true" if is_finished else "train it longer"

@@ -9,9 +9,10 @@ byte, and it writes storages at full capacity.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +22,24 @@ from vmfer_recipes.run.files import checkpoint_files, step_of
 from vmfer_recipes.run.segments import Segments
 
 _KEPT, _SEGMENTS = "kept", "segments"  # folders
+
+
+class Stateful(Protocol):
+    """Anything that can be part of a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Plain data: tensors, numbers, strings, and containers of these."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Resumes from a saved state."""
+
+
+@dataclass
+class Part:
+    """A part of a checkpoint that consists of two functions."""
+
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], Any]
 
 
 class UnreadableError(UserError):
@@ -133,8 +152,8 @@ class Checkpoints:
     def load(self) -> dict[str, Any] | None:
         """The newest readable state, or ``None`` if there is no file.
 
-        Unreadable files are reported. If no file is readable, it raises an error that names no
-        cure: restarting from step 0 would overwrite the output of the run.
+        Unreadable files are reported. If no file is readable, it raises an error: restarting from
+        step 0 would overwrite the output of the run.
         """
         files = self._files()
         for file in files:
@@ -152,5 +171,8 @@ class Checkpoints:
             self._segments.names = state.get("segments", [])
             return state
         if files:
-            raise UnreadableError(f"No checkpoint in {self._folder} can be read")
+            raise UnreadableError(
+                f"No checkpoint in {self._folder} can be read: delete the run directory to restart "
+                "from step 0, or restore a backup."
+            )
         return None

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tqdm import tqdm
 
@@ -22,7 +23,9 @@ from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment, tensors
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.offline.scores import reference_returns
+from vmfer_recipes.run.interruption import SignalError
 from vmfer_recipes.run.tables import Evaluation
 
 
@@ -88,13 +91,21 @@ def evaluate(
     The seed is that of the first episode, incremented for each further one. Every evaluation uses
     the same seeds, so that differences between evaluations come from the policy. ``on_episode`` is
     called before each episode with its number, from 1, and ``episodes``, and with 0 at the end.
+    If a signal stops the evaluation, it changes nothing, because the resumed run repeats it.
     """
+    before, generators = environment_state(env), GlobalRNGState().state_dict()
     env.simulator.action_space.seed(seed)
     played = []
-    with nullcontext() if policy is None else evaluating(policy):
-        for number in range(episodes):
-            on_episode(number + 1, episodes)
-            played.append(play_episode(policy, env.simulator, seed + number, on_step, max_steps))
+    try:
+        with nullcontext() if policy is None else evaluating(policy):
+            for number in range(episodes):
+                on_episode(number + 1, episodes)
+                episode = play_episode(policy, env.simulator, seed + number, on_step, max_steps)
+                played.append(episode)
+    except SignalError:
+        load_environment_state(env, before)
+        GlobalRNGState().load_state_dict(generators)
+        raise
     on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]
     return Evaluation(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,13 +19,14 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer.plain_state import save_file
 from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart, environment_state
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.run.checkpoints import (
     Checkpoints,
     MismatchError,
-    UnreadableError,
+    Part,
+    Stateful,
     load_parts,
     plain_data,
 )
@@ -88,14 +90,10 @@ class Averages:
         self._values = {name: list(values) for name, values in state["values"].items()}
 
 
-class Stateful(Protocol):
-    """Anything that can be part of a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Plain data: tensors, numbers, strings, and containers of these."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Resumes from a saved state."""
+def updates(step: int, ratio: int | float | str) -> range:
+    """The numbers of the critic updates after an environment step, for a ``utd_ratio``."""
+    numerator, denominator = as_fraction(ratio)
+    return range((step - 1) * numerator // denominator + 1, step * numerator // denominator + 1)
 
 
 class TrainingSession(Protocol):
@@ -154,7 +152,6 @@ class Session(TrainingSession):
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
-        self._log = RunLog(path, cfg)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
@@ -184,6 +181,8 @@ class Session(TrainingSession):
                     ends.callback(part.close)
             if self._directory.is_finished():  # by the previous owner of the lock
                 return
+            self._directory.check()  # again: another process may have written to it
+            self._log = RunLog(self._directory.path, self.cfg)
             ends.callback(self._log.close)
             step = start = self._begin()
             self._progress = ends.enter_context(self.progress(start))
@@ -217,8 +216,6 @@ class Session(TrainingSession):
 
     def _begin(self) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
-        self._directory.check()  # again: another process may have written one before the lock
-        self._log.open()
         with self._directory.writing():
             start = self._restore()
         if start == 0:
@@ -230,12 +227,7 @@ class Session(TrainingSession):
         return start
 
     def _restore(self) -> int:
-        try:
-            state = self._checkpoints.load()
-        except UnreadableError as error:
-            raise UserError(
-                f"{error}: delete the run directory to restart from step 0, or restore a backup."
-            ) from error
+        state = self._checkpoints.load()
         if state is None:
             return 0
         try:
@@ -298,11 +290,14 @@ class Session(TrainingSession):
 
     def _parts(self) -> dict[str, Stateful]:
         """Everything in a checkpoint that later steps depend on."""
+        env = self._environment
         return {
             **self._components,
             "metrics": self.metrics,
             # A wrapper may count or draw numbers across episodes.
-            "evaluation": EnvironmentPart(self._environment),
+            "evaluation": Part(
+                partial(environment_state, env), partial(load_environment_state, env)
+            ),
             # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }
@@ -325,16 +320,11 @@ class Session(TrainingSession):
         return self._checkpoints.save(step, self._state(step), is_kept=is_kept)
 
     def _evaluate(self, step: int) -> None:
-        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
-        before = {name: part.state_dict() for name, part in parts.items()}
         try:
             with self._clock.paused():
                 result = self._play(self._policy)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
-        except SignalError:  # the resumed run repeats the whole evaluation
-            load_parts(parts, before)
-            raise
         with self._directory.writing():
             self._log.write_evaluation(step, result, lambda: self._policy_data(step))
         self._progress.show(result)

@@ -107,29 +107,3 @@ def test_a_checkpoint_restores_both(mode, critic_sampler, tmp_path):
             assert torch.equal(found["number"], expected["number"])
         for one in (critic, critic_twin):
             one.extend(rows(start, 5))
-
-
-@each_mode
-@pytest.mark.parametrize("refill", [1, 5, CAPACITY, 2 * CAPACITY])
-@pytest.mark.parametrize("drawn_while_growing", [False, True])
-def test_the_second_buffer_is_correct_after_the_first_is_emptied_and_refilled(
-    mode, refill, drawn_while_growing
-):
-    critic, actor = make_pair(mode)
-    critic.extend(rows(0, CAPACITY))
-    actor.update_priority(torch.arange(CAPACITY), factors(CAPACITY))
-    actor.sample()
-    critic.empty()
-    assert len(actor) == 0
-    with pytest.raises(RuntimeError, match="empty storage"):
-        actor.sample()
-    for number in range(refill):
-        critic.extend(rows(100 + number, 1))
-        if drawn_while_growing:
-            assert actor.sample()["number"].min() >= 100
-    length = min(refill, CAPACITY)
-    probabilities = actor.sampler.probabilities(actor.storage)
-    torch.testing.assert_close(
-        probabilities, torch.full((length,), 1 / length, dtype=torch.float64)
-    )
-    assert actor.sample(200)["index"].max() < length

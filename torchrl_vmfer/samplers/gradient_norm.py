@@ -47,12 +47,8 @@ class GradientNormSampler(BaseSampler):
 
     def __init__(self, power: float = arguments.NORM_POWER.default) -> None:
         arguments.NORM_POWER.check("power", power)
-        super().__init__(PowerDistribution(float(power)))
-
-    @property
-    def power(self) -> float:
-        """The exponent of the norm."""
-        return self._distribution.power
+        self.power = float(power)
+        super().__init__(PowerDistribution(self.power))
 
     @property
     def default_priority(self) -> float:
