@@ -17,7 +17,7 @@ _PATIENCE = 10.0  # seconds
 
 
 class SignalError(Exception):
-    """Raised by :meth:`Interruption.check` if a signal arrived."""
+    """Raised between two steps of a run or an evaluation if a signal arrived."""
 
 
 class Interruption:
@@ -51,11 +51,6 @@ class Interruption:
             sys.exit(128 + self.signal)  # while signals are still blocked
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-    def check(self) -> None:
-        """Raises :class:`SignalError` if a signal arrived."""
-        if self.signal is not None:
-            raise SignalError
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
