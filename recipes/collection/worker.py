@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -169,71 +169,6 @@ class Worker:
             reseed_environment(env, number)
 
 
-def kept(transitions: TensorDictBase) -> TensorDictBase:
-    """Selects the entries of transitions to store."""
-    return transitions.select(*_KEPT, strict=False)
-
-
-class EpisodeReturns:
-    """Returns and lengths of the training episodes that have ended since they were last read.
-
-    Args:
-        num_envs: the number of environments, whose episodes run in parallel.
-
-    Example:
-        >>> episodes = EpisodeReturns()
-        >>> episodes.add(1.0, is_over=False)
-        >>> episodes.pop()
-        {}
-        >>> episodes.add(2.5, is_over=True)
-        >>> episodes.pop()
-        {'episode_return': 3.5, 'episode_length': 2.0, 'num_episodes': 1}
-    """
-
-    def __init__(self, num_envs: int = 1) -> None:
-        self._returns = [0.0] * num_envs
-        self._lengths = [0] * num_envs
-        self._ended: list[tuple[float, int]] = []
-
-    def add(self, reward: float, is_over: bool, environment: int = 0) -> None:
-        """Adds one step."""
-        self._returns[environment] += reward
-        self._lengths[environment] += 1
-        if is_over:
-            self._ended.append((self._returns[environment], self._lengths[environment]))
-            self.restart([environment])
-
-    def restart(self, environments: Iterable[int]) -> None:
-        """Starts new episodes, whether or not the last ones have ended."""
-        for environment in environments:
-            self._returns[environment], self._lengths[environment] = 0.0, 0
-
-    def pop(self) -> dict[str, float]:
-        """Returns the means over the ended episodes and their number, and forgets them."""
-        if not self._ended:
-            return {}
-        returns, lengths = zip(*self._ended, strict=True)
-        self._ended = []
-        return {
-            "episode_return": sum(returns) / len(returns),
-            "episode_length": sum(lengths) / len(lengths),
-            "num_episodes": len(lengths),
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the running episodes, and the ended ones that have not been read."""
-        return {
-            "returns": list(self._returns),
-            "lengths": list(self._lengths),
-            "ended": list(self._ended),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes within the episodes."""
-        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
-        self._ended = [(total, length) for total, length in state["ended"]]
-
-
 def environment_seeds(seed: int, count: int) -> list[int]:
     """Returns the seeds of a run's environments: its own, and ones that similar runs do not use."""
     return [seed, *(_seed(seed, number) for number in range(1, count))]
@@ -328,3 +263,68 @@ def versions() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):  # on a node that received the code
             found[package] = importlib.metadata.version(package)
     return found
+
+
+def kept(transitions: TensorDictBase) -> TensorDictBase:
+    """Selects the entries of transitions to store."""
+    return transitions.select(*_KEPT, strict=False)
+
+
+class EpisodeReturns:
+    """Returns and lengths of the training episodes that have ended since they were last read.
+
+    Args:
+        num_envs: the number of environments, whose episodes run in parallel.
+
+    Example:
+        >>> episodes = EpisodeReturns()
+        >>> episodes.add(1.0, is_over=False)
+        >>> episodes.pop()
+        {}
+        >>> episodes.add(2.5, is_over=True)
+        >>> episodes.pop()
+        {'episode_return': 3.5, 'episode_length': 2.0, 'num_episodes': 1}
+    """
+
+    def __init__(self, num_envs: int = 1) -> None:
+        self._returns = [0.0] * num_envs
+        self._lengths = [0] * num_envs
+        self._ended: list[tuple[float, int]] = []
+
+    def add(self, reward: float, is_over: bool, environment: int = 0) -> None:
+        """Adds one step."""
+        self._returns[environment] += reward
+        self._lengths[environment] += 1
+        if is_over:
+            self._ended.append((self._returns[environment], self._lengths[environment]))
+            self.restart([environment])
+
+    def restart(self, environments: list[int] | range) -> None:
+        """Starts new episodes, whether or not the last ones have ended."""
+        for environment in environments:
+            self._returns[environment], self._lengths[environment] = 0.0, 0
+
+    def pop(self) -> dict[str, float]:
+        """Returns the means over the ended episodes and their number, and forgets them."""
+        if not self._ended:
+            return {}
+        returns, lengths = zip(*self._ended, strict=True)
+        self._ended = []
+        return {
+            "episode_return": sum(returns) / len(returns),
+            "episode_length": sum(lengths) / len(lengths),
+            "num_episodes": len(lengths),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the running episodes, and the ended ones that have not been read."""
+        return {
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "ended": list(self._ended),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within the episodes."""
+        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
+        self._ended = [(total, length) for total, length in state["ended"]]

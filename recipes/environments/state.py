@@ -103,12 +103,6 @@ def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-_CREATED: dict[str, Any] = {
-    **{_name(kind): kind for kind in (np.random.RandomState, random.Random, torch.Generator)},
-    _name(np.random.Generator): np.random.default_rng,
-}
-
-
 class _Writer:
     """Converts values to plain data. An object that occurs twice is saved once.
 
@@ -185,8 +179,8 @@ class _Reader:
 
     def _restored(self, kind: str, current: Any, saved: Any, more: Any = None) -> Any:
         if kind == "object":
-            if current is None and more in _CREATED:  # a generator that is created after the reset
-                current = _CREATED[more]()
+            if current is None and more == _name(np.random.Generator):
+                current = np.random.default_rng()  # Gymnasium creates `np_random` at its first use
             access = _access(current)
             if access is None or _name(type(current)) != more:
                 raise ValueError(f"the environment has no {more} where the saved one has one")

@@ -375,7 +375,7 @@ class Session(TrainingSession):
         at_random = self._play(None) if self.draws else None
         self._progress.close()
         with self._directory.writing():
-            self._write_policy()
+            save_file(self._policy_data(cfg.total_frames), path / "policy.pt")
             picture = None
             if at_random is not None:
                 self._log.write_random(at_random)
@@ -384,9 +384,6 @@ class Session(TrainingSession):
             # The older ones were for the case that the last could not be saved.
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
         self.report(trained, at_random, picture, checkpoint)
-
-    def _write_policy(self) -> None:
-        save_file(self._policy_data(self.cfg.total_frames), self._directory.path / "policy.pt")
 
     def report(self, trained: Evaluation, *others: Any) -> None:
         """Prints the results of a finished run, and where its files are."""
