@@ -388,6 +388,20 @@ static PyObject *copy_rows(PyObject *const *args, Py_ssize_t nargs, int is_write
 static PyObject *py_read_rows(ARGUMENTS) { return copy_rows(args, nargs, 0); }
 static PyObject *py_write_rows(ARGUMENTS) { return copy_rows(args, nargs, 1); }
 
+/* holds(dicts, values): whether the values of dictionaries are exactly these objects, in order. */
+static PyObject *py_holds(ARGUMENTS) {
+    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1]))
+        return PyErr_SetString(PyExc_TypeError, "two tuples are required."), NULL;
+    Py_ssize_t seen = 0, count = PyTuple_GET_SIZE(args[1]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++) {
+        PyObject *dict = PyTuple_GET_ITEM(args[0], i), *key, *value;
+        if (!PyDict_Check(dict)) return PyErr_SetString(PyExc_TypeError, "not a dictionary."), NULL;
+        for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value); seen++)
+            if (seen == count || value != PyTuple_GET_ITEM(args[1], seen)) Py_RETURN_FALSE;
+    }
+    return PyBool_FromLong(seen == count);
+}
+
 /* The instruction sets of this processor for which there may be a module, best first. */
 static PyObject *py_processor(PyObject *module, PyObject *args) {
 #if defined(__x86_64__)
@@ -419,7 +433,8 @@ static PyMethodDef ranks_methods[] = {
 };
 static PyMethodDef functions[] = {
     {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("ranks_at", py_ranks_at),
-    FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows), {0},
+    FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows),
+    FUNCTION("holds", py_holds), {0},
 };
 static PyType_Slot updates_slots[] = {
     {Py_tp_init, updates_init}, {Py_tp_dealloc, updates_dealloc}, {Py_tp_methods, updates_methods},

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import chain, pairwise, repeat
-from operator import contains
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,10 +29,11 @@ from torchrl.modules import (
 )
 
 from torchrl_vmfer._torchrl import entries_of, global_hooks, hooks_of, members_of
+from torchrl_vmfer.compiled.extension import functions
 from torchrl_vmfer.compiled.stacked import NotServedError
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["ModuleWatch", "PlainNetwork", "Squashed", "read_network", "read_policy"]
+__all__ = ["PlainNetwork", "Squashed", "Watch", "read_network", "read_policy", "watched_parts"]
 
 # Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
@@ -178,32 +178,31 @@ def _has_hooks(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(hooks_of(module))
 
 
-class ModuleWatch:
-    """Detects hooks on networks, replaced submodules and replaced tensors, within microseconds.
+class Watch:
+    """Detects that dictionaries hold other objects than before, within a microsecond.
 
     Args:
-        loss: a loss, whose own parameters and modules are watched.
-        *networks: networks, which are watched with all their parts.
+        dicts: the dictionaries.
     """
 
-    def __init__(self, loss: nn.Module, *networks: nn.Module) -> None:
-        parts = [part for network in networks for part in network.modules()]
-        self._attributes = [vars(part) for part in parts]
-        self._hooks = [hooks for part in parts for hooks in hooks_of(part)] + global_hooks()
-        submodules = [members_of(part)[0] for part in parts]
-        self._entries = [*filter(None, submodules), *members_of(loss)]
-        self._seen = self._identities()
-
-    def _identities(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._entries))))
-
-    def has_hooks(self) -> bool:
-        """Whether any of the networks has a hook, or a global module hook is registered.
-
-        A ``forward`` that was assigned to an instance counts as a hook.
-        """
-        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._holds = functions().holds
+        self._dicts = tuple(dicts)
+        self._values = tuple(chain.from_iterable(map(dict.values, dicts)))
 
     def is_unchanged(self) -> bool:
-        """Whether the networks still have the same parts, and the loss the same members."""
-        return self._identities() == self._seen
+        """Whether the dictionaries hold the same objects, in the same order."""
+        return self._holds(self._dicts, self._values)
+
+
+def watched_parts(loss: nn.Module, *networks: nn.Module) -> list[dict[Any, Any]]:
+    """The dictionaries with the members of a loss, and the attributes and hooks of its networks.
+
+    Raises:
+        NotServedError: if a network has hooks, or there are hooks of all modules.
+    """
+    parts = [part for network in networks for part in network.modules()]
+    hooks = [each for part in parts for each in hooks_of(part)] + global_hooks()
+    if any(hooks):
+        raise NotServedError("a network has hooks")
+    return [*hooks, *map(vars, parts), *(members_of(part)[0] for part in parts), *members_of(loss)]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
-from operator import getitem, is_
+from operator import attrgetter, getitem, is_
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
 from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, stored_rows, target_pairs
-from torchrl_vmfer.compiled.plain import ModuleWatch, PlainNetwork, read_network, read_policy
+from torchrl_vmfer.compiled.plain import PlainNetwork, Watch, read_network, read_policy, watched_parts
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
     Columns,
@@ -33,6 +32,7 @@ from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["CompiledUpdates"]
 
+_state_of = attrgetter("state")  # of an optimizer
 _DETERMINISTIC = (VMFTD3Loss, VMFTD3BCLoss)
 _SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)
 # Entries that TorchRL's losses support: masks, and the number of steps of a transition.
@@ -136,13 +136,11 @@ class CompiledUpdates:
         """Reads the loss and its optimizers."""
         loss = self._loss
         _check_loss(loss)
-        self._watch = ModuleWatch(loss, loss.actor_network, loss.qvalue_network)
-        if self._watch.has_hooks():
-            raise NotServedError("a network has hooks")
-        # The tensors in use, and the dictionaries and keys that hold them.
+        parts = watched_parts(loss, loss.actor_network, loss.qvalue_network)
+        # The tensors in use, and the dictionaries that hold them.
         self._tensors: list[Tensor] = []
-        self._places: list[Any] = []
-        self._keys: list[Any] = []
+        self._values: list[Tensor] = []  # those that are parameters of networks
+        self._holders: list[dict[Any, Any]] = []
         self._columns: tuple[Any, list[Tensor], list[int], Columns] | None = None
         actor, target_actor = (
             read_policy(loss.actor_network, params, self._is_gaussian)
@@ -169,9 +167,10 @@ class CompiledUpdates:
         self._stacked = StackedUpdates(*self._parts, module=self._module)
         keys, (observation,) = loss.tensor_keys, loss.actor_network.in_keys
         self._names = (observation, keys.action, keys.reward, keys.terminated, keys.done)
-        self._states = self._current_states()
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        if len(set(self._addresses)) < len(self._addresses):
+        self._states = [optimizer.state for optimizer in self._optimizers]
+        self._watch = Watch([*parts, *self._states, *self._holders])
+        self._addresses = list(map(Tensor.data_ptr, self._values))
+        if len(set(map(Tensor.data_ptr, self._tensors))) < len(self._tensors):
             raise NotServedError("parameters are shared")
 
     def _network(
@@ -195,6 +194,7 @@ class CompiledUpdates:
         """Returns a parameter, its target, and the state with which Adam starts."""
         value = self._note(*place)
         found = [value, None if target is None else self._note(*target)]
+        self._values += [tensor for tensor in found if tensor is not None]
         if optimizer is not None:
             state = optimizer.state[value]
             if not state:
@@ -209,24 +209,18 @@ class CompiledUpdates:
         if has_tensor_hooks(tensor):
             raise NotServedError("a parameter has hooks")
         self._tensors.append(tensor)
-        self._places.append(entries)
-        self._keys.append(key)
+        if not any(holder is entries for holder in self._holders):
+            self._holders.append(entries)
         return tensor
 
-    def _current_states(self) -> list[int]:
-        states = (optimizer.state.values() for optimizer in self._optimizers)
-        return list(map(id, chain.from_iterable(states)))
-
     def _refresh(self) -> None:
-        """Binds again if parameters, states, networks or optimizers' options were replaced."""
+        """Binds again if parameters, optimizer states or parts of the networks were replaced."""
         # All loops are in C.
         is_same = (
-            all(map(is_, map(getitem, self._places, self._keys), self._tensors))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and all(map(Tensor.is_contiguous, self._tensors))
-            and self._current_states() == self._states
-            and self._watch.is_unchanged()
-            and not self._watch.has_hooks()
+            self._watch.is_unchanged()
+            and all(map(is_, map(_state_of, self._optimizers), self._states))
+            and list(map(Tensor.data_ptr, self._values)) == self._addresses
+            and all(map(Tensor.is_contiguous, self._values))
         )
         if not is_same:
             self._bind()
