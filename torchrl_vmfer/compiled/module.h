@@ -321,38 +321,51 @@ static PyObject *ranks_update_of(ARGUMENTS) {
     long size = in.size;
     int64_t *slots = array(&in, "slots", 'l', ANY, READ);
     long count = in.size;
-    int32_t *values = array(&in, "values", 'i', count, READ);
-    if (!is_read(&in) || !are_within(slots, count, size, "slot")) return 0;
-    ranks_update(&self->ranks, known, count, slots, values);
+    float *priorities = array(&in, "priorities", 'f', ANY, READ);
+    if (!is_read(&in) || !are_within(slots, count, least(size, in.size), "slot")) return 0;
+    ranks_update(&self->ranks, known, count, slots, priorities);
     Py_RETURN_NONE;
 }
 
 static PyObject *ranks_draw_of(ARGUMENTS) {
     In in = {args, nargs};
-    int64_t *at = array(&in, "ranks", 'l', ANY, READ);
-    long count = in.size;
-    double *random = array(&in, "random", 'd', count, READ);
+    double *random = array(&in, "random", 'd', ANY, WRITTEN);
+    long count = in.size / 2;
+    double *mass = array(&in, "mass", 'd', ANY, READ);
+    long terms = in.size, length = whole(&in);
+    double power = number(&in);
     int64_t *found = array(&in, "found", 'l', 3 * count, WRITTEN);
-    if (!is_read(&in) || !are_within(at, count, ranks_size(&self->ranks), "rank")) return 0;
-    ranks_draw(&self->ranks, count, at, random, found, found + count, found + 2 * count);
-    Py_RETURN_NONE;
+    if (!is_read(&in)) return 0;
+    if (length < 1 || length >= terms || length > ranks_size(&self->ranks))
+        return PyErr_Format(PyExc_ValueError, "length %ld for %ld terms.", length, terms), NULL;
+    return PyLong_FromLong(ranks_draw(&self->ranks, count, random, mass, terms, length, power,
+                                      found, found + count, found + 2 * count));
+}
+
+static PyObject *ranks_ties_of(ARGUMENTS) {
+    In in = {args, nargs};
+    int64_t rank = whole(&in), first, end;
+    if (!is_read(&in) || !are_within(&rank, 1, ranks_size(&self->ranks), "rank")) return 0;
+    ties_of(&self->ranks, rank, &first, &end);
+    return Py_BuildValue("(ll)", first, end);
 }
 
 #undef ARGUMENTS
 #define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t nargs
 
-static PyObject *py_ranks_at(ARGUMENTS) {
+/* fits(slots, values, size, low, high): whether slots are within a size, and values in a range. */
+static PyObject *py_fits(ARGUMENTS) {
     In in = {args, nargs};
-    double *points = array(&in, "points", 'd', ANY, READ);
-    long count = in.size;
-    double *mass = array(&in, "mass", 'd', ANY, READ);
-    long terms = in.size, length = whole(&in);
-    double power = number(&in);
-    int64_t *found = array(&in, "found", 'l', count, WRITTEN);
+    int64_t *slots = array(&in, "slots", 'l', ANY, READ);
+    Py_ssize_t count = in.size;
+    float *values = array(&in, "values", 'f', count, READ);
+    int64_t size = whole(&in);
+    double low = number(&in), high = number(&in);
     if (!is_read(&in)) return 0;
-    if (length < 1 || length >= terms)
-        return PyErr_Format(PyExc_ValueError, "length %ld for %ld terms.", length, terms), NULL;
-    return PyLong_FromLong(ranks_at(count, points, mass, terms, length, power, found));
+    int fits = 1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        fits &= slots[i] >= 0 && slots[i] < size && values[i] >= low && values[i] <= high;
+    return PyBool_FromLong(fits);
 }
 
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
@@ -429,10 +442,10 @@ static PyMethodDef updates_methods[] = {
 };
 static PyMethodDef ranks_methods[] = {
     FUNCTION("fill", ranks_fill_of), FUNCTION("update", ranks_update_of),
-    FUNCTION("draw", ranks_draw_of), {0},
+    FUNCTION("draw", ranks_draw_of), FUNCTION("ties", ranks_ties_of), {0},
 };
 static PyMethodDef functions[] = {
-    {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("ranks_at", py_ranks_at),
+    {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("fits", py_fits),
     FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows),
     FUNCTION("holds", py_holds), {0},
 };

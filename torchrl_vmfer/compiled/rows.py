@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -80,7 +81,10 @@ class _Columns:
         self._functions = functions()
         self._addresses: list[int] = []
         self._arrays: tuple[Any, ...] = ()
-        self._written: list[Tensor] = [torch.empty(0)] * len(self._columns)
+        # A collector overwrites the same transition at every step.
+        self._written: list[Tensor] = []
+        self._written_addresses: list[int] = []
+        self._written_arrays: tuple[Any, ...] = ()
 
     def read(self, index: Tensor) -> TensorDictBase:
         """Reads rows of all columns."""
@@ -90,7 +94,8 @@ class _Columns:
                 column.new_empty((count, *shape))
                 for column, shape in zip(self._columns, self._shapes, strict=True)
             ]
-            self._copy(self._functions.read_rows, index, found)
+            arrays = tuple(column.numpy() for column in found)
+            self._copy(self._functions.read_rows, index, arrays)
         else:
             found = [column.index_select(0, index) for column in self._columns]
         size = torch.Size([count])  # all columns have this size
@@ -106,8 +111,8 @@ class _Columns:
         if self._next_keys:
             entries = entries_of(entries["next"])
             given += [entries[key] for key in self._next_keys]
-        if self._can_copy(index) and self._fit(given, len(index)):
-            self._copy(self._functions.write_rows, index, given)
+        if self._can_copy(index) and (arrays := self._arrays_of(given, len(index))):
+            self._copy(self._functions.write_rows, index, arrays)
             return
         slots = index.numpy()
         for column, row in zip(self._columns, given, strict=True):
@@ -131,24 +136,28 @@ class _Columns:
             and index.is_contiguous()
         )
 
-    def _fit(self, given: list[Tensor], count: int) -> bool:
-        """Whether new rows have the same layout in memory as those of the columns."""
-        if all(map(is_, given, self._written)) and len(given[0]) == count:
-            return True  # a collector may overwrite the same transition at every step
-        fit = all(
+    def _arrays_of(self, given: list[Tensor], count: int) -> tuple[np.ndarray, ...]:
+        """New rows as arrays, or none if their layout in memory is not that of the columns."""
+        addresses = list(map(Tensor.data_ptr, given))
+        is_known = len(self._written) == len(given) and all(map(is_, given, self._written))
+        if is_known and addresses == self._written_addresses:
+            return self._written_arrays
+        fits = all(
             row.dtype is column.dtype
             and row.is_cpu
             and row.is_contiguous()
             and row.shape == (count, *shape)
             for row, column, shape in zip(given, self._columns, self._shapes, strict=True)
         )
-        if fit and count == 1:  # larger batches are not kept in memory
-            self._written = given
-        return fit
+        arrays = tuple(row.numpy() for row in given) if fits else ()
+        if fits and count == 1:  # larger batches are not kept in memory
+            self._written, self._written_addresses = given, addresses
+            self._written_arrays = arrays
+        return arrays
 
-    def _copy(self, copy: Any, index: Tensor, rows: list[Tensor]) -> None:
+    def _copy(self, copy: Any, index: Tensor, rows: tuple[np.ndarray, ...]) -> None:
         try:
-            copy(self._arrays, index.numpy(), self._size, tuple(row.numpy() for row in rows))
+            copy(self._arrays, index.numpy(), self._size, rows)
         except IndexError as error:
             raise IndexError(
                 f"A row of {index.tolist()} is outside a storage of {self._size} rows."

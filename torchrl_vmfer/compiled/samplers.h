@@ -39,6 +39,9 @@ static void ranks_reserve(Ranks *ranks, int64_t capacity) {
 
 static int64_t code_of(int32_t bits, int64_t slot) { return (TOP - bits) << SLOT_BITS | slot; }
 
+/* The bits of a priority, which sort like non-negative numbers. Adding 0 turns -0 into 0. */
+INLINE int32_t bits_of(float priority) { return (int32_t)as_bits(priority + 0.0f); }
+
 /* The number of values that are at most `key`, for ascending values. */
 static int64_t at_most(const int64_t *values, int64_t size, int64_t key) {
     const int64_t *base = values;
@@ -128,25 +131,28 @@ static int64_t prefetch(const Ranks *ranks, int64_t code) {
     return position;
 }
 
-/* Sets the priorities of slots. `known` holds the bits of the priorities of all slots, -1 for none. */
+/* Reads the priorities of some slots again. `known` holds the bits of those in use, -1 for none. */
 static void ranks_update(Ranks *ranks, int32_t *known, int64_t size, const int64_t *slots,
-                         const int32_t *bits) {
+                         const float *priorities) {
     int64_t from[BLOCKS_AHEAD] = {0}, to[BLOCKS_AHEAD] = {0}; /* the blocks of prefetched codes */
     for (int64_t next = 0; next < size + BLOCKS_AHEAD; next++) {
         int64_t i = next - BLOCKS_AHEAD, place = next % BLOCKS_AHEAD;
         int64_t source = from[place], target = to[place];
-        if (next + BLOCKS_AHEAD < size) __builtin_prefetch(known + slots[next + BLOCKS_AHEAD], 1);
+        if (next + BLOCKS_AHEAD < size) {
+            __builtin_prefetch(known + slots[next + BLOCKS_AHEAD], 1);
+            __builtin_prefetch(priorities + slots[next + BLOCKS_AHEAD]);
+        }
         if (next < size) {
-            int32_t old = known[slots[next]];
-            if (old >= 0) from[place] = prefetch(ranks, code_of(old, slots[next]));
-            to[place] = prefetch(ranks, code_of(bits[next], slots[next]));
+            int64_t slot = slots[next];
+            if (known[slot] >= 0) from[place] = prefetch(ranks, code_of(known[slot], slot));
+            to[place] = prefetch(ranks, code_of(bits_of(priorities[slot]), slot));
         }
         if (i < 0) continue;
-        int32_t old = known[slots[i]];
-        if (old == bits[i]) continue;
+        int32_t old = known[slots[i]], bits = bits_of(priorities[slots[i]]);
+        if (old == bits) continue;
         if (old >= 0) withdraw(ranks, code_of(old, slots[i]), source);
-        known[slots[i]] = bits[i];
-        insert(ranks, code_of(bits[i], slots[i]), target);
+        known[slots[i]] = bits;
+        insert(ranks, code_of(bits, slots[i]), target);
     }
     count_before(ranks);
 }
@@ -173,26 +179,17 @@ static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t c
     return other >> SLOT_BITS == code >> SLOT_BITS;
 }
 
-/* For each rank, a slot drawn uniformly among those with equal priority, and their ranks. */
-static void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const double *random,
-                int64_t *slots, int64_t *first, int64_t *end) {
-    for (int64_t i = 0; i < size; i++) {
-        int64_t position;
-        if (i + BLOCKS_AHEAD < size) __builtin_prefetch(place_of(ranks, at[i + BLOCKS_AHEAD], &position));
-        int64_t code = *place_of(ranks, at[i], &position);
-        first[i] = at[i], end[i] = at[i] + 1;
-        if (is_tied(ranks, at[i] - 1, position, code) ||
-            is_tied(ranks, at[i] + 1, position, code)) {
-            first[i] = rank_of(ranks, code & ~SLOT_MASK);
-            end[i] = rank_of(ranks, code | SLOT_MASK);
-            int64_t chosen = first[i] + (int64_t)(random[i] * (end[i] - first[i]));
-            code = *place_of(ranks, chosen, &position);
-        }
-        slots[i] = code & SLOT_MASK;
+/* The ranks with the same priority as one of them, from *first to before *end. */
+static void ties_of(const Ranks *ranks, int64_t rank, int64_t *first, int64_t *end) {
+    int64_t position, code = *place_of(ranks, rank, &position);
+    *first = rank, *end = rank + 1;
+    if (is_tied(ranks, rank - 1, position, code) || is_tied(ranks, rank + 1, position, code)) {
+        *first = rank_of(ranks, code & ~SLOT_MASK);
+        *end = rank_of(ranks, code | SLOT_MASK);
     }
 }
 
-/* Finds the ranks, counted from 0, at given points of the cumulative mass of `length` ranks.
+/* Finds the rank, counted from 0, at each of some points of the cumulative mass of `length` ranks.
  *
  * points: [size], from mass[0] to mass[length]
  * mass:   [terms], ascending; mass[r + 1] - mass[r] is the mass of rank r, (r + 1)^(power - 1)
@@ -201,7 +198,7 @@ static void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, cons
  * Returns the number of points for which the first guess was wrong.
  */
 static long ranks_at(int64_t size, const double *points, const double *mass, int64_t terms,
-              int64_t length, double power, int64_t *ranks) {
+                     int64_t length, double power, int64_t *ranks) {
     /* The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for r.
      * This guess usually avoids a search, which would be limited by memory latency. */
     double last = terms - 0.5, end = power == 0 ? 0 : pow(last, power);
@@ -222,6 +219,30 @@ static long ranks_at(int64_t size, const double *points, const double *mass, int
             else left = half;
         }
         ranks[i] = base - mass - 1;
+    }
+    return wrong;
+}
+
+/* Draws slots: a rank by the mass of the ranks, and one of the slots that share its priority.
+ *
+ * random: [2][size], from 0 to 1; the first become points
+ * slots, first, end: [size], receive the slots, and the ranks that share their priorities
+ *
+ * Returns the result of ranks_at.
+ */
+static long ranks_draw(const Ranks *ranks, int64_t size, double *random, const double *mass,
+                       int64_t terms, int64_t length, double power, int64_t *slots, int64_t *first,
+                       int64_t *end) {
+    int64_t position;
+    for (int64_t i = 0; i < size; i++)
+        random[i] = random[i] * (mass[length] - mass[0]) + mass[0];
+    long wrong = ranks_at(size, random, mass, terms, length, power, slots);
+    for (int64_t i = 0; i < size; i++) {
+        if (i + BLOCKS_AHEAD < size)
+            __builtin_prefetch(place_of(ranks, slots[i + BLOCKS_AHEAD], &position));
+        ties_of(ranks, slots[i], first + i, end + i);
+        int64_t chosen = first[i] + (int64_t)(random[size + i] * (end[i] - first[i]));
+        slots[i] = *place_of(ranks, chosen, &position) & SLOT_MASK;
     }
     return wrong;
 }

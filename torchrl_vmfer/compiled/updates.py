@@ -16,8 +16,20 @@ from torchrl.data.replay_buffers.storages import Storage
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, stored_rows, target_pairs
-from torchrl_vmfer.compiled.plain import PlainNetwork, Watch, read_network, read_policy, watched_parts
+from torchrl_vmfer._torchrl import (
+    entries_of,
+    has_tensor_hooks,
+    members_of,
+    stored_rows,
+    target_pairs,
+)
+from torchrl_vmfer.compiled.plain import (
+    PlainNetwork,
+    Watch,
+    read_network,
+    read_policy,
+    watched_parts,
+)
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
     Columns,
@@ -137,6 +149,7 @@ class CompiledUpdates:
         loss = self._loss
         _check_loss(loss)
         parts = watched_parts(loss, loss.actor_network, loss.qvalue_network)
+        parts += members_of(loss.value_estimator)
         # The tensors in use, and the dictionaries that hold them.
         self._tensors: list[Tensor] = []
         self._values: list[Tensor] = []  # those that are parameters of networks
@@ -163,6 +176,10 @@ class CompiledUpdates:
                 adam = _adam(optimizer, [loss.log_alpha], "temperature")
             place = ({"log_alpha": loss.log_alpha}, "log_alpha")  # loss and its members are watched
             temperature = self._parameter(place, None, optimizer), adam
+        self._gamma = loss.value_estimator.gamma
+        self._weight_key = None
+        if getattr(loss, "use_prioritized_weights", False) in (True, "auto"):
+            self._weight_key = getattr(loss.tensor_keys, "priority_weight", None)
         self._parts = (_settings(loss, actor), *networks, temperature)
         self._stacked = StackedUpdates(*self._parts, module=self._module)
         keys, (observation,) = loss.tensor_keys, loss.actor_network.in_keys
@@ -276,7 +293,7 @@ class CompiledUpdates:
         losses, errors = self._stacked.update_critics(
             noise=self._noise(len(batch)),
             lr=self._critic_optimizer.param_groups[0]["lr"],
-            gamma=float(loss.value_estimator.gamma),
+            gamma=float(self._gamma),
             subset=subset,
             **self._rows(batch),
         )
@@ -346,9 +363,7 @@ class CompiledUpdates:
             if not _NOT_SERVED.isdisjoint(entries):
                 raise NotServedError(f"the batch has one of the entries {sorted(_NOT_SERVED)}")
             columns = Columns(*map(_array, self._entries(batch, is_for_actor)))
-        key, weight = getattr(self._loss.tensor_keys, "priority_weight", None), None
-        if key is not None and self._loss.use_prioritized_weights in (True, "auto"):
-            weight = batch.get(key, None)
+        weight = None if self._weight_key is None else batch.get(self._weight_key, None)
         if weight is not None:
             if weight.shape != (len(batch),):
                 raise ValueError(
