@@ -6,7 +6,6 @@ import ast
 import dis
 import functools
 import inspect
-from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ RELIED_ON = {
     Sampler: ("_empty", "_rng"),
     TensorDictReplayBuffer: (
         *("_init", "_initialized", "_sample", "_rng", "_transform", "_collate_fn", "_storage"),
-        *("_replay_lock", "_write_lock", "_futures_lock", "_dim_extend", "_pin_memory"),
+        *("_replay_lock", "_write_lock", "_futures_lock", "_pin_memory"),
         *("_capture_prefetch_state", "_clear_prefetch_queue_locked", "_prefetch_cap"),
         *("_restore_prefetch_queue_locked", "_prefetch", "_service_shutdown"),
         "_sample_dependency",
@@ -62,7 +61,6 @@ RELIED_ON = {
     LazyTensorStorage: ("_len", "_bump_mutation_revision", "_mutation_revision_value"),
     RoundRobinWriter: ("_track_generations", "_cursor", "_write_count", "_storage"),
     TensorDictRoundRobinWriter: ("_bump_generation", "_replicate_index"),
-    SemLock: ("_semlock",),
 }
 UPSTREAM = [
     *RELIED_ON,

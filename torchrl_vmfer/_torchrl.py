@@ -158,7 +158,6 @@ def empty_sampler(sampler: Sampler) -> None:
 
 # --- Replay buffers -------------------------------------------------------------------------
 
-_CPU = torch.device("cpu")
 Batch = tuple[TensorDictBase, dict[str, Any]]
 
 
@@ -176,6 +175,11 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     )
     prefetch_capacity = _public("_prefetch_cap", "The length of the prefetch queue.")
     collate = _public("_collate_fn", "Collates the output of the storage into a batch.")
+    rows = property(attrgetter("_storage._storage"), doc="What a ``TensorStorage`` holds.")
+    stock_options = property(
+        attrgetter("_prefetch", "_pin_memory", "_service_shutdown", "_sample_dependency"),
+        doc="The options of ``sample()`` that only TorchRL's method implements.",
+    )
 
     def draw_batch(self, batch_size: int) -> Batch:
         """Draws a batch for ``sample()``. May be called in a prefetching thread."""
@@ -184,10 +188,6 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     def build(self) -> None:
         """Makes the components. Called once."""
         super()._init()
-
-    def ensure_built(self) -> None:
-        """Makes the components now, if the buffer was constructed with ``delayed_init=True``."""
-        self._init()
 
     def _init(self) -> None:
         if self._initialized:
@@ -202,24 +202,8 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     def _sample(self, batch_size: int) -> Batch:
         return self.draw_batch(batch_size)
 
-    @property
-    def is_direct(self) -> bool:
-        """Whether rows are written and batches are read by this process alone, unchanged.
-
-        There are no transforms, and no prefetched batches, and the storage is on the CPU.
-        """
-        return (
-            self._initialized
-            and self._transform is None
-            and not (self.shared or self._prefetch or self._pin_memory or self._service_shutdown)
-            and self._sample_dependency is None
-            and self._dim_extend == 0
-            and self._storage.device == _CPU
-        )
-
     def drop_transform(self) -> None:
         """Removes the transform. Even an empty one copies all data written to the buffer."""
-        self._init()
         self._transform = None
 
     @contextmanager
@@ -289,11 +273,6 @@ def note_written(writer: Writer, slots: Tensor) -> Tensor:
     if writer.tracks_generations:
         writer._bump_generation(slots, None)
     return writer._replicate_index(slots)
-
-
-def is_held_here(lock: Any) -> bool:
-    """Whether this process holds a lock of :mod:`multiprocessing`."""
-    return lock._semlock._is_mine()
 
 
 def count_write(storage: LazyTensorStorage, count: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["BatchRenorm"]
-
 
 class BatchRenorm(nn.Module):
     """Batch renormalization of the last dimension (Ioffe, 2017), as CrossQ uses it.

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["replacing"]
-
 
 @contextmanager
 def replacing(path: Path, mode: str = "w") -> Iterator[Any]:

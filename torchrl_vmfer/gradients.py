@@ -18,11 +18,6 @@ from torchrl_vmfer._torchrl import TappedLoss
 from torchrl_vmfer.directional import Used, factor_and_length, mean_gradient, used_gradient
 from torchrl_vmfer.squashing import Directions, Squashing, make_squashing
 
-__all__ = [
-    *("AllCriticsTap", "GradientTap", "UsedCritic"),
-    *("action_leaves", "directed", "followed_critic", "linearized_values", "resolved_critic"),
-]
-
 UsedCritic: TypeAlias = Literal["first", "min", "mean"]
 """The critic e whose gradient moves the actor: the first, the one with the lowest value, or the
 mean of all."""
@@ -200,11 +195,6 @@ class GradientTap(TappedLoss):
         return self.measure or self.gradient_norm
 
     @property
-    def stock_out_keys(self) -> list[NestedKey]:
-        """The keys that ``forward`` of the TorchRL loss returns."""
-        return list(super().out_keys)
-
-    @property
     def out_keys(self) -> list[NestedKey]:
         """The keys that ``forward`` returns: all of them, or the selected ones."""
         return self.selected_out_keys or self._all_out_keys()
@@ -216,12 +206,12 @@ class GradientTap(TappedLoss):
     def _all_out_keys(self) -> list[NestedKey]:
         own = ["vmf_factor", "vmf_resultant_length"] if self.measure else []
         own += ["vmf_gradient_norm"] if self.gradient_norm else []
-        return [*self.stock_out_keys, *own]
+        return [*super().out_keys, *own]
 
     @property
     def keyword_out_keys(self) -> list[NestedKey]:
         """The keys that a call with keyword arguments returns: TorchRL's, or the selected ones."""
-        return self.selected_out_keys or self.stock_out_keys
+        return self.selected_out_keys or list(super().out_keys)
 
     @dispatch(dest="keyword_out_keys")
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

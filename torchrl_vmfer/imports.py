@@ -6,8 +6,6 @@ import importlib
 from types import ModuleType
 from typing import Any, TypeVar
 
-__all__ = ["import_class", "import_module"]
-
 _Base = TypeVar("_Base")
 
 

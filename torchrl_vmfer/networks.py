@@ -16,18 +16,6 @@ from torchrl.objectives.utils import RANDOM_MODULE_LIST
 from torchrl_vmfer.batch_renorm import BatchRenorm
 from torchrl_vmfer.imports import import_class
 
-__all__ = [
-    "ACTIVATIONS",
-    "KINDS",
-    "Explorer",
-    "LocAndScale",
-    "NetworkSpec",
-    "actor_network",
-    "check_ensemble",
-    "drawn_action",
-    "evaluating",
-]
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -190,28 +178,6 @@ def drawn_action(loc: Tensor, scale: Tensor) -> Tensor:
         loc = loc + torch.randn_like(loc) * scale
     limit = 1.0 - torch.finfo(loc.dtype).resolution  # as in TorchRL's TanhNormal
     return loc.tanh().clamp(-limit, limit)
-
-
-class Explorer(nn.Module):
-    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
-
-    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
-    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
-    """
-
-    def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
-        super().__init__()
-        self.network = network
-        self.noise = noise
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns an action."""
-        if self.noise is None:
-            return drawn_action(*self.network(observation))
-        action = self.network(observation)
-        if exploration_type() not in (None, ExplorationType.RANDOM):
-            return action
-        return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 
 
 @contextmanager

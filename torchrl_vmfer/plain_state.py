@@ -17,16 +17,6 @@ from torch import Tensor, nn
 
 from torchrl_vmfer.files import replacing
 
-__all__ = [
-    "check_saved",
-    "load_checked",
-    "load_file",
-    "plain",
-    "save_file",
-    "tensordict_from_plain",
-    "tensordict_to_plain",
-]
-
 # Types that PyTorch loads without executing code, besides tensors and containers.
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None)),

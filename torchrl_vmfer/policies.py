@@ -18,8 +18,6 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl_vmfer.networks import NetworkSpec, actor_network, drawn_action
 from torchrl_vmfer.plain_state import plain
 
-__all__ = ["POLICY_FORMAT", "Normalization", "Policy"]
-
 POLICY_FORMAT = {"format": "torchrl_vmfer.policy", "version": 1}
 """The entries that identify the format of a saved policy."""
 

@@ -11,8 +11,6 @@ from torchrl_vmfer.networks import ACTIVATIONS, KINDS, NetworkSpec
 from torchrl_vmfer.plain_state import load_checked, save_file
 from torchrl_vmfer.policies import POLICY_FORMAT, Normalization, Policy
 
-__all__ = ["PolicyError", "load_policy", "save_policy"]
-
 _FILES = {"last": "policy.pt", "best": "policy_best.pt"}
 _CHECKPOINTS = f"step_{'[0-9]' * 12}.pt"  # not copies with other names
 

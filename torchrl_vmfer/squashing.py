@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torchrl.data import Bounded, Composite, TensorSpec
 from torchrl.modules import TanhDelta, TanhNormal
 
-__all__ = ["Directions", "Squashing", "make_squashing"]
-
 Directions: TypeAlias = Literal["action", "pre_tanh"]
 """The variable whose gradients give the directions: the action, or the pre-tanh action."""
 

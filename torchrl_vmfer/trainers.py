@@ -14,7 +14,7 @@ from torch import Tensor
 from torchrl.trainers import DefaultOptimizationStepper, Trainer
 from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
-from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
+from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES
 
 __all__ = ["VMFSACOptimizationStepper", "VMFTD3OptimizationStepper"]
 

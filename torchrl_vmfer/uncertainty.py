@@ -21,8 +21,6 @@ from torchrl_vmfer.gradients import (
 )
 from torchrl_vmfer.networks import evaluating
 
-__all__ = ["VMFUncertainty", "action_gradients"]
-
 
 class VMFUncertainty(TensorDictModuleBase):
     """Measures how much the critics of a loss module agree on how the action should change.
@@ -130,9 +128,9 @@ class VMFUncertainty(TensorDictModuleBase):
             >>> VMFUncertainty.from_gradients(gradients)["vmf", "resultant_length"]
             tensor([0.7071])
         """
-        length = directional.resultant_length(gradients)
+        factor, length = directional.factor_and_length(gradients, used)
         statistics = {
-            "factor": directional.sampling_factor(gradients, used),
+            "factor": factor,
             "resultant_length": length,
             "mean_direction": directional.mean_direction(gradients),
             "concentration": directional.concentration(length, gradients.shape[-1]),

@@ -17,7 +17,7 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.compiled.rows import RowStorage
-from torchrl_vmfer.samplers.adapters import SIGNAL_ENTRIES
+from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
     critic_network_spec,

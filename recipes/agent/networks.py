@@ -18,9 +18,10 @@ from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
 from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.compiled.explorer import make_explorer
-from torchrl_vmfer.networks import Explorer, NetworkSpec, actor_network, check_ensemble
+from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.agent.observations import ObservingPolicy
+from vmfer_recipes.collection.worker import Explorer
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
@@ -92,8 +93,9 @@ def exploring(
     With ``fast``, it computes single actions in one compiled call, where possible. ``noise`` is the
     standard deviation of the noise on the actions of a deterministic actor.
     """
-    explorer = (make_explorer if fast else Explorer)(_network_of(actor), noise)
-    return TensorDictModule(explorer, ["observation"], ["action"])
+    explorer = Explorer(_network_of(actor), noise)
+    acting = make_explorer(explorer) if fast else explorer
+    return TensorDictModule(acting, ["observation"], ["action"])
 
 
 class _Concatenated(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import Tensor
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 
+from torchrl_vmfer.networks import drawn_action
 from vmfer_recipes.collection.transitions import kept
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
@@ -27,6 +29,28 @@ from vmfer_recipes.environments.state import (
 )
 
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "mujoco", "torchrl_vmfer")
+
+
+class Explorer(nn.Module):
+    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
+
+    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
+    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
+    """
+
+    def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.noise = noise
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns an action."""
+        if self.noise is None:
+            return drawn_action(*self.network(observation))
+        action = self.network(observation)
+        if exploration_type() not in (None, ExplorationType.RANDOM):
+            return action
+        return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 
 
 class Worker:

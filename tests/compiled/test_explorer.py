@@ -11,7 +11,8 @@ from torch import nn
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer.compiled.explorer import make_explorer
-from torchrl_vmfer.networks import Explorer, NetworkSpec, actor_network
+from torchrl_vmfer.networks import NetworkSpec, actor_network
+from vmfer_recipes.collection.worker import Explorer
 
 NOISE = {"deterministic": 0.1, "gaussian": None}
 
@@ -24,7 +25,8 @@ def kind(request):
 def made(kind, hidden=(256, 256), observation=17, action=6, **options):
     torch.manual_seed(0)
     network = actor_network(kind, NetworkSpec(hidden=list(hidden), **options), observation, action)
-    return network, Explorer(network, NOISE[kind]), make_explorer(network, NOISE[kind])
+    explorer = Explorer(network, NOISE[kind])
+    return network, explorer, make_explorer(explorer)
 
 
 @torch.no_grad()

@@ -113,7 +113,3 @@ def assert_same_future(buffer, twin, rounds=4):
                 one.update_priority(batch["index"], factors(BATCH, step))
             if not isinstance(one.actor_sampler, RandomSampler):
                 one.update_actor_priority(actor_batch["index"], factors(BATCH, step))
-
-
-def stored_factors(sampler):
-    return sampler.state_dict()["priorities"]

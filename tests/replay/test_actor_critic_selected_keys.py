@@ -9,12 +9,11 @@ from torchrl.data import (
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    TensorDictRoundRobinWriter,
 )
 from torchrl.data.replay_buffers.sample_units import Sequence
 from torchrl.envs.transforms import CatTensors, RewardScaling
 
-from helpers.actor_critic import BATCH, CAPACITY, make, rows
+from helpers.actor_critic import BATCH, make, rows
 
 # Tests of distributions draw more than one batch.
 pytestmark = pytest.mark.filterwarnings("ignore:Got conflicting batch_sizes")
@@ -102,28 +101,6 @@ def test_keys_are_selected_after_the_transform(storage):
     assert torch.equal(batch["state_action"], torch.cat([-number, number.repeat(1, 3)], -1))
     # The inverse of the scaling is not applied on writing: the stored reward is number / 2.
     assert torch.equal(batch["next", "reward"], number / 2 * 2 + 1)
-
-
-@pytest.mark.parametrize("ndim", [1, 2])
-def test_the_batch_contains_generations_if_the_writer_counts_them(ndim):
-    buffer = make(
-        storage=partial(LazyTensorStorage, ndim=ndim),
-        writer=TensorDictRoundRobinWriter(track_generations=True),
-    )
-    if ndim == 1:
-        buffer.extend(rows(0, CAPACITY))
-        buffer.extend(rows(0, 10))
-    else:
-        buffer.extend(rows(0, CAPACITY).reshape(2, -1))
-        buffer.extend(rows(0, 20).reshape(2, -1))
-    batch = buffer.sample_actor(200, keys=["observation"])
-    assert set(batch.keys()) == {"observation", "index", "index_generation"}
-    slot = batch["index"] if ndim == 1 else batch["index"][:, 0]
-    written_twice = slot < 10
-    assert 0 < written_twice.sum() < 200
-    generation = batch["index_generation"]
-    assert (generation[written_twice] == generation[~written_twice].unique() + 1).all()
-    assert torch.equal(generation, buffer.writer.generations_of(batch["index"]))
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])

@@ -6,6 +6,7 @@ import gymnasium
 import pytest
 import torch
 from tensordict import TensorDict
+from torchrl.envs.transforms import CatTensors
 
 from helpers.goal_world import BATCH, ORIGINAL, World, assert_equal, make, reward_fn, unexpected
 from torchrl_vmfer import HindsightReplayBuffer
@@ -78,6 +79,15 @@ def test_other_names_and_nested_goals_are_supported():
     assert torch.equal(batch["task", "goal"], expected["desired_goal"])
     assert torch.equal(batch["next", "task", "goal"], expected["desired_goal"])
     assert torch.equal(batch["gain"], expected["next", "reward"])
+
+
+def test_buffer_transforms_see_the_new_goals():
+    keys = ["observation", "desired_goal"]
+    buffer = make(transform=CatTensors(keys, "input", del_keys=False, sort=False))
+    buffer.extend(World().steps(40))
+    for batch in (buffer.sample(), buffer.sample_actor(keys=["input", "desired_goal"])):
+        assert (batch["desired_goal"] != ORIGINAL).all()
+        assert torch.equal(batch["input"][:, 3:], batch["desired_goal"])
 
 
 # --- reading only the requested entries --------------------------------------------------------

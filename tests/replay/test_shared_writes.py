@@ -107,13 +107,6 @@ def test_all_rows_may_be_overwritten_and_one_factor_may_apply_to_all():
     assert (keys(buffer.actor_sampler) == 1).all()
 
 
-def test_generations_are_rejected_if_the_writer_does_not_count_them():
-    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=4)
-    buffer.extend(rows(4))
-    with pytest.raises(ValueError, match="track_generations=True"):
-        buffer.update_actor_priority(torch.arange(4), 2.0, torch.zeros(4))
-
-
 # --- Other processes.
 
 

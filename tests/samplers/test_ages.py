@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.sampler_buffers import EVERY, distinct_priorities, filled_buffer, rows
-from torchrl_vmfer import VMFSampler, effective_sample_size
+from torchrl_vmfer import VMFSampler
 
 SCORED = ("uncertainty", "rank", "power", "pool", "inverse_td", "gradient_norm")
 
@@ -50,12 +50,6 @@ def test_nothing_is_known_without_slots_or_updates(make_scored):
     buffer.update_priority(torch.arange(5), 1.5)
     buffer.empty()
     assert math.isnan(sampler.unscored_fraction())
-
-
-def test_the_effective_sample_size_of_simple_distributions():
-    assert effective_sample_size(torch.full((10,), 0.1)) == pytest.approx(10)
-    assert effective_sample_size(torch.tensor([0.0, 1.0, 0.0])) == 1
-    assert effective_sample_size(torch.tensor([])) == 0
 
 
 def test_the_paper_with_two_critics_is_mild_and_its_rank_mode_is_extreme():

@@ -16,7 +16,6 @@ from helpers.sampler_buffers import (
     grid,
     grid_buffer,
     rows,
-    seeded,
 )
 from torchrl_vmfer import MixedSampler, OldSampler, RankPrioritizedSampler, VMFSampler
 
@@ -30,20 +29,6 @@ def test_repr_shows_the_arguments():
         "VMFSampler(mode='rank', power=1.0, initial_factor=1.5, smoothing=0.9, pool_size=None)"
     )
     assert repr(sampler) in repr(filled_buffer(sampler))
-
-
-def test_prefetched_batches_contain_live_rows(make_sampler):
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(50), sampler=make_sampler(), batch_size=16, prefetch=3
-    )
-    for start in range(0, 50, 5):
-        buffer.extend(rows(start, 5))
-        for _ in range(4):
-            batch = buffer.sample()
-            assert torch.equal(batch["row"], batch["index"])
-            assert batch["index"].max() < len(buffer)
-            buffer.update_priority(batch["index"], 1 + torch.rand(16, generator=seeded(start)))
-    assert buffer.sampler.probabilities().sum().item() == pytest.approx(1, rel=1e-12)
 
 
 @pytest.fixture

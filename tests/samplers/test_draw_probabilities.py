@@ -6,10 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from helpers.recorded_buffer import (
-    ALARM,
     DRAWS,
     POWERS,
     PRIORITIZED,
@@ -89,33 +87,6 @@ def test_the_chi_square_detects_a_small_error():
     slots = rng.choice(1000, size=DRAWS, p=wrong / wrong.sum())
     with pytest.raises(AssertionError):
         assert_drawn_from(slots, probabilities)
-
-
-@each([RANK, *PRIORITIZED])
-@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "tied"])
-def test_the_first_twenty_ranks_one_by_one(kind, tied):
-    rng = np.random.default_rng(5)
-    recorded = RecordedBuffer(kind, 100_000, seed=5)
-    full(recorded, 100_000, rng)
-    recorded.draw(8)
-    for _ in range(40):  # changes the ranks of the head
-        head = np.argsort(-recorded.priorities)[:100]
-        slots = np.concatenate((head, rng.integers(100_000, size=400)))
-        recorded.update(slots, kind.random_priorities(rng, len(slots)))
-        recorded.draw(8)
-    if tied:
-        equal = np.argsort(-recorded.priorities)[4:9]
-        recorded.update(equal, float(np.sort(recorded.priorities)[-7]))
-    head = np.argsort(-recorded.priorities, kind="stable")[:20]
-    probabilities = recorded.probabilities[head]
-    if not tied:
-        ratio = np.arange(1, 21) ** -float(kind.exponent)
-        np.testing.assert_allclose(probabilities / probabilities[0], ratio, rtol=1e-9)
-    slots = recorded.draw()
-    # Exact binomial tails: at alpha = 0 a rank expects ten draws, too few for normal ones.
-    for slot, probability in zip(head, probabilities, strict=True):
-        count = int((slots == slot).sum())
-        assert stats.binomtest(count, DRAWS, probability).pvalue > ALARM / len(head)  # Bonferroni
 
 
 @each([UNCERTAINTY, RANK, POWERS[0], PRIORITIZED[0]])

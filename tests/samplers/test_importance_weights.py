@@ -3,19 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from torchrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
 
 from helpers.recorded_buffer import (
-    RANK,
-    UNCERTAINTY,
     Kind,
     RecordedBuffer,
-    each,
     full,
     mostly_equal,
     wrapped,
 )
-from helpers.sampler_buffers import rows
 from torchrl_vmfer import RankPrioritizedSampler
 
 
@@ -50,15 +45,3 @@ def test_weights_are_correct_where_the_probability_falls_steeply(tied):
     index, info = recorded.sampler.sample(recorded.buffer.storage, 5000)
     weights = (recorded.probabilities.min() / recorded.probabilities) ** 0.5
     np.testing.assert_allclose(info["priority_weight"], weights[index.numpy()], rtol=1e-6)
-
-
-@each([UNCERTAINTY, RANK])
-@pytest.mark.parametrize("buffer_class", [ReplayBuffer, TensorDictReplayBuffer])
-def test_the_actor_gets_no_importance_weights(kind, buffer_class):
-    """TorchRL's losses would apply them to the actor loss automatically."""
-    buffer = buffer_class(storage=LazyTensorStorage(10), sampler=kind.make_sampler(), batch_size=16)
-    buffer.extend(rows(0, 5))
-    buffer.update_priority(torch.arange(5), torch.linspace(1, 2, 5))
-    batch, info = buffer.sample(return_info=True)
-    assert set(info) == {"index"}
-    assert set(batch.keys()) <= {"row", "index"}

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.goal_world import World, pairs
-from helpers.goal_world import make as make_hindsight
 from helpers.recorded_buffer import assert_drawn_from
 from helpers.sampler_buffers import filled_buffer, marginal_probabilities, rows, seeded
 from torchrl_vmfer import VMFSampler
@@ -34,39 +32,6 @@ def test_slots_are_drawn_with_the_marginal_probability_over_all_pools(mode, fact
     assert_drawn_from(draws, marginal_probabilities(np.float32(factors), size, mode))
 
 
-def independent_pool(generator, factors, size, count, mode):
-    """Draws with the same random numbers, implemented differently."""
-    place = torch.rand(size, dtype=torch.float64, generator=generator)
-    pool = torch.floor(place * len(factors)).long()
-    chosen = factors[pool].double()
-    if mode == "uncertainty":
-        height = torch.rand(count, dtype=torch.float64, generator=generator)
-        bounds = chosen.cumsum(0)
-        return pool[(height[:, None] * bounds[-1] >= bounds[None, :-1]).sum(1)]
-    position, among_equal = torch.rand(2, count, dtype=torch.float64, generator=generator)
-    order = torch.argsort(chosen, descending=True, stable=True)
-    weights = 1 / torch.arange(1, size + 1, dtype=torch.float64)
-    mass = weights.cumsum(0) / weights.sum()
-    ranks = (position[:, None] >= mass[None, :-1]).sum(1)
-    result = []
-    for rank, other in zip(ranks.tolist(), among_equal.tolist(), strict=True):
-        (equal,) = torch.nonzero(chosen[order] == chosen[order[rank]], as_tuple=True)
-        result.append(pool[order[equal[int(other * len(equal))]]])
-    return torch.stack(result)
-
-
-@each_mode
-@pytest.mark.parametrize("levels", [5, 10_000])
-def test_draws_equal_another_implementation_with_the_same_random_numbers(mode, levels):
-    rng = torch.Generator().manual_seed(3)
-    factors = 1 + torch.randint(1, levels, (500,), generator=rng).float() / levels
-    buffer = make(500, factors, mode=mode, pool_size=64, seed=7)
-    twin = torch.Generator().manual_seed(7)
-    for _ in range(20):
-        expected = independent_pool(twin, factors, 64, 32, mode)
-        assert torch.equal(buffer.sample(32)["row"], expected)
-
-
 def test_updated_factors_and_new_transitions_are_used():
     buffer = make(20, torch.full((20,), 1e-6), pool_size=4000)
     buffer.update_priority(torch.tensor([7]), 2.5)
@@ -74,16 +39,6 @@ def test_updated_factors_and_new_transitions_are_used():
     assert buffer.sample()["row"].tolist() == [7] * 8
     buffer.extend(rows(20, 3))
     assert set(buffer.sample(500)["row"].tolist()) == {7, 20, 21, 22}
-
-
-def test_chosen_rows_are_relabeled():
-    world = World(2)
-    buffer = make_hindsight(actor_sampler=VMFSampler("rank", pool_size=64))
-    buffer.extend(world.steps(50))
-    allowed = world.goals("future")
-    batch = buffer.sample_actor(500, keys=["observation", "desired_goal"])
-    for number, goal in zip(*pairs(batch), strict=True):
-        assert goal in allowed[number]
 
 
 @each_mode

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from helpers.recorded_buffer import KINDS, RecordedBuffer, each
 from helpers.sampler_buffers import EVERY, distinct_priorities, filled_buffer, seeded
 from torchrl_vmfer import VMFSampler
 
@@ -41,33 +40,6 @@ def test_without_a_generator_the_global_seed_determines_the_draws(make_sampler):
         torch.manual_seed(7)
         draws.append(buffer.sample()["index"])
     assert torch.equal(*draws)
-
-
-@each(KINDS)
-@pytest.mark.parametrize("size", [300, 20_000])
-def test_draws_depend_on_the_priorities_and_not_on_their_history(kind, size):
-    rng = np.random.default_rng(13)
-    updated = RecordedBuffer(kind, size)
-    updated.extend(size // 2)
-    for step in range(120):
-        live = len(updated)
-        slots = rng.integers(live, size=rng.integers(1, 200))
-        priorities = np.round(kind.random_priorities(rng, len(slots)), 2 if step % 2 else 6)
-        updated.update(slots, np.clip(priorities, 0.01, 2.71))
-        if step % 2:
-            updated.draw(4)
-        if step % 10 == 0:
-            updated.extend(size // 10)
-    fresh = kind.make_sampler()
-    fresh.load_state_dict(updated.sampler.state_dict())
-    draws = []
-    for sampler in (updated.sampler, fresh):
-        sampler._rng = torch.Generator().manual_seed(14)
-        draws.append([sampler.sample(updated.buffer.storage, count) for count in (5, 256, 9999)])
-    for (index, info), (other_index, other_info) in zip(*draws, strict=True):
-        assert torch.equal(index, other_index)
-        assert info.keys() == other_info.keys()
-        assert all(torch.equal(info[key], other_info[key]) for key in info)
 
 
 def test_indices_may_be_overwritten_after_an_update():

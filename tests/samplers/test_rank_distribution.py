@@ -1,5 +1,8 @@
 """The ranks of random numbers against a search in the cumulative sums."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -19,3 +22,18 @@ def test_compiled_draws_equal_those_of_a_search(exponent, length, use_kernels):
         generator = torch.Generator().manual_seed(length)
         draws.append(RankDistribution(exponent).draw(priorities, 2000, generator))
     np.testing.assert_array_equal(*draws)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ranks: pickle.loads(pickle.dumps(ranks))])
+def test_a_copy_follows_its_priorities_and_not_those_of_the_original(copied):
+    priorities = np.linspace(0, 3, 9000, dtype=np.float32)
+    original = RankDistribution()
+    original.draw(priorities, 4, None)
+    other = copied(original)
+    original.mark(np.arange(500))
+    original.draw(priorities[::-1].copy(), 4, None)
+    expected, drawn = (
+        ranks.draw(priorities, 1000, torch.Generator().manual_seed(1))
+        for ranks in (RankDistribution(), other)
+    )
+    np.testing.assert_array_equal(drawn, expected)

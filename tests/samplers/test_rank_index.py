@@ -1,8 +1,5 @@
 """Both indices of ranks against a full sort of the priorities, after every change."""
 
-import copy
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -159,14 +156,3 @@ def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
     priorities = rebuilt(index, np.array(start, np.float32))
     for slots, values in steps:
         priorities = changed(index, priorities, slots, values)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda index: pickle.loads(pickle.dumps(index))])
-@pytest.mark.parametrize("index_type", [RankIndex, Blocks])
-def test_a_copy_is_independent_of_the_original(index_type, copied):
-    index = index_type()
-    priorities = rebuilt(index, random_priorities(np.random.default_rng(6), 2000, levels=40))
-    other = copied(index)
-    changed(index, priorities, np.arange(500), np.full(500, 2.0))
-    assert_in_order(other, priorities)
-    changed(other, priorities, [3, 2000], [0.5, 0.25])

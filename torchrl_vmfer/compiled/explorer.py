@@ -18,27 +18,29 @@ from torchrl_vmfer.compiled.stacked import (
     StackedNetwork,
     StackedUpdates,
 )
-from torchrl_vmfer.networks import Explorer, LocAndScale
+from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["make_explorer"]
 
 
-class CompiledExplorer(Explorer):
-    """An :class:`~torchrl_vmfer.networks.Explorer` that calls the compiled function.
+class CompiledExplorer(nn.Module):
+    """Computes the action of an explorer for a single observation in one compiled call.
 
-    It draws the same random numbers. Batches are computed as by the parent class.
+    It draws the same random numbers. The explorer itself computes batches.
 
     Args:
-        network: a plain network that ends with the usual last layer of its kind of actor.
-        noise: as in the parent class.
+        explorer: as in :func:`make_explorer`. Its network is plain and ends with the usual last
+            layer of its kind of actor.
     """
 
-    def __init__(self, network: nn.Module, noise: float | None = None) -> None:
-        super().__init__(network, noise)
+    def __init__(self, explorer: nn.Module) -> None:
+        super().__init__()
+        self.explorer: Any = explorer
         self._bind()
 
     def _bind(self) -> None:
-        plain = read_network(self.network, TensorDict.from_module(self.network))  # type: ignore[arg-type]
+        self.noise, network = self.explorer.noise, self.explorer.network
+        plain = read_network(network, TensorDict.from_module(network))  # type: ignore[arg-type]
         expected = LocAndScale if self.noise is None else Squashed
         if type(plain.last) is not expected:
             raise NotServedError(f"the actor does not end with {expected.__name__}")
@@ -60,7 +62,7 @@ class CompiledExplorer(Explorer):
         """Returns an action."""
         is_single = observation.ndim == 1 and observation.is_cpu and not torch.is_grad_enabled()
         if not is_single or observation.dtype is not torch.float32 or not self._is_current():
-            return super().forward(observation)
+            return self.explorer(observation)
         noise = None
         exploration = exploration_type()
         if exploration is ExplorationType.RANDOM or (
@@ -81,16 +83,16 @@ class CompiledExplorer(Explorer):
         return True
 
 
-def make_explorer(network: nn.Module, noise: float | None = None) -> Explorer:
-    """Makes the explorer of a network, which uses the compiled function where possible.
+def make_explorer(explorer: nn.Module) -> nn.Module:
+    """Makes an explorer use the compiled function where possible.
 
     Args:
-        network: as in :class:`~torchrl_vmfer.networks.Explorer`.
-        noise: as there.
+        explorer: a module that returns the action for an observation, with the actor's ``network``
+            and the standard deviation of its ``noise``, or ``None`` for a Gaussian actor.
     """
     if functions() is None:
-        return Explorer(network, noise)
+        return explorer
     try:
-        return CompiledExplorer(network, noise)
+        return CompiledExplorer(explorer)
     except NotServedError:
-        return Explorer(network, noise)
+        return explorer

@@ -188,11 +188,11 @@ class Watch:
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
         self._holds = functions().holds
         self._dicts = tuple(dicts)
-        self._values = tuple(chain.from_iterable(map(dict.values, dicts)))
+        self._held = tuple(chain.from_iterable(map(dict.values, dicts)))
 
     def is_unchanged(self) -> bool:
         """Whether the dictionaries hold the same objects, in the same order."""
-        return self._holds(self._dicts, self._values)
+        return self._holds(self._dicts, self._held)
 
 
 def watched_parts(loss: nn.Module, *networks: nn.Module) -> list[dict[Any, Any]]:

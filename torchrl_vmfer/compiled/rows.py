@@ -12,7 +12,6 @@ from torch import Tensor
 from torchrl.data import ConsumingSampler, LazyTensorStorage, TensorDictRoundRobinWriter
 
 from torchrl_vmfer._torchrl import (
-    SeamReplayBuffer,
     append_rows,
     count_write,
     entries_of,
@@ -20,6 +19,7 @@ from torchrl_vmfer._torchrl import (
     unchecked_tensordict,
 )
 from torchrl_vmfer.compiled.extension import functions
+from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 
 __all__ = ["RowStorage", "RowWriter", "extend"]
 
@@ -172,7 +172,7 @@ class RowWriter(TensorDictRoundRobinWriter):
         return append_rows(self, data)
 
 
-def extend(buffer: SeamReplayBuffer, data: TensorDictBase) -> None:
+def extend(buffer: ActorCriticReplayBuffer, data: TensorDictBase) -> None:
     """Writes rows to a replay buffer, as its ``extend`` does, but does not change ``data``.
 
     If the buffer has this module's writer and its storage has rows, TorchRL's method is skipped: it
@@ -181,7 +181,7 @@ def extend(buffer: SeamReplayBuffer, data: TensorDictBase) -> None:
     writer: Any = buffer.writer
     if not (
         type(writer) is RowWriter
-        and type(buffer).extend is SeamReplayBuffer.extend
+        and type(buffer).extend is ActorCriticReplayBuffer.extend
         and buffer.is_direct
         and buffer.storage.initialized
         and not isinstance(buffer.sampler, ConsumingSampler)

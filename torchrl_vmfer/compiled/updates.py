@@ -152,7 +152,7 @@ class CompiledUpdates:
         parts += members_of(loss.value_estimator)
         # The tensors in use, and the dictionaries that hold them.
         self._tensors: list[Tensor] = []
-        self._values: list[Tensor] = []  # those that are parameters of networks
+        self._weights: list[Tensor] = []  # those that are parameters of networks
         self._holders: list[dict[Any, Any]] = []
         self._columns: tuple[Any, list[Tensor], list[int], Columns] | None = None
         actor, target_actor = (
@@ -186,7 +186,7 @@ class CompiledUpdates:
         self._names = (observation, keys.action, keys.reward, keys.terminated, keys.done)
         self._states = [optimizer.state for optimizer in self._optimizers]
         self._watch = Watch([*parts, *self._states, *self._holders])
-        self._addresses = list(map(Tensor.data_ptr, self._values))
+        self._addresses = list(map(Tensor.data_ptr, self._weights))
         if len(set(map(Tensor.data_ptr, self._tensors))) < len(self._tensors):
             raise NotServedError("parameters are shared")
 
@@ -211,7 +211,7 @@ class CompiledUpdates:
         """Returns a parameter, its target, and the state with which Adam starts."""
         value = self._note(*place)
         found = [value, None if target is None else self._note(*target)]
-        self._values += [tensor for tensor in found if tensor is not None]
+        self._weights += [tensor for tensor in found if tensor is not None]
         if optimizer is not None:
             state = optimizer.state[value]
             if not state:
@@ -236,8 +236,8 @@ class CompiledUpdates:
         is_same = (
             self._watch.is_unchanged()
             and all(map(is_, map(_state_of, self._optimizers), self._states))
-            and list(map(Tensor.data_ptr, self._values)) == self._addresses
-            and all(map(Tensor.is_contiguous, self._values))
+            and list(map(Tensor.data_ptr, self._weights)) == self._addresses
+            and all(map(Tensor.is_contiguous, self._weights))
         )
         if not is_same:
             self._bind()

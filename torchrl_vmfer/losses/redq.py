@@ -15,8 +15,6 @@ from torchrl.objectives import REDQLoss, distance_loss
 from torchrl_vmfer._torchrl import Critics, bounded_temperature, reduced
 from torchrl_vmfer.gradients import AllCriticsTap
 
-__all__ = ["VMFREDQLoss"]
-
 
 class SplitREDQLoss(REDQLoss):
     """REDQ's actor, critic and temperature losses as separate methods, each with its own batch."""

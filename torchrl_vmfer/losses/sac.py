@@ -12,8 +12,6 @@ from torchrl.objectives import CQLLoss, CrossQLoss, SACLoss, TQCLoss
 
 from torchrl_vmfer.gradients import AllCriticsTap, GradientTap, action_leaves
 
-__all__ = ["VMFCQLLoss", "VMFCrossQLoss", "VMFSACLoss", "VMFTQCLoss"]
-
 
 class VMFSACLoss(GradientTap, SACLoss):
     """:class:`~torchrl.objectives.SACLoss` whose actor loss also yields sampling factors.

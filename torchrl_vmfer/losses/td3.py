@@ -13,8 +13,6 @@ from torchrl.objectives import TD3BCLoss, TD3Loss
 from torchrl_vmfer import arguments
 from torchrl_vmfer.gradients import GradientTap
 
-__all__ = ["VMFTD3BCLoss", "VMFTD3Loss"]
-
 
 class VMFTD3Loss(GradientTap, TD3Loss):
     """:class:`~torchrl.objectives.TD3Loss` whose actor loss also yields sampling factors.

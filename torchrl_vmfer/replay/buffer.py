@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NestedKey, TensorDict, TensorDictBase
+from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
-from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.storages import Storage, TensorStorage
 
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     empty_sampler,
-    note_written,
     set_generator,
-    stored_rows,
     track_generations,
     unchecked_tensordict,
 )
@@ -29,17 +27,16 @@ from torchrl_vmfer.replay import state
 from torchrl_vmfer.replay.shared_writes import SharedWrites, WriteLock, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
 from torchrl_vmfer.samplers.adapters import (
-    SIGNAL_ENTRIES,
     one_per_item,
     reduced,
     report_existing,
     signal_of,
     takes_td_errors,
 )
+from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES
 from torchrl_vmfer.samplers.distributions import uniform
 
-__all__ = ["ActorCriticReplayBuffer"]
-
+_CPU = torch.device("cpu")
 _FILE = "replay_buffer.pt"
 Draw = Callable[[Storage, int], tuple[Any, dict[str, Any]]]
 
@@ -133,7 +130,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     @property
     def actor_sampler(self) -> Sampler:
         """The sampler behind ``sample_actor()``."""
-        self.ensure_built()
+        _ = self.storage  # makes the components of a buffer with ``delayed_init=True``
         return self._actor_sampler
 
     @property
@@ -141,9 +138,20 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         """Whether batches are transformed."""
         return self.transform is not None and len(self.transform) > 0
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether rows are written and batches are read by this process alone, unchanged.
+
+        There are no transforms and no prefetched batches, and the storage is on the CPU.
+        """
+        return (
+            self.initialized
+            and self.transform is None
+            and not (self.shared or any(self.stock_options) or self.dim_extend)
+            and self.storage.device == _CPU
+        )
+
     def __repr__(self) -> str:
-        if not self.initialized:
-            return f"{type(self).__name__}(not built yet)"
         parts = ("storage", "critic_sampler", "actor_sampler", "writer", "batch_size")
         lines = (f"    {name}={getattr(self, name)!r},\n" for name in parts)
         return f"{type(self).__name__}(\n{''.join(lines)})"
@@ -176,8 +184,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         Returns:
             the batch, with its slots under ``"index"``.
         """
-        self.ensure_built()
-        batch = self._sample_with(self._actor_sampler.sample, batch_size, keys)
+        batch = self._sample_with(self.actor_sampler.sample, batch_size, keys)
         if self.writer.tracks_generations:
             self._last_draw = batch["index"], batch["index_generation"]
         return batch
@@ -187,7 +194,6 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         self, batch_size: int | None = None, *, keys: Sequence[NestedKey] | None = None
     ) -> TensorDictBase:
         """Samples as :meth:`sample_actor`, but uniformly with replacement."""
-        self.ensure_built()
         return self._sample_with(self._draw_uniformly, batch_size, keys)
 
     def _draw_uniformly(self, storage: Storage, count: int) -> tuple[Any, dict[str, Any]]:
@@ -204,7 +210,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             raise RuntimeError("No batch size: pass it to this method or to the constructor.")
         if isinstance(keys, (str, tuple)):
             raise TypeError(f"keys must be a list of entries, got {keys!r}: pass [{keys!r}].")
-        data, info = self._draw_with(draw, batch_size, keys)
+        data, info = self.draw_batch(batch_size, draw, keys)
         for key, value in info.items():
             value = torch.as_tensor(torch.stack(value, -1) if isinstance(value, tuple) else value)
             data[key] = value if value.ndim >= data.ndim else expand_as_right(value, data)
@@ -217,14 +223,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         info = {key: torch.as_tensor(value) for key, value in info.items()}
         return unchecked_tensordict({**info, "index": index}, torch.Size([len(index)]))
 
-    def draw_batch(self, batch_size: int) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draws a batch for ``sample()``."""
-        return self._draw_with(self.sampler.sample, batch_size, None)
-
-    def _draw_with(
-        self, draw: Draw, batch_size: int, keys: Sequence[NestedKey] | None
+    def draw_batch(
+        self,
+        batch_size: int,
+        draw: Draw | None = None,
+        keys: Sequence[NestedKey] | None = None,
     ) -> tuple[TensorDictBase, dict[str, Any]]:
-        """Draws, reads and transforms a batch. Returns it with its metadata."""
+        """Draws, reads and transforms a batch, for the critics by default. Adds its metadata."""
+        draw = self.sampler.sample if draw is None else draw
         has_transform = self.has_transform  # a transform may read any entry
         with self.locked():
             index, info = draw(self.storage, batch_size)
@@ -239,20 +245,18 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         """Reads the given entries of some transitions, or all entries with ``keys=None``."""
-        if keys is None:
-            return self.collate(self.storage.get(index))
-        rows = stored_rows(self.storage)
-        if rows is None:
-            return self.collate(self.storage.get(index)).select(*keys)
-        columns = {key: rows.get(key, None) for key in keys}
-        if isinstance(index, tuple) or not all(isinstance(c, Tensor) for c in columns.values()):
-            return self.collate(rows.select(*keys)[index])
+        rows: Any = self.rows if isinstance(self.storage, TensorStorage) else None
+        columns: dict[str, Any] = {}
+        if isinstance(rows, TensorDictBase) and isinstance(index, Tensor):
+            columns = {key: rows.get(key, None) for key in keys or () if isinstance(key, str)}
+        if keys is None or not all(isinstance(columns.get(key), Tensor) for key in keys):
+            batch = self.collate(self.storage.get(index))
+            return batch if keys is None else batch.select(*keys)
         # Several times faster than indexing, for rows scattered over a large storage.
-        columns = {key: select_rows(column, index) for key, column in columns.items()}
-        size = torch.Size([len(index)])
-        if all(isinstance(key, str) for key in keys):
-            return self.collate(unchecked_tensordict(columns, size, rows.device))
-        return self.collate(TensorDict(columns, size, device=rows.device))
+        columns = {
+            key: column.index_select(0, index.to(column.device)) for key, column in columns.items()
+        }
+        return self.collate(unchecked_tensordict(columns, torch.Size([len(index)]), rows.device))
 
     # --- Priorities.
 
@@ -272,14 +276,13 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                 since then keep the factor of the new transition. Not needed if ``index`` is a batch
                 or the index of the last batch drawn.
         """
-        self.ensure_built()
         if isinstance(index, TensorDictBase):
             index, generation = index["index"], index.get("index_generation", generation)
         if generation is None and self._last_draw is not None and isinstance(index, Tensor):
             drawn, drawn_generation = self._last_draw
             if torch.equal(index.to(drawn.device), drawn):
                 generation = drawn_generation
-        self._update(self._actor_sampler, index, factor, generation)
+        self._update(self.actor_sampler, index, factor, generation)
 
     @torch.compiler.disable
     def update_priority(
@@ -322,12 +325,6 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             if self.storage.ndim == 1 and getattr(index, "ndim", 0) == 2:  # trajectories
                 index, values, generation = one_per_item(index, values, generation, sampler)
             if generation is not None:
-                if not self.writer.tracks_generations:
-                    raise ValueError(
-                        "The writer does not count generations: pass "
-                        "writer=TensorDictRoundRobinWriter(track_generations=True) to the buffer."
-                    )
-                index = torch.as_tensor(index)
                 live = self.writer.generations_of(index) == generation.to(index.device)
                 index = index[live]
                 values = values if values.numel() == 1 else values[live.to(values.device)]
@@ -346,7 +343,6 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def empty(self, empty_write_count: bool = True) -> None:
         """Empties the buffer, drops prefetched batches and resets both samplers."""
-        self.ensure_built()
         with self.prefetch_lock:
             self.replace_prefetched([])
             with self.thread_lock, self.process_lock:
@@ -370,29 +366,17 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def locked(self) -> AbstractContextManager[Any]:
         """Holds the locks and updates both samplers with the writes of other processes."""
-        return self._locked_for_all() if self.shared else self.thread_lock
-
-    @contextmanager
-    def _locked_for_all(self) -> Iterator[None]:
-        with self.thread_lock, self.process_lock:
-            slots = self._shared_writes.slots(self.writer, self.storage)
-            if slots is not None:
-                index = note_written(self.writer, slots)
-                self.mark_update(index)
-                self.sampler.extend(index)
-            yield
+        return self._shared_writes.locked(self) if self.shared else self.thread_lock
 
     # --- Saving and loading.
 
     def state_dict(self) -> dict[str, Any]:
         """Copies live rows, writer, both samplers, generator, transform and prefetched batches."""
-        self.ensure_built()
         with self.holding_prefetched() as prefetched, self.locked():
             return state.state_of(self, prefetched)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces everything with a copy of a state. An incompatible state changes nothing."""
-        self.ensure_built()
         with self.prefetch_lock:
             self.synchronize()
             with self.locked():
@@ -406,10 +390,3 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def loads(self, path: str | Path) -> None:
         """Loads a state saved by :meth:`dumps`."""
         self.load_state_dict(load_file(Path(path) / _FILE))
-
-
-def select_rows(column: Tensor, index: Tensor) -> Tensor:
-    """Reads rows of one entry."""
-    return column.index_select(
-        0, index if index.device == column.device else index.to(column.device)
-    )

@@ -13,8 +13,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 from torchrl_vmfer.samplers.distributions import Mode, resampling
 
-__all__ = ["CandidatePool"]
-
 _FACTOR = ("vmf", "factor")
 
 
@@ -64,14 +62,12 @@ class CandidatePool:
             )
         arguments.POOL_SIZE.check("size", size)
         arguments.MODE.check("mode", mode)
-        if score is None:
+        if score is None or not callable(score):
             raise TypeError(
-                "CandidatePool requires score=, such as VMFUncertainty(loss). To resample by "
-                f"stored factors, pass actor_sampler=VMFSampler({mode!r}, pool_size={size}) "
-                "to the buffer."
+                f"score must be a function of a batch, such as VMFUncertainty(loss), got {score!r}."
+                f" To resample by stored factors, pass actor_sampler=VMFSampler({mode!r}, "
+                f"pool_size={size}) to the buffer."
             )
-        if not callable(score):
-            raise TypeError(f"score must be a function of a batch, got {score!r}.")
         self.buffer = buffer
         self.size = size
         self.mode = mode

@@ -6,8 +6,6 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["EpisodeIndex", "Strategy"]
-
 Strategy = Literal["future", "final", "episode"]
 
 _EPISODE = np.dtype(

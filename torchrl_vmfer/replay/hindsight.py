@@ -15,11 +15,9 @@ from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer._torchrl import position, revision, stored_rows
-from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer, select_rows
+from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
 from torchrl_vmfer.samplers.base import flat_slots
-
-__all__ = ["HindsightReplayBuffer"]
 
 RewardFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -154,7 +152,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     @property
     def episode_index(self) -> EpisodeIndex:
         """The index of the episodes, up to date with the storage."""
-        self.ensure_built()
         with self.locked():
             self._follow_writes()
             return self._episode_index
@@ -220,7 +217,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         if rows is None:
             return super().read_rows(index, None).get(key, None)
         column = rows.get(key, None)
-        return None if column is None else select_rows(column, index)
+        return None if column is None else column.index_select(0, index.to(column.device))
 
     def _follow_writes(self) -> None:
         """Brings the index up to date with storage and writer."""

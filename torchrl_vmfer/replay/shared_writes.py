@@ -5,30 +5,27 @@ from __future__ import annotations
 import math
 import multiprocessing
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.data.replay_buffers.writers import RoundRobinWriter, Writer
 
-from torchrl_vmfer._torchrl import is_held_here, position
+from torchrl_vmfer._torchrl import note_written, position
 
-__all__ = ["SharedWrites", "WriteLock", "is_in_ray_actor"]
+if TYPE_CHECKING:
+    from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 
 
 def is_in_ray_actor() -> bool:
     """Whether this process is a Ray actor, whose methods other processes call."""
     ray = sys.modules.get("ray")
     # A folder named `ray` can be imported as an empty module.
-    is_initialized = getattr(ray, "is_initialized", None)
-    return (
-        ray is not None
-        and is_initialized is not None
-        and is_initialized()
-        and bool(ray.get_runtime_context().get_actor_id())
-    )
+    is_initialized = getattr(ray, "is_initialized", bool)
+    return is_initialized() and bool(ray.get_runtime_context().get_actor_id())  # type: ignore[union-attr]
 
 
 class SharedWrites:
@@ -63,34 +60,35 @@ class SharedWrites:
         # All slots were written, or slots chosen by the caller.
         return torch.arange(len(storage) if storage.ndim == 1 else storage.shape[0])
 
+    @contextmanager
+    def locked(self, buffer: ActorCriticReplayBuffer) -> Iterator[None]:
+        """Holds the locks of a buffer and reports the writes of other processes to its samplers."""
+        with buffer.thread_lock, buffer.process_lock:
+            slots = self.slots(buffer.writer, buffer.storage)
+            if slots is not None:
+                index = note_written(buffer.writer, slots)
+                buffer.mark_update(index)
+                buffer.sampler.extend(index)
+            yield
+
 
 class WriteLock:
     """A reentrant lock between processes.
 
     If a process dies while holding the lock, waiting processes raise an error instead of hanging.
-    They call ``while_waiting`` every second, which may raise a more specific error.
     """
 
     timeout = 60  # seconds; usually it is held for microseconds, or for a copy of the storage
 
     def __init__(self) -> None:
         self._lock = multiprocessing.RLock()
-        self.while_waiting: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
-        for _ in range(self.timeout):
-            if self._lock.acquire(timeout=1):
-                return
-            if self.while_waiting is not None:
-                self.while_waiting()
-        raise RuntimeError(
-            f"The replay buffer was locked for {self.timeout} s: a process that was writing into "
-            "it has died or was stopped. Restart from a checkpoint."
-        )
+        if not self._lock.acquire(timeout=self.timeout):
+            raise RuntimeError(
+                f"The replay buffer was locked for {self.timeout} s: a process that was writing "
+                "into it has died or was stopped. Restart from a checkpoint."
+            )
 
     def __exit__(self, *exception: Any) -> None:
         self._lock.release()
-
-    def is_mine(self) -> bool:
-        """Whether this process holds the lock."""
-        return is_held_here(self._lock)

@@ -17,8 +17,6 @@ from torchrl_vmfer.samplers.adapters import load_sampler_state, sampler_state
 if TYPE_CHECKING:
     from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 
-__all__ = ["load_state", "state_of"]
-
 _PARTS = ("writer", "critic_sampler", "actor_sampler", "transform", "generator")
 
 

@@ -13,19 +13,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import empty_sampler
 from torchrl_vmfer.plain_state import check_saved, plain
-from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES, BaseSampler
-
-__all__ = [
-    "SIGNAL_ENTRIES",
-    "load_sampler_state",
-    "one_per_item",
-    "probabilities_of",
-    "reduced",
-    "report_existing",
-    "sampler_state",
-    "signal_of",
-    "takes_td_errors",
-]
+from torchrl_vmfer.samplers.base import BaseSampler
 
 
 def signal_of(sampler: Sampler) -> str | None:

@@ -21,8 +21,6 @@ from torchrl_vmfer.samplers.distributions import (
 )
 from torchrl_vmfer.samplers.ranks import compiled_functions
 
-__all__ = ["NEVER", "SIGNAL_ENTRIES", "BaseSampler", "SlotArray", "flat_slots"]
-
 _PATIENCE = 100  # number of batches without any signal before a warning
 NEVER = -1
 _FILE = "sampler.pt"  # of a saved state
@@ -110,7 +108,7 @@ class BaseSampler(SeamSampler):
 
     signal: Any = None
     records_updates: ClassVar[bool] = True  # whether to record when each priority was updated
-    settings: ClassVar[tuple[str, ...]] = ()  # arguments that a loaded state must agree with
+    settings: ClassVar[tuple[str, ...]] = ()  # fixed arguments; a loaded state must agree with them
     _shown: ClassVar[tuple[str, ...]] = ()  # arguments that `repr` shows; by default, `settings`
     _numbers: ClassVar[tuple[str, ...]] = ("max_priority",)  # attributes to save and load
     _first_maximum: ClassVar[float] = 0.0
@@ -261,8 +259,6 @@ class BaseSampler(SeamSampler):
         given = torch.as_tensor(priority, device="cpu").detach()
         if self._fits(slots, given):
             return slots, given.numpy()
-        if given.is_complex():
-            raise TypeError(f"A priority must be a real number, got {given.dtype}.")
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
         if given.dtype is not torch.float32:
             given = given.to(torch.float64)

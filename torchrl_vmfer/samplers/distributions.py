@@ -10,19 +10,6 @@ import torch
 
 from torchrl_vmfer.samplers.ranks import make_rank_index, sorted_slots
 
-__all__ = [
-    "LARGEST_WEIGHT",
-    "Distribution",
-    "Mode",
-    "PoolDistribution",
-    "PowerDistribution",
-    "RankDistribution",
-    "RejectionDistribution",
-    "effective_sample_size",
-    "resampling",
-    "uniform",
-]
-
 Mode = Literal["uncertainty", "rank"]
 Generator: TypeAlias = torch.Generator | None  # None: PyTorch's global one
 
@@ -76,6 +63,9 @@ class Distribution:
         self._length = 0  # the number of slots at the last draw
         self._marked: list[np.ndarray] | None = None  # None: any priority may have changed
         self._num_marked = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_marked": None, "_num_marked": 0}  # a copy reads all priorities
 
     def mark(self, slots: np.ndarray) -> None:
         """Marks the priorities of some slots as changed. The next draw reads them."""

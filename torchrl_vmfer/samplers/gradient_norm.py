@@ -8,8 +8,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import NEVER, BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
-__all__ = ["GradientNormSampler"]
-
 
 class GradientNormSampler(BaseSampler):
     """A sampler for the actor that prefers transitions with large action gradients.
@@ -49,12 +47,8 @@ class GradientNormSampler(BaseSampler):
 
     def __init__(self, power: float = arguments.NORM_POWER.default) -> None:
         arguments.NORM_POWER.check("power", power)
-        super().__init__(PowerDistribution(float(power)))
-
-    @property
-    def power(self) -> float:
-        """The exponent of the norm."""
-        return self._distribution.power
+        self.power = float(power)
+        super().__init__(PowerDistribution(self.power))
 
     @property
     def default_priority(self) -> float:

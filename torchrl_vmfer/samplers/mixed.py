@@ -24,8 +24,6 @@ from torchrl_vmfer.samplers.adapters import (
 from torchrl_vmfer.samplers.base import BaseSampler, flat_slots
 from torchrl_vmfer.samplers.distributions import uniform
 
-__all__ = ["MixedSampler"]
-
 _WEIGHT = "priority_weight"
 
 
@@ -91,6 +89,7 @@ class MixedSampler(BaseSampler):
         self.share = float(share)
         self._prioritized = [part for part in self.parts if signal_of(part) is not None]
         self.signal = signals.pop() if signals else "factor" if self._prioritized else None
+        self._recording = [part for part in self.parts if getattr(part, "records_updates", False)]
         self._num_slots = 0
 
     @property
@@ -132,15 +131,11 @@ class MixedSampler(BaseSampler):
 
     def priority_age(self) -> float:
         """The mean age of the priorities in the first sampler that records it; NaN if none does."""
-        return self._of_scored_part("priority_age")
+        return next((part.priority_age() for part in self._recording), math.nan)
 
     def unscored_fraction(self) -> float:
         """The fraction of unscored slots in the first sampler that records it; NaN if none does."""
-        return self._of_scored_part("unscored_fraction")
-
-    def _of_scored_part(self, name: str) -> float:
-        scored = (p for p in self.parts if getattr(p, "records_updates", hasattr(p, name)))
-        return next((getattr(part, name)() for part in scored), math.nan)
+        return next((part.unscored_fraction() for part in self._recording), math.nan)
 
     @torch.compiler.disable
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
@@ -181,11 +176,6 @@ class MixedSampler(BaseSampler):
         for part in self._prioritized:
             if hasattr(part, "check_priority"):
                 part.check_priority(index, priority, storage=storage)
-
-    @property
-    def default_priority(self) -> float:
-        """The priority of a newly written slot in the first sampler that uses priorities."""
-        return float(self._prioritized[0].default_priority) if self._prioritized else 1.0
 
     def reset(self) -> None:
         """Resets both samplers to the state for an empty storage."""

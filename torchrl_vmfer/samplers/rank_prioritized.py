@@ -11,8 +11,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import RankDistribution
 
-__all__ = ["RankPrioritizedSampler"]
-
 
 class RankPrioritizedSampler(BaseSampler):
     """A prioritized sampler based on the rank of the priority (Schaul et al. 2016, variant 2).
@@ -60,13 +58,8 @@ class RankPrioritizedSampler(BaseSampler):
         beta: float = arguments.RANK_BETA.default,
     ) -> None:
         arguments.RANK_ALPHA.check("alpha", alpha)
-        super().__init__(RankDistribution(float(alpha)))
-        self.beta = beta
-
-    @property
-    def alpha(self) -> float:
-        """The exponent of the rank."""
-        return self._distribution.exponent
+        self.alpha, self.beta = float(alpha), beta
+        super().__init__(RankDistribution(self.alpha))
 
     @property
     def beta(self) -> float:

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
-
-__all__ = [
-    "RankBlocks",
-    "RankIndex",
-    "bits_of",
-    "codes_of",
-    "compiled_functions",
-    "make_rank_index",
-    "sorted_slots",
-]
 
 _SLOT_BITS = 32
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
@@ -51,13 +40,8 @@ class RankIndex:
 
     def rebuild(self, priorities: np.ndarray) -> None:
         """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
-        self.restore(bits_of(priorities))
-
-    def restore(self, bits: np.ndarray) -> None:
-        """Re-sorts the slots by the bits of their priorities; -1 is a slot without priority."""
-        self._bits = bits
-        (slots,) = (bits >= 0).nonzero()
-        self._fill(np.sort(codes_of(bits[slots], slots)))
+        self._bits = bits_of(priorities)
+        self._fill(np.sort(codes_of(self._bits, np.arange(len(priorities)))))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """Reads the priorities of some slots again, also of new slots after the last.
@@ -68,7 +52,7 @@ class RankIndex:
         """
         size = len(priorities)
         if size > len(self._bits):
-            grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)
+            grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)  # -1: no priority yet
             grown[: len(self._bits)] = self._bits
             self._bits = grown
         self._change(slots, priorities)
@@ -125,7 +109,7 @@ class RankBlocks(RankIndex):
         super().__init__()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._bits,)  # compiled objects cannot be pickled
+        return make_rank_index, ()  # empty: compiled objects cannot be pickled
 
     def draw(
         self, random: np.ndarray, mass: np.ndarray, length: int, exponent: float
@@ -147,7 +131,6 @@ class RankBlocks(RankIndex):
         self._ranks.update(self._bits, slots, priorities)
 
 
-@cache
 def compiled_functions() -> Any:
     """The extension module of :mod:`torchrl_vmfer.compiled`; ``None`` if it was not built."""
     from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
@@ -159,9 +142,3 @@ def make_rank_index() -> RankIndex:
     """Makes an index that uses the extension module if it was built."""
     extension = compiled_functions()
     return RankIndex() if extension is None else RankBlocks(extension)
-
-
-def _restored(bits: np.ndarray) -> RankIndex:
-    index = make_rank_index()
-    index.restore(bits)
-    return index

@@ -14,20 +14,22 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler, SlotArray
 from torchrl_vmfer.samplers.distributions import Distribution, uniform
 
-__all__ = ["OldSampler", "RecentSampler"]
-
 
 class _WriteOrderSampler(BaseSampler):
     """A sampler without priorities, whose draws depend only on the order of the writes.
 
-    Round-robin writers fill the slots in ascending order and then start again at slot 0, so that
-    the newest slot determines the order of all others. After other writes, the order is found by
-    sorting, when it is needed.
+    The priority of a slot is the number of its last write. Round-robin writers fill the slots in
+    ascending order and then start again at slot 0, so that the newest slot determines the order of
+    all others. After other writes, a draw sorts the slots.
     """
 
     records_updates = False
     _numbers: ClassVar[tuple[str, ...]] = ()
     update_priority = Sampler.update_priority  # has no effect, and says so
+    _num_writes: int
+    _newest: int  # the slot that was written last
+    _is_ring: bool  # whether the slots were written in turn
+    _sorted: np.ndarray | None  # slots by age; sorted when a draw needs them
 
     def __init__(self) -> None:
         super().__init__(Distribution())
@@ -35,16 +37,7 @@ class _WriteOrderSampler(BaseSampler):
     def reset(self) -> None:
         """Forgets the order of the slots."""
         super().reset()
-        self._written = SlotArray(np.int64)  # the number of the write to each slot
-        self._num_writes = 0
-        self._newest = -1
-        self._is_ring = True
-        self._sorted: np.ndarray | None = None  # slots by age, unless they form a ring
-
-    @property
-    def num_slots(self) -> int:
-        """The number of live slots that the sampler knows of."""
-        return self._written.length
+        self._load(np.empty(0, np.int64))
 
     def _ages(self, count: int) -> np.ndarray:
         """Draws ages of slots, where the newest has age 0."""
@@ -63,16 +56,15 @@ class _WriteOrderSampler(BaseSampler):
         return probabilities
 
     def _slots_of(self, ages: np.ndarray) -> np.ndarray:
+        count = self.num_slots
         if not self._is_ring and self._sorted is None:
-            self._find_order()
+            self._sorted = np.argsort(-self._priorities.array, kind="stable")
+            self._newest = int(self._sorted[0])
+            in_turn = (self._newest - np.arange(count)) % count
+            self._is_ring = np.array_equal(self._sorted, in_turn)
         if self._sorted is None:
-            return (self._newest - ages) % self.num_slots
+            return (self._newest - ages) % count
         return self._sorted[ages]
-
-    def _find_order(self) -> None:
-        numbers = self._written.array
-        self._is_ring = bool((np.diff(np.roll(numbers, -1 - self._newest)) > 0).all())
-        self._sorted = None if self._is_ring else np.argsort(-numbers, kind="stable")
 
     def _mark(self, slots: np.ndarray) -> None:
         self._resize(max(self.num_slots, int(slots[0])))  # adds slots that were not reported
@@ -83,7 +75,7 @@ class _WriteOrderSampler(BaseSampler):
         if length > self.num_slots:
             self._record(np.arange(self.num_slots, length))
         elif length < self.num_slots:
-            self._load(self._written.array[:length])
+            self._load(self._priorities.array[:length])
 
     def _record(self, slots: np.ndarray) -> None:
         length = max(self.num_slots, int(slots.max()) + 1)
@@ -91,21 +83,23 @@ class _WriteOrderSampler(BaseSampler):
         follows = (slots == before + 1) | ((slots == 0) & (before == length - 1))
         self._is_ring = bool(self._is_ring and follows.all())
         self._sorted = None
-        self._written.resize(length, fill=self._num_writes)
+        self._priorities.resize(length, fill=self._num_writes)
         first, self._num_writes = self._num_writes + 1, self._num_writes + 1 + len(slots)
         # The last of several writes to a slot counts.
-        self._written.array[slots] = np.arange(first, self._num_writes)
+        self._priorities.array[slots] = np.arange(first, self._num_writes)
         self._newest = int(slots[-1])
 
     def _load(self, numbers: np.ndarray) -> None:
-        self._written.load(numbers)
+        self._priorities = SlotArray(np.int64)
+        self._priorities.load(numbers)
         self._num_writes = int(numbers.max(initial=-1)) + 1
-        self._newest = int(numbers.argmax()) if len(numbers) else -1
-        self._find_order()
+        self._newest = -1
+        self._is_ring = len(numbers) == 0
+        self._sorted = None
 
     def state_dict(self) -> dict[str, Any]:
         """The state as plain tensors, numbers and strings."""
-        return self._header() | {"written": torch.from_numpy(self._written.array.copy())}
+        return self._header() | {"written": torch.from_numpy(self._priorities.array.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a copy of a state. An incompatible state changes nothing."""

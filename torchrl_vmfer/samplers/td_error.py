@@ -10,8 +10,6 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
 
-__all__ = ["InverseTDSampler", "LAPSampler"]
-
 
 class _TDErrorSampler(BaseSampler):
     """A sampler with P ∝ max(|δ|, floor)^(sign · exponent), where δ is the stored TD error."""
@@ -28,13 +26,8 @@ class _TDErrorSampler(BaseSampler):
     ) -> None:
         arguments.EXPONENT.check("exponent", exponent)
         arguments.FLOOR.check("floor", floor)
-        super().__init__(PowerDistribution(float(self._sign * exponent)))
-        self.floor = float(floor)
-
-    @property
-    def exponent(self) -> float:
-        """The exponent without its sign."""
-        return self._sign * self._distribution.power
+        self.exponent, self.floor = float(exponent), float(floor)
+        super().__init__(PowerDistribution(self._sign * self.exponent))
 
     @property
     def default_priority(self) -> float:

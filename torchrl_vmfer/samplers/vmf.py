@@ -17,8 +17,6 @@ from torchrl_vmfer.samplers.distributions import (
     RejectionDistribution,
 )
 
-__all__ = ["VMFSampler"]
-
 _LEAST_FACTOR = float(np.finfo(np.float32).smallest_subnormal)
 
 
@@ -111,36 +109,18 @@ class VMFSampler(BaseSampler):
         is_bounded = smallest > _LEAST_FACTOR
         bounds = f"[{smallest:.3g}, e] with power={power:g}" if is_bounded else "(0, e]"
         self._rule = f"a sampling factor exp(R μᵀx) lies in {bounds}: check its gradients."
-        self._mode = mode
-        self._power = float(power)
-        self._pool_size = pool_size
-        self.initial_factor = initial_factor
-        self.smoothing = smoothing
+        self.mode, self.power, self.pool_size = mode, float(power), pool_size
+        self.initial_factor, self.smoothing = initial_factor, smoothing
         distribution: Distribution
         if pool_size is not None:
-            distribution = PoolDistribution(pool_size, mode, self._power)
+            distribution = PoolDistribution(pool_size, mode, self.power)
         elif mode == "rank":
             distribution = RankDistribution()
         elif 0 <= power <= 1:
-            distribution = RejectionDistribution(self._power, MAX_FACTOR)
+            distribution = RejectionDistribution(self.power, MAX_FACTOR)
         else:
-            distribution = PowerDistribution(self._power)
+            distribution = PowerDistribution(self.power)
         super().__init__(distribution)
-
-    @property
-    def mode(self) -> Mode:
-        """How the probabilities depend on the factors."""
-        return self._mode
-
-    @property
-    def power(self) -> float:
-        """The exponent of the factor."""
-        return self._power
-
-    @property
-    def pool_size(self) -> int | None:
-        """The number of candidates for each batch, or ``None`` for the whole buffer."""
-        return self._pool_size
 
     @property
     def default_priority(self) -> float:
