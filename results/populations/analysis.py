@@ -206,8 +206,9 @@ def describe(runs: pd.DataFrame) -> None:
 
 
 def plan(runs: pd.DataFrame) -> None:
-    """Prints the spread of the pilot, and what the study can detect."""
-    head("Spread", "cell", "0.1 sd in % of progress", "sd of power4 minus fresh", "correlation")
+    """Prints the spread over seeds, what pairs of seeds save, and what the study can detect."""
+    names = ("0.1 sd in % of progress", "sd of power4 minus fresh", "correlation")
+    head("Spread", "cell", *names, "seeds per arm that a pair replaces")
     variances = []
     for cell, part in runs.groupby("cell", sort=False):
         auc = part.pivot(index="seed", columns="arm", values="auc")[["fresh", "power4"]]
@@ -216,7 +217,9 @@ def plan(runs: pd.DataFrame) -> None:
         unit = auc["fresh"].std()
         variances.append(((auc["power4"] - auc["fresh"]) / unit).var())
         spread = f"{variances[-1] ** 0.5:.2f}"
-        row(cell, f"{10 * unit / progress:.1f}", spread, f"{auc.corr().iloc[0, 1]:.2f}")
+        saved = auc.var().sum() / (auc["power4"] - auc["fresh"]).var()
+        correlation = f"{auc.corr().iloc[0, 1]:.2f}"
+        row(cell, f"{10 * unit / progress:.1f}", spread, correlation, f"{saved:.1f}")
     head("Power", "pairs", "standard error", "detectable", "power of equivalence, no effect")
     for pairs in (48, 96):
         error = (sum(variances) / pairs) ** 0.5 / len(variances)
@@ -244,6 +247,7 @@ def main() -> None:
     sensitivity(effects)
     exploratory(effects, Effects(runs, "final"))
     describe(runs)
+    plan(runs)
 
 
 if __name__ == "__main__":
