@@ -177,30 +177,50 @@ static void updates_dealloc(Updates *self) {
     Py_DECREF(type);
 }
 
-/* What updates of critics and actors have in common. */
-typedef struct { Batch batch; const double *lr; double clip, *loss; const uint8_t *active; } Call;
+/* The arguments of an update: numbers, the batch, one number for each agent, and the results. */
+typedef struct {
+    Batch batch;
+    double clip, *loss;
+    const double *lr, *rate; /* rate: the discount, or the learning rate of the temperature */
+    const uint8_t *active;
+    float *found[4]; /* the TD errors; or factors, resultant lengths, norms and log-densities */
+} Call;
 
-static Call read_call(In *in, const Agents *a, const Network *net, int reads_action,
-                      int reads_noise, long num_losses) {
+static Call read_call(In *in, const Agents *a, int is_actor) {
     Call call = {{0}};
     Batch *b = &call.batch;
-    b->rows = whole(in), b->size = whole(in);
+    b->rows = whole(in), b->size = whole(in), call.clip = number(in);
     long m = a->members, all = m * b->rows, stored = m * b->size;
-    PyObject *is_indexed = in->at < in->count ? in->args[in->at] : Py_None;
+    int of_critics = is_actor ? UNUSED : READ, is_cloning = is_actor && a->cloning >= 0;
+    int is_noisy = !is_actor || a->is_gaussian || a->actor_noise;
     b->index = array(in, "index", 'l', all, OPTIONAL);
     b->observation = array(in, "observation", 'f', stored * a->observation, READ);
-    b->action = array(in, "action", 'f', stored * a->action, reads_action ? READ : UNUSED);
+    b->action = array(in, "action", 'f', stored * a->action, is_cloning ? READ : of_critics);
+    b->reward = array(in, "reward", 'f', stored, of_critics);
+    b->terminated = array(in, "terminated", '?', stored, of_critics);
+    b->next_observation = array(in, "next_observation", 'f', stored * a->observation, of_critics);
     b->weights = array(in, "weights", 'f', all, OPTIONAL);
-    b->noise = array(in, "noise", 'f', all * a->action, reads_noise ? READ : UNUSED);
+    b->noise = array(in, "noise", 'f', all * a->action, is_noisy ? READ : UNUSED);
+    b->subset = array(in, "subset", 'l', ANY, OPTIONAL);
+    long chosen = in->size;
+    b->num_subset = chosen / m;
     call.lr = array(in, "lr", 'd', m, READ);
-    call.clip = number(in);
+    call.rate = array(in, is_actor ? "alpha_lr" : "gamma", 'd', m, is_actor ? OPTIONAL : READ);
     call.active = array(in, "active", '?', m, OPTIONAL);
-    call.loss = array(in, "loss", 'd', num_losses * m, WRITTEN);
-    if (PyErr_Occurred()) return call;
-    if (b->rows < 1 || (is_indexed == Py_None && b->size != b->rows) || !a->critics.depth ||
-        !net->layers[0].params[WEIGHT].step)
+    call.loss = array(in, "loss", 'd', 3 * m, WRITTEN);
+    int is_found[] = {!is_actor || a->measures, is_actor && a->measures, is_actor && a->has_norms,
+                      is_actor && a->is_gaussian};
+    for (int i = 0; i < 4; i++)
+        call.found[i] = array(in, "a result", 'f', all, is_found[i] ? WRITTEN : UNUSED);
+    if (!is_read(in)) return call;
+    const Layer *first = is_actor ? a->actor.layers : a->critics.layers;
+    if (b->rows < 1 || (!b->index && b->size != b->rows) || !a->critics.depth ||
+        !first->params[WEIGHT].step || (is_actor && call.rate && !a->log_alpha.step))
         PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer.");
-    else if (b->index) are_within(b->index, all, b->size, "slot");
+    else if (b->subset && (chosen % m || !chosen))
+        PyErr_SetString(PyExc_ValueError, "every agent needs a subset.");
+    else if (!b->index || are_within(b->index, all, b->size, "slot"))
+        are_within(b->subset, chosen, a->critics.count, "critic");
     return call;
 }
 
@@ -209,26 +229,15 @@ static Call read_call(In *in, const Agents *a, const Network *net, int reads_act
 static PyObject *update_critics_of(ARGUMENTS) {
     In in = {args, nargs};
     Agents *a = &self->agents;
-    Call call = read_call(&in, a, &a->critics, 1, 1, 1);
-    Batch *b = &call.batch;
+    Call call = read_call(&in, a, 0);
+    if (PyErr_Occurred()) return 0;
     Adam adam = a->adam_of_critics;
-    long m = a->members, stored = m * b->size;
-    b->reward = array(&in, "reward", 'f', stored, READ);
-    b->terminated = array(&in, "terminated", '?', stored, READ);
-    b->next_observation = array(&in, "next_observation", 'f', stored * a->observation, READ);
-    b->subset = array(&in, "subset", 'l', ANY, OPTIONAL);
-    long chosen = in.size;
-    const double *gamma = array(&in, "gamma", 'd', m, READ);
-    float *error = array(&in, "error", 'f', m * b->rows, WRITTEN);
-    if (!is_read(&in)) return 0;
-    b->num_subset = chosen / m, adam.clip = call.clip;
-    if (b->subset && (chosen % m || !chosen))
-        return PyErr_SetString(PyExc_ValueError, "every agent needs a subset."), NULL;
-    if (!are_within(b->subset, chosen, a->critics.count, "critic")) return 0;
-    for (long i = 0; i < m; i++) {
+    adam.clip = call.clip;
+    for (long i = 0; i < a->members; i++) {
         if (call.active && !call.active[i]) continue;
         adam.lr = call.lr[i];
-        call.loss[i] = update_critics(a, b, i, gamma[i], &adam, error + b->rows * i);
+        call.loss[3 * i] = update_critics(a, &call.batch, i, call.rate[i], &adam,
+                                          call.found[0] + call.batch.rows * i);
     }
     Py_RETURN_NONE;
 }
@@ -236,26 +245,18 @@ static PyObject *update_critics_of(ARGUMENTS) {
 static PyObject *update_actor_of(ARGUMENTS) {
     In in = {args, nargs};
     Agents *a = &self->agents;
-    int is_noisy = a->is_gaussian || a->actor_noise;
-    Call call = read_call(&in, a, &a->actor, a->cloning >= 0, is_noisy, 3);
+    Call call = read_call(&in, a, 1);
+    if (PyErr_Occurred()) return 0;
     Adam adam = a->adam_of_actor, adam_of_alpha = a->adam_of_alpha;
-    long m = a->members, rows = call.batch.rows;
-    const double *alpha_lr = array(&in, "alpha_lr", 'd', m, OPTIONAL);
-    float *factor = array(&in, "factor", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
-    float *length = array(&in, "length", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
-    float *norm = array(&in, "norm", 'f', m * rows, a->has_norms ? WRITTEN : UNUSED);
-    float *density = array(&in, "density", 'f', m * rows, a->is_gaussian ? WRITTEN : UNUSED);
-    if (!is_read(&in)) return 0;
-    if (alpha_lr && !a->log_alpha.step)
-        return PyErr_SetString(PyExc_ValueError, "the temperature has no optimizer."), NULL;
     adam.clip = call.clip;
-    for (long i = 0; i < m; i++) {
+    for (long i = 0; i < a->members; i++) {
         if (call.active && !call.active[i]) continue;
-        long at = rows * i;
-        Report report = {factor ? factor + at : 0, length ? length + at : 0, norm ? norm + at : 0,
-                         density ? density + at : 0, 0, 0, 0};
-        adam.lr = call.lr[i], adam_of_alpha.lr = alpha_lr ? alpha_lr[i] : 0;
-        update_actor(a, &call.batch, i, &adam, alpha_lr ? &adam_of_alpha : 0, &report);
+        float *found[4];
+        for (int k = 0; k < 4; k++)
+            found[k] = call.found[k] ? call.found[k] + call.batch.rows * i : 0;
+        Report report = {found[0], found[1], found[2], found[3], 0, 0, 0};
+        adam.lr = call.lr[i], adam_of_alpha.lr = call.rate ? call.rate[i] : 0;
+        update_actor(a, &call.batch, i, &adam, call.rate ? &adam_of_alpha : 0, &report);
         memcpy(call.loss + 3 * i, (double[]){report.loss, report.cloning, report.scale},
                3 * sizeof(double));
     }
