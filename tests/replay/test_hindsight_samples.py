@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.transforms import CatTensors
 
-from helpers.goal_world import BATCH, ORIGINAL, World, assert_equal, make, reward_fn, unexpected
+from helpers.goal_world import BATCH, ORIGINAL, World, assert_equal, make, reward_fn
 from torchrl_vmfer import HindsightReplayBuffer
 
 # Tests of distributions draw more than one batch.
@@ -91,29 +91,6 @@ def test_buffer_transforms_see_the_new_goals():
 
 
 # --- reading only the requested entries --------------------------------------------------------
-
-
-def columns_read(buffer, monkeypatch):
-    read = []
-    column = HindsightReplayBuffer._column
-    monkeypatch.setattr(
-        HindsightReplayBuffer,
-        "_column",
-        lambda self, key, slots: read.append(key) or column(self, key, slots),
-    )
-    buffer.sample_actor(keys=["observation"])
-    read.clear()
-    return read
-
-
-def test_the_actors_goals_require_one_entry_and_no_reward(monkeypatch):
-    buffer = make(reward_fn=unexpected)
-    buffer.extend(World().steps(20))
-    read = columns_read(buffer, monkeypatch)
-    batch = buffer.sample_actor(keys=["observation", "desired_goal"])
-    assert set(batch.keys()) == {"observation", "desired_goal", "index"}
-    assert read == [("next", "achieved_goal")]
-    assert (batch["desired_goal"] != ORIGINAL).all()
 
 
 @pytest.mark.parametrize(

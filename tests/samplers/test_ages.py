@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from helpers.sampler_buffers import EVERY, distinct_priorities, filled_buffer, rows
-from torchrl_vmfer import VMFSampler
 
 SCORED = ("uncertainty", "rank", "power", "pool", "inverse_td", "gradient_norm")
 
@@ -50,19 +49,6 @@ def test_nothing_is_known_without_slots_or_updates(make_scored):
     buffer.update_priority(torch.arange(5), 1.5)
     buffer.empty()
     assert math.isnan(sampler.unscored_fraction())
-
-
-def test_the_paper_with_two_critics_is_mild_and_its_rank_mode_is_extreme():
-    """Half of the factors at 1 and half at e give (1 + e)² / (2 (1 + e²)) = 82 % of uniform."""
-    for mode, low, high in (("uncertainty", 0.8240, 0.8242), ("rank", 0, 0.02)):
-        sampler = VMFSampler(mode)
-        sampler.mark_update(torch.arange(10_000))
-        factors = torch.ones(10_000)
-        factors[::2] = math.e
-        if mode == "rank":
-            factors = torch.linspace(1, 2.7, 10_000)
-        sampler.update_priority(torch.arange(10_000), factors)
-        assert low <= sampler.effective_sample_size() / 10_000 <= high
 
 
 def test_the_effective_sample_size_is_that_of_the_probabilities(make_sampler):

@@ -70,12 +70,6 @@ def test_a_short_use_causes_no_drift(kind, capacity):
 
 
 @pytest.mark.slow
-@each([UNCERTAINTY, RANK])  # rank_prioritized draws as rank does
-def test_ten_million_cycles_on_a_small_buffer_cause_no_drift(kind):
-    soak(kind, 100, cycles=10_000_000, draws=100_000)
-
-
-@pytest.mark.slow
 @each([UNCERTAINTY, RANK, PRIORITIZED[0]])
 def test_a_million_cycles_on_a_large_buffer_cause_no_drift(kind):
     soak(kind, 1_000_000, cycles=1_000_000, draws=1_000_000)

@@ -7,7 +7,6 @@ from torchrl.data import (
     ImmutableDatasetWriter,
     LazyTensorStorage,
     RandomSampler,
-    RoundRobinWriter,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
@@ -21,18 +20,6 @@ from helpers.sampler_buffers import (
     filled_buffer,
     rows,
 )
-
-
-@pytest.mark.parametrize("writer_class", [RoundRobinWriter, TensorDictRoundRobinWriter])
-def test_writers_with_generations_return_the_generation_of_each_sample(make_sampler, writer_class):
-    writer = writer_class(track_generations=True)
-    buffer = filled_buffer(make_sampler(), writer=writer, batch_size=32)
-    buffer.update_priority(torch.arange(10), distinct_priorities(10))
-    buffer.extend(rows(10, 4))
-    batch = buffer.sample()
-    assert torch.equal(batch["index_generation"], (batch["index"] < 4).long())
-    fresh = torch.full((4,), buffer.sampler.default_priority)
-    assert_priorities(buffer.sampler, torch.cat([fresh, distinct_priorities(10)[4:]]))
 
 
 def test_write_at_resets_the_given_slots(make_sampler):

@@ -324,7 +324,8 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         with self.locked():
             if self.storage.ndim == 1 and getattr(index, "ndim", 0) == 2:  # trajectories
                 index, values, generation = one_per_item(index, values, generation, sampler)
-            if generation is not None:
+            if generation is not None and self.writer.tracks_generations:
+                index = torch.as_tensor(index)
                 live = self.writer.generations_of(index) == generation.to(index.device)
                 index = index[live]
                 values = values if values.numel() == 1 else values[live.to(values.device)]
