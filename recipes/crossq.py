@@ -34,7 +34,7 @@ def train(cfg: CrossQConfig, session: run.TrainingSession, agent: agents.Agent) 
         if step <= cfg.init_random_frames:
             continue
 
-        for update in (updates := cfg.updates(step)):
+        for update in (updates := run.updates(step, cfg.utd_ratio)):
             batch = update_critics(session, agent)
             if update == updates[-1] and min(step, update) % cfg.policy_delay == 0:
                 update_actor(session, agent, batch)

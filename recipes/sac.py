@@ -37,7 +37,7 @@ def train(cfg: TemperatureConfig, session: run.TrainingSession, agent: agents.Ag
         if step <= cfg.init_random_frames:
             continue
 
-        updates = cfg.updates(step)
+        updates = run.updates(step, cfg.utd_ratio)
         for update in updates:
             batch = update_critics(session, agent)
             if update == updates[-1]:

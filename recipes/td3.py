@@ -39,7 +39,7 @@ def train(cfg: TD3Config, session: run.TrainingSession, agent: agents.Agent) -> 
         if step <= cfg.init_random_frames:
             continue
 
-        updates = cfg.updates(step)
+        updates = run.updates(step, cfg.utd_ratio)
         for update in updates:
             batch = update_critics(session, agent)
             if update == updates[-1] and min(step, update) % cfg.policy_delay == 0:

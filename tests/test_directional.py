@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import gammaln, ive, logsumexp
+from scipy.stats import vonmises_fisher
 
 from torchrl_vmfer import directional
 
@@ -62,6 +63,22 @@ class TestConcentration:
         length = ive(dim / 2, k) / ive(dim / 2 - 1, k)
         result = directional.concentration(torch.as_tensor(length), dim).numpy()
         np.testing.assert_allclose(result, k, rtol=0.2 / dim)
+
+    @pytest.mark.parametrize("dim", [2, 3, 6, 17])
+    @pytest.mark.parametrize("k", [1.0, 8.0, 60.0, 400.0])
+    def test_and_mean_direction_agree_with_scipys_fit(self, dim, k):
+        rng = np.random.default_rng(dim)
+        mu = rng.normal(size=dim)
+        mu /= np.linalg.norm(mu)
+        samples = vonmises_fisher(mu, k, seed=rng).rvs(4000)
+        fitted_mu, fitted_k = vonmises_fisher.fit(samples)
+        directions = torch.as_tensor(samples)
+        direction = directional.mean_direction(directions)
+        length = directional.resultant_length(directions)
+        estimate = directional.concentration(length, dim).item()
+        np.testing.assert_allclose(direction, fitted_mu, atol=1e-10)
+        # Both use the same R, so the only difference is Banerjee's error (see above).
+        assert estimate == pytest.approx(fitted_k, rel=0.2 / dim)
 
     @pytest.mark.parametrize("dim", [1, 2, 3, 17, 400])
     @pytest.mark.parametrize("dtype", DTYPES)

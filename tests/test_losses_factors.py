@@ -51,6 +51,14 @@ def test_factors_and_lengths_equal_brute_force(name, request):
     close(metadata["vmf_resultant_length"], length)
 
 
+def test_factors_of_two_critics_in_double_precision_agree_to_1e_12(any_algorithm):
+    loss, batch = any_algorithm.build().double(), make_batch(6).double()
+    _, metadata = seeded(loss.actor_loss, batch.clone())
+    assert metadata["vmf_factor"].dtype == torch.float64
+    expected, _ = brute_force.factors_and_lengths(loss, batch, any_algorithm.used)
+    close(metadata["vmf_factor"], expected, atol=1e-12)
+
+
 @MANY
 def test_a_chosen_critic_changes_the_factors_and_not_the_loss(name, request):
     expected_loss, _ = seeded(built(request, name)[1].actor_loss, make_batch(12))

@@ -104,6 +104,19 @@ def test_a_saved_policy_is_the_same(file):
         assert word in repr(policy)
 
 
+def test_a_policy_with_batch_renormalization_acts_on_single_observations(tmp_path):
+    policy = make_policy(network=NetworkSpec(hidden=[8], batch_renorm=True))
+    policy.actor.train()
+    policy.actor(torch.randn(50, 3) * 3 + 1)  # updates the running statistics
+    policy.actor.eval()
+    save_policy(policy, tmp_path / "policy.pt")
+    loaded, observations = load_policy(tmp_path), np.random.default_rng(0).normal(size=(9, 3))
+    expected = policy.act(observations)
+    np.testing.assert_array_equal(loaded.act(observations), expected)
+    for observation, action in zip(observations, expected, strict=True):
+        np.testing.assert_allclose(loaded.act(observation), action, rtol=1e-5)
+
+
 def test_a_policy_requires_neither_hydra_nor_gymnasium_nor_the_trainers(file):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['hydra', 'omegaconf', 'gymnasium']))\n"

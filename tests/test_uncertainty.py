@@ -143,6 +143,21 @@ def test_uses_the_current_parameters_of_the_loss(algorithm, part):
     assert torch.equal(after, seeded(VMFUncertainty(loss), make_batch(6))["vmf", "factor"])
 
 
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_statistics_of_given_gradients_are_those_of_the_first_critic_by_default(batch, dtype):
+    gradients = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=dtype)
+    gradients = gradients.reshape(3, *(1 for _ in batch), 2).expand(3, *batch, 2)
+    result = VMFUncertainty.from_gradients(gradients)
+    assert result.batch_size == batch
+    assert set(result["vmf"].keys()) == set(STATISTICS)
+    expected = torch.tensor(1 / 3, dtype=dtype).exp().expand(batch)
+    torch.testing.assert_close(result["vmf", "factor"], expected)
+    torch.testing.assert_close(
+        result["vmf", "resultant_length"], torch.tensor(5 / 9, dtype=dtype).sqrt().expand(batch)
+    )
+
+
 def value_network(outputs):
     return MLP(in_features=5, out_features=outputs, num_cells=[8])
 

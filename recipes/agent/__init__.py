@@ -10,13 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Agent", "LossMaker", "deterministic_agent", "gaussian_agent", "weighted_mean"]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        **{
-            name: "agent"
-            for name in ("Agent", "LossMaker", "deterministic_agent", "gaussian_agent")
-        },
-        "weighted_mean": "replay",
-    },
-)
+__getattr__ = lazy_names(__name__, dict.fromkeys(__all__, "agent") | {"weighted_mean": "replay"})

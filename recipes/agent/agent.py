@@ -31,7 +31,6 @@ from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
     SIGNALS,
     actor_signal,
-    check_memory,
     make_actor_sampling,
     make_replay_buffer,
     saturation,
@@ -40,15 +39,15 @@ from vmfer_recipes.agent.replay import (
 from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
-from vmfer_recipes.config.replay_groups import SamplerConfig
+from vmfer_recipes.config.groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
-from vmfer_recipes.run.progress import Averages
+from vmfer_recipes.run.session import Averages
 
 LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Agent:
     """The components of an algorithm, and the parts of its updates that all algorithms share."""
 
@@ -60,8 +59,8 @@ class Agent:
     uncertainty: VMFUncertainty  # measures how much the critics of the loss agree
     critic_optimizer: Optimizer
     actor_optimizer: Optimizer
-    alpha_optimizer: Any  # of the temperature; `None` if there is none
-    targets: Any  # a `SoftUpdate` of the target networks; `None` if there are none
+    alpha_optimizer: Any = None  # of the temperature, if there is one
+    targets: Any = None  # a `SoftUpdate` of the target networks, if there are any
     compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer
     collector: Any  # a `Collector`; `None` if the buffer holds a dataset
@@ -125,11 +124,6 @@ class Agent:
         else:
             self.targets.step()
 
-    @property
-    def stores_td_errors(self) -> bool:
-        """Whether a sampler uses TD errors."""
-        return self.uses_td_errors or self.signal == "td_error"
-
     def store_td_errors(self, batch: TensorDictBase, td_error: Tensor) -> None:
         """Passes absolute TD errors of the critics' batch to the samplers that use them."""
         if self.uses_td_errors:
@@ -178,6 +172,7 @@ class AgentMaker:
 
     Attributes:
         env: the environment.
+        buffer: the replay buffer.
         networks: the specification of the actor's network.
         critic_networks: the specification of the critics' networks.
         signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
@@ -187,11 +182,11 @@ class AgentMaker:
         torch.set_flush_denormal(cfg.fast)
         self._cfg = cfg
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals)
-        check_memory(self.env, cfg.replay.buffer_size)
+        self.buffer = make_replay_buffer(self.env, cfg)
+        self.signal = actor_signal(self.buffer, cfg.sampler)
         self._observations = make_observations(self.env, cfg)
         self.networks = network_spec(cfg)
         self.critic_networks = critic_network_spec(cfg)
-        self.signal = actor_signal(cfg.sampler)
 
     def loss(
         self,
@@ -223,21 +218,17 @@ class AgentMaker:
         loss: Any,
         *,
         explorer: TensorDictModuleBase | None,
-        critic_optimizer: Optimizer,
-        actor_optimizer: Optimizer,
-        alpha_optimizer: Optimizer | None = None,
-        targets: Any = None,
         actor_keys: tuple[str, ...] = ("observation",),
+        **updated: Any,
     ) -> Agent:
-        """Makes the replay buffer and the collector, and combines all components.
+        """Makes the collector and the compiled updates, and combines all components.
 
         ``explorer`` is the data-collection policy, or ``None`` for training on a dataset.
-        ``targets`` is the ``SoftUpdate`` of the target networks, ``alpha_optimizer`` optimizes the
-        temperature, and ``actor_keys`` are the entries of a transition that the actor loss reads.
+        ``actor_keys`` are the entries of a transition that the actor loss reads, and ``updated``
+        the optimizers and ``targets``, as in :class:`Agent`.
         """
-        cfg, observations = self._cfg, self._observations
+        cfg, buffer, observations = self._cfg, self.buffer, self._observations
         uncertainty = VMFUncertainty(loss)
-        buffer = make_replay_buffer(self.env, cfg)
         collector = None
         if explorer is not None:
             acting = observations.before(explorer)
@@ -248,12 +239,7 @@ class AgentMaker:
             and type(buffer.storage) is RowStorage
             and buffer.is_direct
         )
-        updated: dict[str, Any] = {
-            "critic_optimizer": critic_optimizer,
-            "actor_optimizer": actor_optimizer,
-            "alpha_optimizer": alpha_optimizer,
-            "targets": targets,
-        }
+        storage = buffer.storage if reads_slots else None
         return Agent(
             env=self.env,
             policy=observations.before(actor),
@@ -261,10 +247,8 @@ class AgentMaker:
             observations=observations,
             loss=loss,
             uncertainty=uncertainty,
+            compiled=self._compiled(loss, storage=storage, **updated),
             **updated,
-            compiled=self._compiled(
-                loss, **updated, storage=buffer.storage if reads_slots else None
-            ),
             buffer=buffer,
             collector=collector,
             reads_slots=reads_slots,
@@ -274,7 +258,7 @@ class AgentMaker:
             ),
             actor_keys=actor_keys,
             signal=self.signal,
-            uses_td_errors=stores_td_errors(cfg.replay),
+            uses_td_errors=stores_td_errors(buffer),
         )
 
     def _compiled(self, loss: Any, **components: Any) -> CompiledUpdates | None:

@@ -14,7 +14,7 @@ from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sam
 from torchrl_vmfer.samplers.adapters import probabilities_of
 from torchrl_vmfer.samplers.base import BaseSampler
 from vmfer_recipes.agent.replay import policy_action, unchanged_random_numbers
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
     OnPolicySamplerConfig,
     SamplerConfig,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,14 +51,14 @@ def _sizes(env: EnvBase) -> tuple[int, int]:
 
 def deterministic_actor(env: EnvBase, spec: NetworkSpec) -> TensorDictModule:
     """TD3's policy π(s)."""
-    with _one_line():
+    with importing():
         network = actor_network("deterministic", spec, *_sizes(env))
     return TensorDictModule(network, ["observation"], ["action"])
 
 
 def gaussian_actor(env: EnvBase, spec: NetworkSpec) -> ProbabilisticActor:
     """SAC's policy π(·|s): a Gaussian squashed to the action bounds."""
-    with _one_line():
+    with importing():
         network = actor_network("gaussian", spec, *_sizes(env))
     return ProbabilisticActor(
         TensorDictModule(network, ["observation"], ["loc", "scale"]),
@@ -73,16 +72,6 @@ def gaussian_actor(env: EnvBase, spec: NetworkSpec) -> ProbabilisticActor:
 
 def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
     return actor.module[0].module if isinstance(actor, ProbabilisticActor) else actor.module
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """A context in which errors of a custom network are reported in one line."""
-    with importing():
-        try:
-            yield
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
 
 def exploring(
@@ -117,7 +106,7 @@ def make_critics(
     The outputs of a critic are its value, or quantiles of the return.
     """
     size = sum(_sizes(env))
-    with _one_line():
+    with importing():
         networks = [spec.make(size, outputs) for _ in range(count)]
         if not spec.is_mlp:
             check_ensemble(networks[0], size, f"network={spec.network}")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrl.envs import EnvBase
 
 from torchrl_vmfer.policies import Normalization
-from vmfer_recipes.config.replay_groups import HindsightReplayConfig
+from vmfer_recipes.config.groups import HindsightReplayConfig
 from vmfer_recipes.config.training import TrainingConfig
 
 

@@ -30,16 +30,15 @@ from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.transitions import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.plugins import import_class, instantiate
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
     HindsightReplayConfig,
     OnPolicySamplerConfig,
-    ReplayConfig,
     SamplerConfig,
     SharedSamplerConfig,
     WeightedSamplerConfig,
 )
+from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.config.training import TrainingConfig
 
 SIGNALS = {
@@ -57,6 +56,7 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
+    _check_memory(env, cfg.replay.buffer_size)
     storage = RowStorage if cfg.fast else LazyTensorStorage
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
     options: dict[str, Any] = {
@@ -83,7 +83,7 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     return buffer
 
 
-def check_memory(env: GymWrapper, buffer_size: int) -> None:
+def _check_memory(env: GymWrapper, buffer_size: int) -> None:
     """Raises an error if the transitions of a full buffer exceed the memory of this machine."""
     seen, action = env.observation_spec.zero().bytes(), env.action_spec.zero().nbytes
     size = buffer_size * (2 * seen + action + 4 + 2)  # a reward and two flags
@@ -109,13 +109,13 @@ def _actor_sampler(cfg: SamplerConfig) -> Sampler:
     return sampler if share == 1 else MixedSampler(sampler, RandomSampler(), share)
 
 
-def actor_signal(cfg: SamplerConfig) -> str | None:
-    """What the sampler of a ``sampler=`` stores: "factor", "td_error", "gradient_norm" or ``None``.
+def actor_signal(buffer: ActorCriticReplayBuffer, cfg: SamplerConfig) -> str | None:
+    """What the actor's sampler stores: one of ``SIGNALS``, or ``None``.
 
     It is the attribute ``signal`` of the sampler. Without this attribute, a sampler that uses
     priorities receives factors.
     """
-    signal = signal_of(_actor_sampler(cfg))
+    signal = signal_of(buffer.actor_sampler)
     if signal is not None and signal not in SIGNALS:
         raise UserError(
             f"sampler={cfg.name} has signal={signal!r}, but the recipes provide "
@@ -124,11 +124,10 @@ def actor_signal(cfg: SamplerConfig) -> str | None:
     return signal
 
 
-def stores_td_errors(cfg: ReplayConfig) -> bool:
-    """Whether the sampler of a ``replay=`` takes priorities, which are then TD errors."""
+def stores_td_errors(buffer: ActorCriticReplayBuffer) -> bool:
+    """Whether the critics' sampler takes priorities, which are then TD errors."""
     # The method of TorchRL's base class only warns.
-    sampler = import_class(cfg._target_, Sampler, "replay")
-    return sampler.update_priority is not Sampler.update_priority
+    return type(buffer.critic_sampler).update_priority is not Sampler.update_priority
 
 
 def make_actor_sampling(

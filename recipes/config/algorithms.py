@@ -8,13 +8,13 @@ from pathlib import Path
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import argument, key, schema, schemas_of
-from vmfer_recipes.config.names import MINARI_PREFIX
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
     LAPReplayConfig,
     WeightedSamplerConfig,
 )
+from vmfer_recipes.config.keys import argument, key, schema, schemas_of
+from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.training import TrainingConfig
 
 _WITHOUT_STEPS = {"init_random_frames": 0, "num_envs": 1, "utd_ratio": 1, "collector": "single"}

@@ -17,10 +17,17 @@ from yaml import YAMLError
 from vmfer_recipes.config._hydra import option_parser
 from vmfer_recipes.config.errors import UserError, did_you_mean, first_line, near_names
 from vmfer_recipes.config.help import folder_help_text
-from vmfer_recipes.config.keys import Config, Key, describe, groups, schemas_of
+from vmfer_recipes.config.keys import (
+    Config,
+    Key,
+    describe,
+    groups,
+    schemas_of,
+    to_config,
+    wrong_value,
+)
 from vmfer_recipes.config.names import choices_of, written
 from vmfer_recipes.config.plugins import register_choice
-from vmfer_recipes.config.validation import to_config, wrong_value
 
 _Config = TypeVar("_Config", bound=Config)
 _HYDRAS = ("hydra.", "hydra/")
@@ -144,7 +151,8 @@ def read_folder_and_options(
         options = " ".join(f"[{key.name}={written(key.default)}]" for key in keys)
         number = "none" if not folders else " and ".join(folders)
         raise UserError(f"One folder is needed, got {number}. Usage: {usage} {options}")
-    return Path(folders[0]), _options([each for each in arguments if each != folders[0]], config)
+    others = [each for each in arguments if each != folders[0]]
+    return Path(folders[0]), read_options(usage, others, config)
 
 
 def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Config:
@@ -153,41 +161,32 @@ def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Co
     A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``.
     """
     _answer_help(usage, arguments, config)
-    _check_form(arguments, describe(config), set())
+    keys, options = {key.name: key for key in describe(config)}, []
+    _check_form(arguments, keys.values(), set())
     for argument in arguments:
-        if "=" not in argument:
+        name, equals, value = argument.partition("=")
+        if not equals:
             _reject(f"{argument!r} cannot be parsed")
-    return _options(arguments, config)
+        if name not in keys:
+            raise _unknown_key(name, config)
+        is_item = keys[name].is_list and value[:1] not in ("", "[")
+        options.append(_with_integers(keys[name], f"{name}=[{value}]" if is_item else argument))
+    try:
+        merged: Any = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.from_dotlist(options))
+    except ValidationError as error:
+        expected = keys[str(error.full_key).partition("[")[0]]
+        raise wrong_value(expected.name, expected, error.value) from error
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(
+            f"{' '.join(arguments)!r} cannot be parsed ({first_line(error)}): write key=value."
+        ) from error
+    return to_config(merged)
 
 
 def _answer_help(usage: str, arguments: list[str], config: type[Config]) -> None:
     if {"--help", "-h"} & {*arguments}:
         print(folder_help_text(usage, config))
         raise SystemExit
-
-
-def _options(given: list[str], config: type[_Config]) -> _Config:
-    """The options of a command line, checked."""
-    keys = {key.name: key for key in describe(config)}
-    arguments = []
-    for argument in given:
-        name, _, value = argument.partition("=")
-        if name not in keys:
-            raise _unknown_key(name, config)
-        is_item = keys[name].is_list and value[:1] not in ("", "[")
-        arguments.append(_with_integers(keys[name], f"{name}=[{value}]" if is_item else argument))
-    try:
-        merged: Any = OmegaConf.merge(
-            OmegaConf.structured(config), OmegaConf.from_dotlist(arguments)
-        )
-    except ValidationError as error:
-        expected = keys[str(error.full_key).partition("[")[0]]
-        raise wrong_value(expected.name, expected, error.value) from error
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise UserError(
-            f"{' '.join(given)!r} cannot be parsed ({first_line(error)}): write key=value."
-        ) from error
-    return to_config(merged)
 
 
 def _check_form(arguments: list[str], keys: Iterable[Key], flags: set[str]) -> None:

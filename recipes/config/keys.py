@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from typing_extensions import dataclass_transform
 
 from torchrl_vmfer.arguments import Argument
-from vmfer_recipes.config.names import folder_name
+from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.names import flat, folder_name
 
 OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_dir
 
@@ -107,15 +109,12 @@ class Key:
     def _bounds(self) -> str:
         return f"{self.low:.10g} to {self.high:.10g}"
 
-    def allows(self, value: Any) -> bool:
-        """Whether a value has the right type and lies in the range."""
-        return self._allows(value, self.types)
-
-    def _allows(self, value: Any, allowed: tuple[Any, ...]) -> bool:
-        kind = type(value)
+    def allows(self, value: Any, allowed: tuple[Any, ...] = ()) -> bool:
+        """Whether a value lies in the range and has the right type, or else an ``allowed`` one."""
+        allowed, kind = allowed or self.types, type(value)
         if kind is list:
             items = [get_args(each) for each in allowed if get_origin(each) is list]
-            return bool(items) and all(self._allows(item, items[0]) for item in value)
+            return bool(items) and all(self.allows(item, items[0]) for item in value)
         if kind is dict:
             return dict[str, Any] in allowed
         if isinstance(value, str):
@@ -170,10 +169,10 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def argument(defined: Argument) -> Any:
+def argument(defined: Argument, *, is_argument: bool = True) -> Any:
     """Makes a configuration key of an argument of this library."""
     values = {name: getattr(defined, name) for name in ("default", "meaning", "choices")}
-    return key(**values, low=defined.low, high=defined.high, is_argument=True)
+    return key(**values, low=defined.low, high=defined.high, is_argument=is_argument)
 
 
 @dataclass
@@ -242,9 +241,13 @@ def _described(config: type[Config]) -> Iterator[Key]:
         hint = hints[field.name]
         if _is_config(hint):
             yield from _describe_group(field.name, hint)
-        else:
-            allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-            yield Key(field.name, allowed, _default(field), **_metadata(config, field))
+            continue
+        allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        # Not compared with `dataclasses.MISSING`: a worker of a sweep has a copy of the class of a
+        # recipe, with a copy of that object.
+        factory: Any = field.default_factory
+        default = factory() if callable(factory) else field.default
+        yield Key(field.name, allowed, default, **_metadata(config, field))
 
 
 def _describe_group(name: str, base: type[Config]) -> list[Key]:
@@ -267,14 +270,6 @@ def _is_config(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Config)
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    # Not compared with `dataclasses.MISSING`: a worker of a sweep has a copy of the class of a
-    # recipe, with a copy of that object.
-    if callable(field.default_factory):
-        return field.default_factory()
-    return field.default
-
-
 def _metadata(config: type[Config], field: dataclasses.Field[Any]) -> dict[str, Any]:
     """The metadata of a field, from the base class that defines it if only the default is new."""
     for base in config.__mro__:
@@ -282,3 +277,51 @@ def _metadata(config: type[Config], field: dataclasses.Field[Any]) -> dict[str, 
         if defined is not None and defined.metadata:
             return dict(defined.metadata)
     raise TypeError(f"{config.__name__}.{field.name} has no meaning: define it with key().")
+
+
+def validate(config: Config, prefix: str = "") -> None:
+    """Raises ``UserError`` for the first value that has a wrong type or lies outside its range."""
+    described = {each.name: each for each in describe(type(config))}
+    known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    for name in vars(config).keys() - known:  # entries of a dictionary that the choice lacks
+        group = prefix.rstrip(".")
+        choice = getattr(config, "name", "this choice")
+        raise UserError(
+            f"{prefix}{name} has no effect on {group}={choice}: leave it out, or use it with a "
+            f"class of your own, as in {group}=my_package.MyClass."
+        )
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        if field.name in described:
+            if not described[field.name].allows(value):
+                raise wrong_value(name, described[field.name], value)
+        elif isinstance(value, Config):
+            validate(value, f"{name}.")
+        else:
+            raise UserError(f"{name} must be a group, got {value!r}: choose one with {name}=.")
+
+
+def wrong_value(name: str, expected: Key, value: Any) -> UserError:
+    """The error for a value that a key does not allow."""
+    is_integral = isinstance(value, float) and value.is_integer()
+    cure = f" Write {int(value)}." if is_integral and float not in expected.types else ""
+    return UserError(f"{name} must be {expected.expected}, got {value!r}.{cure}")
+
+
+def to_config(cfg: DictConfig) -> Any:
+    """Converts a composed Hydra configuration to its dataclass and validates it."""
+    try:
+        config: Any = OmegaConf.to_object(cfg)
+    except MissingMandatoryValue as error:
+        name = error.full_key or ""
+        raise UserError(f"{name} has no value: set it with {name}=.") from error
+    except OmegaConfBaseException as error:
+        name = str(error.full_key).partition("[")[0]
+        written = flat(OmegaConf.to_container(cfg, resolve=False)).get(name)
+        raise UserError(
+            f"{name}={written} cannot be resolved ({first_line(error)}): refer only to keys and "
+            "variables that exist."
+        ) from error
+    validate(config)
+    config.check()
+    return config

@@ -23,11 +23,10 @@ from vmfer_recipes.config._hydra import current_job, register_plugin
 from vmfer_recipes.config.command_line import CommandLine, explain, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.help import help_text
-from vmfer_recipes.config.keys import Config
+from vmfer_recipes.config.keys import Config, to_config
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_recipe, script_name
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.environments.names import registered_id
 from vmfer_recipes.run.files import LockedError
 from vmfer_recipes.run.interruption import (
@@ -37,7 +36,6 @@ from vmfer_recipes.run.interruption import (
     raising_ctrl_c,
 )
 
-_FOR_COMPOSING = {"config_dir", "config_name", "config_path", "run"}  # options of a single run
 _USER_ERRORS = (UserError, OmegaConfBaseException)
 
 
@@ -95,21 +93,19 @@ class Recipe:
         line = read_command_line(sys.argv[1:], self.config)
         if "help" in line.given:
             print(help_text(self._file, self.config, self._program))
-        elif line.given.keys() <= _FOR_COMPOSING:
+        elif line.given.keys() <= {"config_dir"}:
             self._execute(self._composed(line))
         else:
             self._launch(line)
 
     def _composed(self, line: CommandLine) -> Any:
-        overrides, given = line.overrides, line.given
-        if "config_dir" in given:
-            folder = Path(given["config_dir"]).absolute()
+        overrides = line.overrides
+        if "config_dir" in line.given:
+            folder = Path(line.given["config_dir"]).absolute()
             overrides = [*overrides, f"hydra.searchpath=['file://{folder}']"]
-        configs = os.path.abspath(given.get("config_path", CONFIGS))
         with self._explaining():
-            with initialize_config_dir(configs, version_base="1.3"):
-                name = given.get("config_name", self._name)
-                composed = compose(name, overrides, return_hydra_config=True)
+            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+                composed = compose(self._name, overrides, return_hydra_config=True)
             with current_job(composed, number=0) as cfg:
                 return to_config(cfg)
 

@@ -23,10 +23,9 @@ from omegaconf import OmegaConf
 
 from torchrl_vmfer import imports
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.groups import CustomLoggerConfig
+from vmfer_recipes.config.groups import CustomLoggerConfig, CustomReplayConfig, CustomSamplerConfig
 from vmfer_recipes.config.keys import Config, PartConfig, describe, schemas_of
 from vmfer_recipes.config.names import CONFIGS
-from vmfer_recipes.config.replay_groups import CustomReplayConfig, CustomSamplerConfig
 
 _GROUPS: dict[str, Callable[..., Config]] = {
     "sampler": CustomSamplerConfig,
@@ -121,5 +120,5 @@ def importing() -> Iterator[None]:
         sys.path.append(here)
     try:
         yield
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # the latter from networks
         raise UserError(str(error)) from error

@@ -11,10 +11,9 @@ import yaml
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of
+from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of, validate
 from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import validate
 
 # The keys of a run that every program needs, and their types.
 _REQUIRED: dict[str, type] = {

@@ -11,17 +11,18 @@ from typing import Any
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.groups import CollectorConfig, EnvConfig, LoggerConfig
-from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
-from vmfer_recipes.config.replay_groups import (
+from vmfer_recipes.config.groups import (
+    CollectorConfig,
     DirectSamplerConfig,
+    EnvConfig,
     LAPReplayConfig,
+    LoggerConfig,
     ReplayConfig,
     SamplerConfig,
     VMFSamplerConfig,
     WeightedSamplerConfig,
 )
-from vmfer_recipes.config.validation import to_config
+from vmfer_recipes.config.keys import MISSING, Config, argument, group, key, to_config
 from vmfer_recipes.run.loggers import check_logger
 
 __all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
@@ -160,15 +161,9 @@ class TrainingConfig(Config):
         self._check_network()
         _check_device(self.device)
         check_logger(self.logger)
-        self.updates(1)
+        as_fraction(self.utd_ratio)
         if self.collector.name == "ray" and importlib.util.find_spec("ray") is None:
             raise UserError("collector=ray needs the package ray: pip install '.[ray]'.")
-
-    def updates(self, step: int) -> range:
-        """The numbers of the critic updates after an environment step."""
-        numerator, denominator = _fraction(self.utd_ratio)
-        before, now = (number * numerator // denominator for number in (step - 1, step))
-        return range(before + 1, now + 1)
 
     @property
     def critic_distance(self) -> str:
@@ -202,7 +197,7 @@ class TrainingConfig(Config):
 
 
 @functools.cache
-def _fraction(ratio: int | float | str) -> tuple[int, int]:
+def as_fraction(ratio: int | float | str) -> tuple[int, int]:
     """Numerator and denominator of ``utd_ratio``."""
     try:
         fraction = Fraction(str(ratio))

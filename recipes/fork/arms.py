@@ -12,15 +12,11 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config.command_line import explain, read_command_line
 from vmfer_recipes.config.errors import UserError, counted
-from vmfer_recipes.config.names import CONFIGS, choices_of, folder_name
-from vmfer_recipes.config.replay_groups import (
-    CustomSamplerConfig,
-    FreshSamplerConfig,
-    SamplerConfig,
-    VMFSamplerConfig,
-)
+from vmfer_recipes.config.groups import FreshSamplerConfig, VMFSamplerConfig
+from vmfer_recipes.config.keys import validate
+from vmfer_recipes.config.names import CONFIGS, folder_name
+from vmfer_recipes.config.plugins import is_custom
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import validate
 
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
@@ -89,12 +85,7 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
         raise UserError("An arm is empty: use a choice of sampler=, such as arms=[fresh,vmf_rank].")
     keys = [_changed_key(word, name) for word in words]
     sampler = cfg.sampler
-    start = choice or (sampler._target_ if _is_custom(sampler) else sampler.name)
-    if start not in choices_of("sampler") and not (choice or _is_custom(sampler)):
-        raise UserError(
-            f"The arm {name!r} has no sampler, and the run's sampler.name={start} is not a "
-            "choice of sampler=: put a sampler before the overrides."
-        )
+    start = choice or (sampler._target_ if is_custom(sampler) else sampler.name)
     try:
         line = read_command_line([f"sampler={start}", *words], type(cfg))
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -111,10 +102,6 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
                 OmegaConf.update(chosen, key.removeprefix("sampler."), changes[key], force_add=True)
     others = {key: value for key, value in changes.items() if "." not in key}
     return Arm(name, {"sampler": OmegaConf.to_object(chosen), **others})
-
-
-def _is_custom(sampler: SamplerConfig) -> bool:
-    return isinstance(sampler, CustomSamplerConfig)
 
 
 def _changed_key(word: str, name: str) -> str:

@@ -21,7 +21,6 @@ def main() -> None:
     # Imported here to keep --help and error messages fast.
     try:
         from vmfer_recipes.fork.report import write_report
-        from vmfer_recipes.fork.results import read_results
         from vmfer_recipes.fork.running import run_forks
     except ImportError as error:
         raise UserError(
@@ -31,9 +30,8 @@ def main() -> None:
 
     quiet_torchrl()
     failures = run_forks(plan)
-    results = read_results(plan)
-    if len(results):
-        print(*write_report(plan, results), sep="\n")
+    if lines := write_report(plan):
+        print(*lines, sep="\n")
     if failures:
         raise UserError(
             f"{counted(len(failures), 'fork')} failed, the first one with: {failures[0]} The "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import CSVLoggerConfig
 from vmfer_recipes.config.keys import MISSING, Config, key
 from vmfer_recipes.config.names import differing, folder_name, group_name
@@ -108,18 +109,11 @@ class Moment:
         """
         if not self.record.exists():
             return None
-        try:
-            record = json.loads(self.record.read_text())
-            fingerprint, run = record["fingerprint"], record["run"]
-            value = float(record["return_mean"])
-        except (OSError, TypeError, ValueError, KeyError) as error:
+        record = json.loads(self.record.read_text())
+        if record["fingerprint"] != self.source.fingerprint:
             raise UserError(
-                f"{self.record} cannot be read ({first_line(error)}): delete it, and the same "
-                "command writes it again."
-            ) from error
-        if fingerprint != self.source.fingerprint:
-            raise UserError(
-                f"{self.path} holds forks of another checkpoint, from {run}: choose another out=."
+                f"{self.path} holds forks of another checkpoint, from {record['run']}: choose "
+                "another out=."
             )
         before = {name: record.get(name) for name in self.settings}
         values = [
@@ -131,7 +125,7 @@ class Moment:
                 f"{self.path} holds forks with other settings ({'; '.join(values)}): choose "
                 "another out= or use the same values."
             )
-        return value
+        return float(record["return_mean"])
 
 
 @dataclass(frozen=True)
@@ -174,27 +168,15 @@ def make_plan(options: ForkConfig) -> Plan:
     moments = []
     for source in sources:
         path = out / f"seed{source.seed}" / f"step{source.step}"
+        configs = [(arm, _config(arm.apply(source.cfg), source.step, options)) for arm in arms]
         forks = []
-        for draw in range(options.draws):
-            for arm in arms:
-                cfg = dataclasses.replace(
-                    _config(arm.apply(source.cfg), source.step, options),
-                    num_eval_episodes=episodes,
-                    run_dir=str(path / arm.folder / f"draw{draw}"),
-                )
-                forks.append(Fork(source, arm, draw, cfg))
+        for draw, (arm, cfg) in itertools.product(range(options.draws), configs):
+            run_dir = str(path / arm.folder / f"draw{draw}")
+            cfg = dataclasses.replace(cfg, num_eval_episodes=episodes, run_dir=run_dir)
+            forks.append(Fork(source, arm, draw, cfg))
         moments.append(Moment(source, path, forks, settings))
         _ = moments[-1].return_before  # fails if the folder holds other forks
-        for fork in forks:
-            _check_directory(fork)
     return Plan(options, out, arms, moments)
-
-
-def _check_directory(fork: Fork) -> None:
-    try:
-        ForkDirectory(fork.cfg).check()
-    except UserError as error:  # names the key of a recipe
-        raise UserError(str(error).replace("another run_dir", "another out=")) from error
 
 
 def _config(cfg: TrainingConfig, step: int, options: ForkConfig) -> TrainingConfig:

@@ -1,48 +1,50 @@
-"""The report of forks: a table of paired differences, what it covers, and figures."""
+"""The report of forks: paired differences between arms, what they cover, and figures."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import matplotlib
+import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.fork.plan import Plan
-from vmfer_recipes.fork.results import ENOUGH_UNITS, Comparison, compare
-from vmfer_recipes.report.document import (
-    Block,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    to_markdown,
-)
-from vmfer_recipes.report.inference import Estimate
+from vmfer_recipes.report.document import Block, Picture, Table, Text, to_markdown
+from vmfer_recipes.report.figures import draw_estimate
+from vmfer_recipes.report.inference import Estimate, holm, sign_flip_p
+from vmfer_recipes.report.study import LEVEL
 from vmfer_recipes.run.curve import BLUE, GRAY, VERMILION
 from vmfer_recipes.run.files import replacing
-from vmfer_recipes.run.tables import aligned
-
-# A name with dollar signs is not a formula.
-matplotlib.rcParams["text.parse_math"] = False
+from vmfer_recipes.run.tables import aligned, read_columns
 
 _FEW_UNITS = 5  # a bootstrap of fewer units underestimates their spread by more than 10 %
-_LEVEL = 0.05
+# The smallest p-value of a sign-flip test with n units is 2^(1-n): below six, none is under 0.05.
+_ENOUGH_UNITS = 6
+
+COLUMNS = ["run", "seed", "at", "arm", "draw", "return_before", "return_after"]
+"""The columns of ``forks.csv``."""
 
 
-def write_report(plan: Plan, results: pd.DataFrame) -> list[str]:
+def write_report(plan: Plan) -> list[str]:
     """Writes ``forks.csv``, ``forks.md`` and the figures. Returns the lines to print."""
+    results = _read_results(plan)
+    if results.empty:
+        return []
     comparisons = compare(results, [arm.name for arm in plan.arms])
     notes = _notes(plan, results, comparisons)
     table = _table(plan, results, comparisons)
     pictures = _pictures(plan, comparisons) if comparisons else []
-    blocks: list[Block] = [Heading(1, "Forks"), Paragraph(_question(plan)), table, Listing(notes)]
-    blocks += [*pictures, Heading(2, "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
+    blocks: list[Block] = [
+        Text("h1", "Forks"),
+        Text("p", _question(plan)),
+        table,
+        Text("list", notes),
+    ]
+    blocks += [*pictures, Text("h2", "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
     files = {
         "forks.csv": results.to_csv(index=False, lineterminator="\n").encode(),
         "forks.md": to_markdown(blocks, ".").encode(),
@@ -109,25 +111,24 @@ def _notes(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison])
     if not comparisons:
         return [*notes, "No arm can be paired with the reference yet."]
     covers = max((each.covers for each in comparisons), key=len)
+    few = min(each.top_count for each in comparisons)
+    words = ", then ".join(f"{level}s" for level in covers)
+    note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
     if not covers:
-        notes.append("There are no intervals: each arm has a single pair.")
-    else:
-        words = ", then ".join(f"{level}s" for level in covers)
-        few = min(each.top_count for each in comparisons)
-        note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
-        if few < _FEW_UNITS:
-            note += f" Intervals over {counted(few, covers[0])} are too narrow to rely on."
-        notes.append(note)
+        note = "There are no intervals: each arm has a single pair."
+    elif few < _FEW_UNITS:
+        note += f" Intervals over {counted(few, covers[0])} are too narrow to rely on."
+    notes.append(note)
     if seeds == 1:
         notes.append(
             "One seed: intervals and p-values describe the forks of this run only, not other runs."
         )
     for name, count in sorted({(each.units, each.unit_count) for each in comparisons}):
         note = f"p-values: sign-flip test over {counted(count, name)}, "
-        if count < ENOUGH_UNITS:
+        if count < _ENOUGH_UNITS:
             note += f"which is too few: p cannot fall below {min(1.0, 2.0 ** (1 - count)):.3g}."
         else:
-            note += f"the highest level with at least {ENOUGH_UNITS} units; Holm's correction "
+            note += f"the highest level with at least {_ENOUGH_UNITS} units; Holm's correction "
             note += f"over {len(comparisons)} arms."
             if name != "seed" and seeds > 1:
                 note += f" It covers only these {seeds} seeds."
@@ -160,28 +161,21 @@ def _pictures(plan: Plan, comparisons: Sequence[Comparison]) -> list[Picture]:
 
 def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
     """The difference of each arm from the reference, with its interval, from top to bottom."""
-    figure = Figure(figsize=(8, 1.4 + 0.42 * len(comparisons)), layout="constrained")
+    figure = Figure(figsize=(8, 1.4 + 0.42 * len(comparisons)))
     axes = figure.subplots()
     axes.axvline(0, color=GRAY, linewidth=1)
+    beside: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "color": GRAY}
     for y, each in enumerate(comparisons):
-        value, low, high = each.difference
-        color = VERMILION if value < 0 else BLUE
-        axes.plot([low, high], [y, y], color=color, linewidth=2.2)
-        fill = color if each.corrected_p < _LEVEL else "white"
-        look = {"markersize": 7.5, "markerfacecolor": fill, "markeredgewidth": 1.8}
-        axes.plot(value, y, "o", color=color, **look)  # type: ignore[arg-type]
-        axes.annotate(
-            f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}",
-            (1.02, y),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=10,
-            color=GRAY,
+        color = VERMILION if each.difference.value < 0 else BLUE
+        fill = color if each.corrected_p < LEVEL else "white"
+        draw_estimate(
+            axes, each.difference, y, {"color": color, "marker": "o", "markerfacecolor": fill}
         )
+        axes.text(1.02, y, f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}", **beside)
     axes.set_yticks(range(len(comparisons)), [each.arm for each in comparisons])
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
-    axes.set_xlabel(f"difference in return from {reference} (filled: p < {_LEVEL} after Holm)")
-    _finish(axes, "x")
+    axes.set_xlabel(f"difference in return from {reference} (filled: p < {LEVEL} after Holm)")
+    axes.grid(axis="x")
     return figure
 
 
@@ -189,7 +183,7 @@ def dose_figure(
     comparisons: Sequence[Comparison], reference: str, doses: dict[str, float]
 ) -> Figure:
     """The difference from the reference by the powers ``doses`` of the factor, with intervals."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(7, 4.2))
     axes = figure.subplots()
     axes.axhline(0, color=GRAY, linewidth=1)
     points = [(doses[c.arm], c.difference) for c in comparisons if c.arm in doses]
@@ -206,14 +200,114 @@ def dose_figure(
     ticks = sorted({dose for dose, _ in line})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
     axes.set_ylabel(f"difference in return from {reference}")
     if reference in doses:
-        axes.legend(frameon=False)
-    _finish(axes, "both")
+        axes.legend()
+    axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
+    axes.grid()
     return figure
 
 
-def _finish(axes: Axes, grid: str) -> None:
-    axes.grid(axis=grid, alpha=0.25)  # type: ignore[arg-type]
-    axes.spines[["top", "right"]].set_visible(False)
+def _read_results(plan: Plan) -> pd.DataFrame:
+    """The results of all finished forks of a plan, one row for each."""
+    rows = []
+    for moment in plan.moments:
+        source, before = moment.source, moment.return_before
+        for fork in moment.forks:
+            if fork.is_finished and before is not None:
+                place = (str(source.run_dir), source.seed, source.step, fork.arm.name, fork.draw)
+                after = read_columns(fork.path / "eval.csv")["return_mean"][-1]
+                rows.append((*place, before, after))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An arm compared with the reference, over the forks that both have finished."""
+
+    arm: str
+    after: float  # the mean return after the fork
+    difference: Estimate  # the mean difference from the reference
+    covers: list[str]  # the levels with several units, over which its interval is computed
+    top_count: int  # the number of units of the highest of these
+    wins: float  # the fraction of pairs in which the arm is better; a tie counts half
+    pairs: int
+    units: str  # what a sign-flip test flips: seeds, checkpoints or draws
+    unit_count: int  # how many of these there are
+    p: float  # the p-value of this test
+    corrected_p: float = math.nan  # p with Holm's correction over the arms
+
+
+def compare(results: pd.DataFrame, arms: Sequence[str]) -> list[Comparison]:
+    """Compares all arms but the first with the first.
+
+    Differences are taken between forks of the same checkpoint and draw. Arms without such a pair
+    are left out.
+    """
+    indexed = results.set_index(["seed", "at", "draw"]).sort_index()
+    after = {arm: indexed["return_after"][indexed["arm"] == arm] for arm in arms}
+    reference = after[arms[0]]
+    comparisons = []
+    for arm in arms[1:]:
+        mine, other = after[arm].align(reference, join="inner")
+        if len(mine):
+            comparisons.append(_compared(arm, float(mine.mean()), mine - other))
+    corrected = holm([each.p for each in comparisons])
+    return [replace(c, corrected_p=p) for c, p in zip(comparisons, corrected, strict=True)]
+
+
+def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
+    draws = differences.groupby(["seed", "at"])
+    checkpoints = draws.mean().groupby("seed")
+    # The test flips the signs of the highest level with enough units, or else of draws.
+    levels = {"seed": checkpoints.mean(), "checkpoint": draws.mean(), "draw": differences}
+    enough = [name for name, values in levels.items() if len(values) >= _ENOUGH_UNITS]
+    units = [*enough, "draw"][0]
+    most = (len(checkpoints), checkpoints.size().max(), draws.size().max())
+    # A level with a single unit has no spread, so the interval starts below it.
+    nested: Any = [
+        [draws.to_numpy() for _, draws in of_seed.groupby("at")]
+        for _, of_seed in differences.groupby("seed")
+    ]
+    while len(nested) == 1 and isinstance(nested, list):
+        nested = nested[0]
+    return Comparison(
+        arm=arm,
+        after=after,
+        difference=Estimate(float(checkpoints.mean().mean()), *hierarchical_interval(nested)),
+        covers=[name for name, count in zip(levels, most, strict=True) if count > 1],
+        top_count=len(nested),
+        wins=float((differences > 0).mean() + 0.5 * (differences == 0).mean()),
+        pairs=len(differences),
+        units=units,
+        unit_count=len(levels[units]),
+        p=sign_flip_p(levels[units].to_numpy()),
+    )
+
+
+def hierarchical_interval(values: Any, repetitions: int = 10_000) -> list[float]:
+    """The 95 % percentile interval of the mean of nested values; NaN for a single value.
+
+    The draws of a checkpoint are averaged, then the checkpoints of a seed, then the seeds, so that
+    every seed has the same weight. The bootstrap resamples seeds, then the checkpoints within each
+    of them, then the draws within each of these.
+
+    Values are a list of seeds, each a list of checkpoints, each an array of draws. Any other depth
+    works as well; an array is the lowest level.
+    """
+    if len(values) < 2:
+        return [math.nan, math.nan]
+    resampled = _resampled_means(values, repetitions, np.random.default_rng(0))
+    return np.percentile(resampled, [2.5, 97.5]).tolist()
+
+
+def _resampled_means(values: Any, count: int, generator: np.random.Generator) -> np.ndarray:
+    """The means of ``count`` independent bootstrap samples of a level and of those below."""
+    chosen = generator.integers(len(values), size=(count, len(values)))
+    if isinstance(values, np.ndarray):
+        return values[chosen].mean(1)
+    drawn = np.empty(chosen.shape)
+    for number, part in enumerate(values):
+        places = chosen == number  # a part that is chosen twice is resampled twice
+        drawn[places] = _resampled_means(part, int(places.sum()), generator)
+    return drawn.mean(1)

@@ -49,19 +49,16 @@ def run_forks(plan: Plan) -> list[UserError]:
         the errors of forks that failed, such as one whose networks diverged.
     """
     failures, elsewhere = [], []
-    total, number = len(plan.forks), 0
-    for moment in plan.moments:  # all of them, before anything is written
-        if _is_waiting(moment):
-            load_source(moment.source, mmap=True)
-    for moment in plan.moments:
-        waiting = [fork for fork in moment.forks if not fork.is_finished]
-        number += len(moment.forks) - len(waiting)
-        if not _is_waiting(moment):
-            continue
+    moments = [moment for moment in plan.moments if _is_waiting(moment)]
+    for moment in moments:  # all of them, before anything is written
+        load_source(moment.source, mmap=True)
+    total = len(plan.forks)
+    number = sum(fork.is_finished for fork in plan.forks)
+    for moment in moments:
         checkpoint = load_source(moment.source)
         if not moment.record.exists():
             _write_record(moment, checkpoint)
-        for fork in waiting:
+        for fork in [fork for fork in moment.forks if not fork.is_finished]:
             number += 1
             place = f"seed {fork.source.seed}, step {fork.source.step:,}"
             title = f"{place}, {fork.arm.name}, draw {fork.draw}"
@@ -137,12 +134,10 @@ class _ForkCheckpoints(Checkpoints):
 class _ForkSession(Session):
     """A session that ends with an evaluation and the policy, without a figure or a summary."""
 
-    def _finish(self) -> None:
-        self._progress.close()
-        with self._directory.writing():
-            self._write_policy()
-            (self._directory.path / "finished").touch()
-            self._checkpoints.reduce(to=0)
+    draws = False
+
+    def report(self, *results: Any) -> None:
+        """Prints nothing."""
 
 
 def _train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:

@@ -28,8 +28,7 @@ from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import MismatchError, load_parts
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.progress import Averages
-from vmfer_recipes.run.session import Stateful, TrainingSession
+from vmfer_recipes.run.session import Averages, Stateful, TrainingSession
 
 _CHUNK = 2048
 
@@ -37,15 +36,12 @@ _CHUNK = 2048
 def load_source(source: Source, **kwargs: Any) -> dict[str, Any]:
     """Loads a checkpoint. The arguments are those of ``torch.load``."""
     try:
-        state = load_checked(source.file, **kwargs)
-        if not (isinstance(state["parts"], dict) and state["step"] == source.step):
-            raise ValueError(f"it is not a checkpoint of step {source.step}")
+        return load_checked(source.file, **kwargs)
     except Exception as error:
         raise UserError(
             f"The checkpoint {source.file} cannot be read ({first_line(error)}): choose another "
             "one with at=."
         ) from error
-    return state
 
 
 def load_source_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:

@@ -107,15 +107,13 @@ def _read_episode(group: Any) -> Episode:
     arrays = {name: _read_array(group[name]) for name in _PER_STEP}
     observations = dict(_read_tree(group["observations"]))
     steps = len(arrays["rewards"])
-    for name, array in arrays.items():
-        if len(array) != steps:
-            raise ValueError(f"{group.name} has {steps} rewards, but {len(array)} {name}")
-    for array in observations.values():
-        if len(array) != steps + 1:
-            raise ValueError(
-                f"{group.name} has {steps} rewards, but {len(array)} observations instead of "
-                f"{steps + 1}"
-            )
+    lengths = {name: len(array) for name, array in arrays.items()}
+    lengths |= {
+        f"observations {key}".strip(): len(array) - 1 for key, array in observations.items()
+    }
+    for name, length in lengths.items():
+        if length != steps:
+            raise ValueError(f"{group.name} has {steps} rewards, but {name} for {length} steps")
     return Episode(observations, **arrays)
 
 

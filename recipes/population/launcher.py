@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.validation import to_config
+from vmfer_recipes.config.keys import to_config
 from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torchrl_vmfer.compiled import functions
-from vmfer_recipes.config import replay_groups as groups
+from vmfer_recipes.config import groups
 from vmfer_recipes.config.errors import UserError
 
 _SAMPLERS = (

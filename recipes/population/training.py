@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchrl_vmfer.compiled import CompiledUpdates, NotServedError
 from torchrl_vmfer.compiled.stacked import Columns
+from vmfer_recipes import run
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.population.members import Member
@@ -161,7 +162,7 @@ class Population:
         """Takes one step of some members."""
         chosen = self._each(self._collector(step, chosen), chosen)
         if step > self._cfg.init_random_frames:
-            updates = self._cfg.updates(step)
+            updates = run.updates(step, self._cfg.utd_ratio)
             for update in updates:
                 chosen = self._update_critics(chosen)
                 if update == updates[-1] and min(step, update) % self._delay == 0:
@@ -236,7 +237,7 @@ class Population:
 
         def note(i: int, member: Member) -> None:
             member.session.metrics.add(critic_loss=losses[i])
-            if member.agent.stores_td_errors:
+            if member.agent.uses_td_errors or member.agent.signal == "td_error":
                 batch = TensorDict({"index": self._index[i]}, [len(self._index[i])])
                 member.agent.store_td_errors(batch, errors[i])
 

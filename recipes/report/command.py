@@ -13,7 +13,7 @@ from vmfer_recipes.config.command_line import read_folder_and_options
 from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.keys import Config, key
 from vmfer_recipes.config.launch import program
-from vmfer_recipes.report.baselines import DEFAULT_BASELINE, Baseline
+from vmfer_recipes.report.methods import DEFAULT_BASELINE, Baseline
 
 
 @dataclass
@@ -51,12 +51,6 @@ def main() -> None:
     check_folder(out)
     runs, left_out = read_runs(folder, options.until)
     if not runs:
-        longest = max((run.steps[-1] for run in read_runs(folder)[0]), default=None)
-        if longest is not None:
-            raise UserError(
-                f"No run under {folder} was evaluated to until={options.until}: the longest "
-                f"reaches step {longest:.0f}."
-            )
         reasons = "".join(f"; {item.path}: {item.reason}" for item in left_out[:3])
         raise UserError(f"No runs to report were found under {folder}{reasons}.")
     study = make_study(runs, left_out, Baseline(options.baseline))
@@ -67,5 +61,4 @@ def main() -> None:
     used = sum(len(cell.runs) for cell in study.cells)
     tasks = counted(len(study.task_labels), "task")
     print(f"{counted(used, 'run')} on {tasks}; {len(study.left_out)} left out.")
-    for line in [*summary(study), "Files:", *(f"  {file}" for file in files)]:
-        print(line)
+    print(*summary(study), "Files:", *(f"  {file}" for file in files), sep="\n")

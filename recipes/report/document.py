@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
@@ -23,25 +23,14 @@ if TYPE_CHECKING:
 Value = str | int | float | Estimate | None
 
 
-class Heading(NamedTuple):
-    """A heading; those of level 2 make the table of contents."""
+class Text(NamedTuple):
+    """A heading, a paragraph, or sentences point by point.
 
-    level: int
-    text: str
+    Headings of the second level make the table of contents.
+    """
 
-
-class Paragraph(NamedTuple):
-    """Some sentences."""
-
-    text: str
-    strong: bool = False
-
-
-class Listing(NamedTuple):
-    """Sentences point by point."""
-
-    items: Sequence[str]
-    warning: bool = False
+    kind: Literal["h1", "h2", "h3", "p", "strong", "list", "warnings"]
+    content: str | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -51,6 +40,7 @@ class Picture:
     name: str
     figure: Figure
     text: str
+    kind: ClassVar = "picture"
 
     @property
     def file(self) -> str:
@@ -73,6 +63,7 @@ class Table:
     caption: str
     columns: dict[str, str]
     rows: Sequence[Sequence[Value]]
+    kind: ClassVar = "table"
 
     @property
     def shown(self) -> list[list[str]]:
@@ -101,7 +92,7 @@ class Table:
         frame.to_csv(folder / f"{self.name}.csv", index=False, lineterminator="\n")
 
 
-Block = Heading | Paragraph | Listing | Picture | Table
+Block = Text | Picture | Table
 
 
 def _shown(value: Value, pattern: str) -> str:
@@ -127,7 +118,6 @@ _TEMPLATES = Environment(
     keep_trailing_newline=True,
 )
 _TEMPLATES.filters |= {
-    "kind": lambda block: type(block).__name__,
     "plain": _plain,
     "base64": lambda data: base64.b64encode(data).decode(),
 }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -15,15 +13,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vmfer_recipes.config.errors import counted
-from vmfer_recipes.report.cells import Cell
 from vmfer_recipes.report.document import Picture
 from vmfer_recipes.report.inference import Estimate
 from vmfer_recipes.report.methods import Method, Task, family_label
-from vmfer_recipes.report.study import TOO_FEW, Result, Study
+from vmfer_recipes.report.study import TOO_FEW, Cell, Result, Study
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, PINK, SKY, VERMILION
 
-# A name with dollar signs is not a formula.
-matplotlib.rcParams["text.parse_math"] = False
+matplotlib.rcParams |= {
+    "text.parse_math": False,  # a name with dollar signs is not a formula
+    "figure.constrained_layout.use": True,
+    "figure.titlesize": 14,
+    "axes.labelsize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.alpha": 0.25,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "legend.fontsize": 10.5,
+    "legend.frameon": False,
+}
 
 _COLORS = {
     "uniform": GRAY,
@@ -62,8 +70,7 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
     wrapped = [textwrap.fill(name, per_line - 6) for name in names]
     longest = max(len(line) for name in wrapped for line in name.splitlines())
     columns = max(1, min(3, per_line // (longest + 6)))
-    look = {"ncols": columns, "frameon": False, "fontsize": 10.5}
-    figure.legend(handles, wrapped, loc="outside lower center", **look)
+    figure.legend(handles, wrapped, loc="outside lower center", ncols=columns)
 
 
 def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
@@ -76,7 +83,7 @@ def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
         few = all(_has_few_seeds(cell) for cell in cells)
         statistics = {"mean": "mean"} if few else _STATISTICS
         height = 4.1 * len(metrics) + 0.5 + 0.1 * len(cells)
-        figure = Figure(figsize=(7.5 if few else 11, height), layout="constrained")
+        figure = Figure(figsize=(7.5 if few else 11, height))
         rows = figure.subplots(len(metrics), len(statistics), squeeze=False, sharey="row")
         for axes_of_row, metric in zip(rows, metrics, strict=True):
             for axes, statistic in zip(axes_of_row, statistics, strict=True):
@@ -86,14 +93,15 @@ def curve_figures(study: Study, task: Task) -> Iterator[Picture]:
                         label += counted(len(cell.runs), "seed")
                         label += "" if cell.complete else ", unfinished"
                         _draw_curve(axes, cell, metric, statistic, label, styles[cell.method])
-                axes.set_title(f"{statistics[statistic]} over seeds", fontsize=12)
+                axes.set_title(f"{statistics[statistic]} over seeds")
                 axes.xaxis.set_major_formatter(EngFormatter(sep=""))
                 axes.xaxis.set_major_locator(MaxNLocator(6))
                 axes.margins(x=0.01)
-                _finish_axes(axes, "environment steps")
-            axes_of_row[0].set_ylabel(_METRICS[metric], fontsize=12)
+                axes.set_xlabel("environment steps")
+                axes.grid()
+            axes_of_row[0].set_ylabel(_METRICS[metric])
         name = f"{family_label(family)} on {study.task_labels[task]}"
-        figure.suptitle(name, fontsize=14)
+        figure.suptitle(name)
         _add_legend(figure, rows[0][0])
         drawn = "mean" if few else "mean (left) and interquartile mean (right)"
         text = (
@@ -122,13 +130,6 @@ def _draw_curve(
         axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _finish_axes(axes: Axes, label: str, grid: Literal["x", "both"] = "both") -> None:
-    axes.set_xlabel(label, fontsize=12)
-    axes.tick_params(labelsize=10.5)
-    axes.grid(axis=grid, alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def improvement_figures(study: Study) -> Iterator[Picture]:
     """All comparisons with the baseline, one picture for each family of methods."""
     styles = _styles(study)
@@ -143,28 +144,30 @@ def improvement_figures(study: Study) -> Iterator[Picture]:
             top += len(members) + 0.5
         heights = [y for span in spans for y in span]
         height = 1.8 + 0.27 * (heights[-1] + 1 + (len(methods) + 1) / 2)
-        figure = Figure(figsize=(11, height), layout="constrained")
+        figure = Figure(figsize=(11, height))
         left, right = figure.subplots(1, 2, sharey=True)
         for y, row in zip(heights, rows, strict=True):
             color, number = styles[row.method]
             look = {"color": color, "marker": _MARKERS[number % len(_MARKERS)]}
             look["markerfacecolor"] = "white" if row.verdict == TOO_FEW else color
             if row.improvement is not None:
-                _draw_estimate(left, row.improvement, y, look)
-            _draw_estimate(right, row.probability, y, look)
+                draw_estimate(left, row.improvement, y, look)
+            draw_estimate(right, row.probability, y, look)
             right.text(1.06, y, _count_seeds(row), va="center", fontsize=9.5, color=GRAY)
             if row.paper is not None:
                 left.plot(row.paper, y, marker="*", markersize=13, color=color, mfc="white")
         right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
         left.axvline(100, color=GRAY, linewidth=1)
         right.axvline(0.5, color=GRAY, linewidth=1)
-        _finish_axes(left, "area under the curve, % of the baseline's", "x")
-        _finish_axes(right, "probability of improvement", "x")
+        left.set_xlabel("area under the curve, % of the baseline's")
+        right.set_xlabel("probability of improvement")
         right.set_xlim(-0.03, 1.03)
         left.set_yticks([(span[0] + span[-1]) / 2 for span in spans], list(places))
         left.set_ylim(heights[-1] + 0.75, -0.75)
-        for axes, span in itertools.product((left, right), spans[1:]):
-            axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
+        for axes in (left, right):
+            axes.grid(axis="x")
+            for span in spans[1:]:
+                axes.axhline(span[0] - 0.75, color="#d5d9de", linewidth=0.8)
         for name, (color, number) in {study.method_labels[m]: styles[m] for m in methods}.items():
             left.plot([], [], _MARKERS[number % len(_MARKERS)] + "-", color=color, label=name)
         name = family_label(family)
@@ -180,7 +183,7 @@ def improvement_figures(study: Study) -> Iterator[Picture]:
         if any(math.isnan(row.probability.low) for row in rows):
             text += " Points without a bar have a single seed."
         _add_legend(figure, left)
-        figure.suptitle(f"{name}: compared with {study.baseline}", fontsize=14)
+        figure.suptitle(f"{name}: compared with {study.baseline}")
         yield Picture(f"improvement_{family}", figure, text)
 
 
@@ -199,6 +202,7 @@ def _count_seeds(result: Result) -> str:
     return " : ".join("–".join(map(str, sorted({min(n), max(n)}))) for n in numbers)
 
 
-def _draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
+def draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:
+    """Draws a marker and a horizontal bar from the low to the high end."""
     axes.plot([estimate.low, estimate.high], [y, y], color=look["color"], linewidth=2.2)
     axes.plot(estimate.value, y, markersize=6.5, linestyle="none", **look)  # type: ignore[arg-type]

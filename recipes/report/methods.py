@@ -1,7 +1,8 @@
-"""The task and the method of a run, and their names."""
+"""Tasks and methods, their names, and the baseline with which other methods are compared."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
@@ -12,7 +13,17 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from vmfer_recipes.config.names import CONFIGS, differing, flat
+from vmfer_recipes.config.errors import UserError, did_you_mean
+from vmfer_recipes.config.names import CONFIGS, differing, flat, written
+
+DEFAULT_BASELINE = "uniform"
+
+# In these algorithms, critics beyond the second affect only uncertainties and TD errors.
+_TWO_CRITICS_COUNT = ("td3", "sac", "crossq", "td3_bc")
+# Samplers and replays that use neither, by name.
+_WITHOUT_CRITICS = ("uniform", "fresh", "recent", "old", "on_policy", "her")
+_SHORT = ("sampler", "replay")  # written for sampler.name and replay.name
+_MOST_LISTED = 8
 
 Settings = tuple[tuple[str, str], ...]
 
@@ -117,3 +128,144 @@ def label_tasks(tasks: Collection[Task]) -> dict[Task, str]:
         task: label + "".join(f", {k}={v}" for k, v in task.variant if alike[label] > 1)
         for task, label in labels.items()
     }
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The settings of ``baseline=``: a sampler, or ``key=value`` pairs separated by commas.
+
+    A method is compared with the method of the same algorithm that has these settings and is equal
+    to it in all others. If a key of ``sampler`` or ``replay`` is named, all keys of this group may
+    differ.
+
+    Example:
+        >>> str(Baseline("fresh")), str(Baseline("replay=per,sampler=fresh"))
+        ('sampler=fresh', 'replay=per, sampler=fresh')
+    """
+
+    text: str = DEFAULT_BASELINE
+
+    @cached_property
+    def wanted(self) -> dict[str, str]:
+        """The values of the baseline by dotted key, as written."""
+        if "=" not in self.text:
+            return {"sampler.name": self.text.strip()}
+        # A comma also separates the items of a list.
+        pairs = [part.partition("=") for part in re.split(r",(?=\s*[\w.]+=)", self.text)]
+        if not all(name.strip() and value.strip() for name, _, value in pairs):
+            raise UserError(
+                f"baseline={self.text} cannot be parsed: write the name of a sampler, or pairs "
+                "such as baseline=replay=per,sampler=fresh."
+            )
+        wanted = {name.strip(): value.strip() for name, _, value in pairs}
+        return {f"{key}.name" if key in _SHORT else key: v for key, v in wanted.items()}
+
+    @property
+    def _free(self) -> set[str]:
+        """The keys and groups that the settings name."""
+        return {key.split(".")[0] for key in self.wanted}
+
+    @property
+    def is_default(self) -> bool:
+        """Whether methods are compared as in the paper."""
+        return self.wanted == {"sampler.name": DEFAULT_BASELINE}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key.removesuffix('.name')}={v}" for key, v in self.wanted.items())
+
+    def matches(self, method: Method) -> bool:
+        """Whether a method has the settings of the baseline."""
+        found = method.values
+        return all(key in found and _is_equal(found[key], v) for key, v in self.wanted.items())
+
+    def family(self, method: Method) -> str:
+        """What a method shares with its baseline, by name: ``td3/uniform`` or ``td3``."""
+        return method.algorithm if "replay" in self._free else method.family
+
+    def differing(self, method: Method, other: Method) -> list[str]:
+        """The hyperparameters in which two methods differ, except those that may."""
+        keys = differing(method.values, other.values)
+        return [key for key in keys if key.split(".")[0] not in self._free]
+
+    def order(self, method: Method) -> tuple[Any, ...]:
+        """A sort key: by family, the baseline first, and hyperparameters by numeric value."""
+        settings = tuple((key, _by_size(value)) for key, value in method.settings)
+        replay = (method.replay != "uniform", method.replay)
+        return self.family(method), not self.matches(method), replay, method.sampler, settings
+
+    def check(self, cells: Collection[tuple[Task, Method]]) -> None:
+        """Raises an error unless the settings select one baseline for each method."""
+        known = {key for _, method in cells for key in method.values} | {*_SHORT}
+        for key in self.wanted:
+            if key not in known:
+                raise UserError(
+                    f"No run has the key {key} of baseline={self.text}. {did_you_mean(key, known)}"
+                )
+        alike = defaultdict(set)
+        for task, method in cells:
+            if self.matches(method):
+                fixed = tuple(s for s in method.settings if s[0].split(".")[0] not in self._free)
+                alike[task, fixed].add((task, method))
+        if not alike and not self.is_default:
+            raise UserError(f"No run matches baseline={self.text}: there are {_listed(cells)}.")
+        for twins in alike.values():
+            if len(twins) > 1:
+                raise UserError(
+                    f"Several settings match baseline={self.text}: {_listed(twins)}. Write one of "
+                    "them after baseline=."
+                )
+
+    def of(self, method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
+        """The baseline of a method, if there is one, and how it differs, or why there is none."""
+
+        def distance(other: Method) -> tuple[bool, int, Method]:
+            keys = self.differing(method, other)
+            usable = not keys or (keys == ["num_critics"] and _ignores_extra_critics(method, other))
+            return not usable, len(keys), other
+
+        family = self.family(method)
+        matching = [m for m in candidates if self.family(m) == family and self.matches(m)]
+        if not matching:
+            return None, f"no finished run of {family_label(family)} with {self}"
+        too_far, _, nearest = min(map(distance, matching))
+        keys = self.differing(method, nearest)
+        told = ", ".join(f"{key}={nearest.values.get(key, 'unset')}" for key in keys)
+        if too_far:
+            return None, f"the nearest run with {self} has other hyperparameters: {told}"
+        return nearest, told
+
+
+def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
+    """Whether the baseline would be the same with the method's number of critics."""
+    fewest = min(int(each.values["num_critics"]) for each in (method, baseline))
+    uses_none = {baseline.replay, baseline.sampler} <= {*_WITHOUT_CRITICS}
+    return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and uses_none
+
+
+def _is_equal(setting: str, text: str) -> bool:
+    """Whether a setting, as Python writes it, has a value, as written on the command line."""
+    try:
+        return float(setting) == float(text)
+    except ValueError:
+        return written(ast.literal_eval(setting)) == text.replace(", ", ",")
+
+
+def _by_size(value: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(value), "")
+    except ValueError:
+        return (1, 0.0, value)
+
+
+def _listed(cells: Collection[tuple[Task, Method]]) -> str:
+    """Methods as they are written after ``baseline=``."""
+    told = distinguishing_keys(cells)
+    methods = {method for _, method in cells}
+    has_replays = len({method.replay for method in methods}) > 1
+    names = set()
+    for method in methods:
+        keys = ["replay.name"] * has_replays + ["sampler.name"]
+        keys += sorted(told[method.family, method.sampler] & method.values.keys())
+        pairs = (f"{k.removesuffix('.name')}={method.values[k].strip(chr(39))}" for k in keys)
+        names.add(",".join(pairs))
+    return "; ".join([*sorted(names)[:_MOST_LISTED], *["..."] * (len(names) > _MOST_LISTED)])

@@ -8,16 +8,7 @@ from pathlib import Path
 
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.report import figures, tables
-from vmfer_recipes.report.document import (
-    Block,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    to_html,
-    to_markdown,
-)
+from vmfer_recipes.report.document import Block, Picture, Table, Text, to_html, to_markdown
 from vmfer_recipes.report.runs import METRICS
 from vmfer_recipes.report.study import TOO_FEW, Comparison, Result, Study
 
@@ -66,32 +57,32 @@ def write_report(study: Study, folder: Path) -> list[Path]:
 def _blocks(study: Study) -> list[Block]:
     finding, *numbers = summary(study)
     blocks: list[Block] = [
-        Heading(1, _TITLE),
-        Paragraph(_compared(study)),
-        Paragraph(finding, strong=True),
-        Listing(numbers),
-        Listing(_warnings(study), warning=True),
+        Text("h1", _TITLE),
+        Text("p", _compared(study)),
+        Text("strong", finding),
+        Text("list", numbers),
+        Text("warnings", _warnings(study)),
     ]
     # The average over a single task says no more than the row of the task.
     if study.wide_averages or any(average.paper for average in study.averages):
-        blocks += [Heading(2, "Average improvement"), tables.average_table(study)]
+        blocks += [Text("h2", "Average improvement"), tables.average_table(study)]
     if study.comparisons:
-        blocks.append(Heading(2, "Task by task"))
+        blocks.append(Text("h2", "Task by task"))
         blocks += figures.improvement_figures(study)
         blocks += [tables.comparison_table(study), tables.significance_table(study)]
-    blocks.append(Heading(2, "Scores"))
+    blocks.append(Text("h2", "Scores"))
     blocks += [tables.score_table(study, metric) for metric in METRICS]
-    blocks.append(Heading(2, "Learning curves"))
+    blocks.append(Text("h2", "Learning curves"))
     for task, label in study.task_labels.items():
-        blocks += [Heading(3, label), *figures.curve_figures(study, task)]
+        blocks += [Text("h3", label), *figures.curve_figures(study, task)]
     speeds = tables.speed_table(study)
-    blocks += [*([Heading(2, "Speed")] if speeds.rows else []), speeds]
-    blocks.append(Heading(2, "What was left out"))
+    blocks += [*([Text("h2", "Speed")] if speeds.rows else []), speeds]
+    blocks.append(Text("h2", "What was left out"))
     if not (study.left_out or study.notes):
-        blocks.append(Paragraph("Nothing: every run that was found is part of the numbers."))
-    blocks += [Listing(study.notes), tables.left_out_table(study)]
-    blocks += [Heading(2, "Runs"), tables.run_table(study)]
-    return [*blocks, Heading(2, "How to read this"), Listing(tables.EXPLANATIONS)]
+        blocks.append(Text("p", "Nothing: every run that was found is part of the numbers."))
+    blocks += [Text("list", study.notes), tables.left_out_table(study)]
+    blocks += [Text("h2", "Runs"), tables.run_table(study)]
+    return [*blocks, Text("h2", "How to read this"), Text("list", tables.EXPLANATIONS)]
 
 
 def _compared(study: Study) -> str:

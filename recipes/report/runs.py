@@ -44,9 +44,9 @@ class Run:
     speed: float  # median of its training steps per second, or NaN
 
 
-def final(steps: np.ndarray, values: np.ndarray, total_frames: int) -> float:
+def final(steps: np.ndarray, values: np.ndarray) -> float:
     """The mean of the evaluations in the last tenth of the run."""
-    return float(values[steps >= (1 - FINAL_SHARE) * total_frames].mean())
+    return float(values[steps >= (1 - FINAL_SHARE) * steps[-1]].mean())
 
 
 def area(steps: np.ndarray, values: np.ndarray) -> float:
@@ -62,7 +62,7 @@ def objective(run_dir: Path, metric: str, kind: str, direction: str) -> float:
     steps, values = table["step"], table[metric]
     if kind == "best":
         return float(values.max() if direction == "maximize" else values.min())
-    return area(steps, values) if kind == "area" else final(steps, values, int(steps[-1]))
+    return (area if kind == "area" else final)(steps, values)
 
 
 def read_runs(folder: Path, until: int | None = None) -> tuple[list[Run], list[LeftOut]]:
@@ -124,21 +124,16 @@ def _read_evaluations(file: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     if not file.exists():
         raise ValueError("not evaluated yet: no eval.csv")
     table = read_columns(file)
-    steps, returns, success = (table.get(k) for k in ("step", "return_mean", "success_rate"))
-    if steps is None or returns is None:
-        raise ValueError("eval.csv has no columns step and return_mean")
+    steps, values = table["step"], {"return": table["return_mean"]}
     if not len(steps):
         raise ValueError("not evaluated yet: eval.csv has no rows")
-    if not (np.isfinite(steps).all() and (np.diff(steps) > 0).all() and steps[0] >= 0):
-        raise ValueError("the steps in eval.csv do not increase")
-    if steps[0] > 0:  # every run is evaluated before it learns
-        raise ValueError(f"eval.csv has lost its rows before step {steps[0]:.0f}")
-    values = {"return": returns}
-    if success is not None and np.isfinite(success).any():
-        values["success_rate"] = success
+    # Every run is evaluated before it learns.
+    if steps[0] != 0 or not (np.diff(steps) > 0).all():
+        raise ValueError("the steps in eval.csv do not increase from 0")
+    if np.isfinite(table.get("success_rate", np.nan)).any():
+        values["success_rate"] = table["success_rate"]
     for name, column in values.items():
-        bad = steps[~np.isfinite(column)]
-        if len(bad):
+        if len(bad := steps[~np.isfinite(column)]):
             raise ValueError(f"eval.csv has no {name.replace('_', ' ')} at step {bad[0]:.0f}")
     return steps, values
 

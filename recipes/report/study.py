@@ -1,4 +1,4 @@
-"""From runs to results: cells of the table, comparisons with the baseline, averages over tasks."""
+"""From runs to results: cells of methods and tasks, comparisons, averages over tasks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,69 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from vmfer_recipes.config.saved import read_config
 from vmfer_recipes.report import inference
-from vmfer_recipes.report.baselines import Baseline
-from vmfer_recipes.report.cells import Cell
-from vmfer_recipes.report.inference import Estimate, estimate, holm
-from vmfer_recipes.report.methods import Method, Task, label_methods, label_tasks
-from vmfer_recipes.report.runs import LeftOut, Run
+from vmfer_recipes.report.inference import Estimate, column_estimates, estimate, holm
+from vmfer_recipes.report.methods import Baseline, Method, Task, label_methods, label_tasks
+from vmfer_recipes.report.runs import METRICS, LeftOut, Run, area, final
 
 LEVEL = 0.05  # of significance
 PAPER = read_config(Path(__file__).with_name("paper.yaml"))
 TOO_FEW = "too few seeds"  # the verdict if no scores could have been significant
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one method on one task."""
+
+    task: Task
+    method: Method
+    runs: list[Run]  # the runs from which the numbers are computed
+    complete: bool  # whether they are finished; unfinished runs have a curve but no score
+
+    @cached_property
+    def curves(self) -> dict[str, dict[str, np.ndarray]]:
+        """Estimates at the steps of the coarsest run; other runs are interpolated to them."""
+        coarsest = min(self.runs, key=lambda run: (len(run.steps), run.seed)).steps
+        end = min(run.steps[-1] for run in self.runs)
+        # The end itself may be missing if the coarsest run is not the slowest.
+        steps = np.union1d(coarsest[coarsest <= end], [end])
+        curves = {}
+        for metric in METRICS:
+            if all(metric in run.values for run in self.runs):
+                values = [np.interp(steps, run.steps, run.values[metric]) for run in self.runs]
+                curves[metric] = {"step": steps, **column_estimates(np.stack(values))}
+        return curves
+
+    def area(self, metric: str) -> np.ndarray:
+        """The mean over the whole run, one number per seed."""
+        return np.array([area(run.steps, run.values[metric]) for run in self.runs])
+
+    def final(self, metric: str) -> np.ndarray:
+        """The mean over the end of training, one number per seed."""
+        return np.array([final(run.steps, run.values[metric]) for run in self.runs])
+
+    @property
+    def score_name(self) -> str:
+        """The metric by which the method is judged: the success rate, if there is one."""
+        return [metric for metric in METRICS if metric in self.curves][-1]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The area under the curve of each seed."""
+        return self.area(self.score_name)
+
+    @property
+    def speed(self) -> float:
+        """Training steps per second: the median over runs."""
+        return float(pd.Series([run.speed for run in self.runs]).dropna().median())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,16 +165,17 @@ def make_study(
 
 def _make_cell(study: Study, task: Task, method: Method, runs: list[Run]) -> Cell:
     finished = [run for run in runs if run.finished]
-    if not finished:
+    if finished:
+        for run in runs:
+            if not run.finished:
+                end = f"{run.steps[-1]:,.0f} of {task.total_frames:,}"
+                study.left_out.append(LeftOut(run.path, f"unfinished: evaluated to step {end}"))
+    else:
         study.notes.append(
             f"{study.task_labels[task]}: no run of {study.method_labels[method]} is finished "
             f"({len(runs)} started). Its curve ends at the last step that all of them have "
             "reached, and it has no final numbers."
         )
-    for run in runs:
-        if finished and not run.finished:
-            end = f"{run.steps[-1]:,.0f} of {task.total_frames:,}"
-            study.left_out.append(LeftOut(run.path, f"unfinished: evaluated to step {end}"))
     used = sorted(finished or runs, key=lambda run: run.seed)
     return Cell(task, method, used, bool(finished))
 
@@ -148,18 +196,19 @@ def _compare_on_task(study: Study, task: Task) -> None:
             pairs.append((cell, complete[found], note))
     tested = [_tested(cell.scores, other.scores) for cell, other, _ in pairs]
     p_values = [inference.permutation_p(x, y) for x, y, _ in tested]
+    corrected = holm(p_values)
     # A corrected p-value increases with every p-value, so the lowest ones give its lowest value.
     best = holm([inference.best_possible_p((len(x), len(y))) for x, y, _ in tested])
-    level = LEVEL / max(1, len(pairs))  # the threshold of Holm's first step
-    for i, (corrected_p, best_p) in enumerate(zip(holm(p_values), best, strict=True)):
-        (cell, other, note), (x, y, is_ratio) = pairs[i], tested[i]
+    for i, (cell, other, note) in enumerate(pairs):
+        x, y, is_ratio = tested[i]
+        level = LEVEL / len(pairs)  # the threshold of Holm's first step
         detectable = inference.smallest_detectable_difference(x, y, level)
         mine, theirs = _paired_by_seed(cell, other)
         study.comparisons.append(
             Comparison(
                 **_effects([(cell, other)]),
                 place=study.task_labels[task],
-                verdict=_verdict(best_p, corrected_p < LEVEL, bool(x.mean() > y.mean())),
+                verdict=_verdict(best[i], corrected[i] < LEVEL, bool(x.mean() > y.mean())),
                 cell=cell,
                 baseline=other,
                 note=note,
@@ -168,8 +217,8 @@ def _compare_on_task(study: Study, task: Task) -> None:
                 paired_p=inference.sign_flip_p(mine - theirs) if len(mine) else math.nan,
                 is_ratio=is_ratio,
                 p_value=p_values[i],
-                corrected_p=corrected_p,
-                best_p=best_p,
+                corrected_p=corrected[i],
+                best_p=best[i],
                 detectable=math.exp(detectable) if is_ratio else detectable,
             )
         )
@@ -244,12 +293,9 @@ def _average_over_tasks(study: Study) -> None:
         length = f"{version}, {frames:,} steps"
         if len(members) > 1:
             place = f"mean of {len(members)} tasks, {length}"
-            is_higher, is_lower = (
-                effects["probability"].low > 0.5,
-                effects["probability"].high < 0.5,
-            )
+            _, low, high = effects["probability"]
             best_p = inference.best_possible_p(*effects["seeds"])
-            verdict = _verdict(best_p, is_higher or is_lower, is_higher)
+            verdict = _verdict(best_p, low > 0.5 or high < 0.5, low > 0.5)
         names = ", ".join(sorted(member.cell.task.name for member in members))
         count = f"{len(members)} of the paper's {len(known)}" if is_papers else "other"
         tasks = f"{count} tasks ({names}; {length})"
@@ -272,13 +318,13 @@ def _note_missing_cells(study: Study) -> None:
     baseline = study.baseline
     for method, label in study.method_labels.items():
         own = {cell.task for cell in study.cells if cell.method == method}
-        frames, versions = {task.total_frames for task in own}, {task.version for task in own}
+        kinds = {(task.total_frames, task.version) for task in own}
         missing = {
-            study.task_labels[task]
-            for task, other in ((cell.task, cell.method) for cell in study.cells)
-            if task not in own and task.total_frames in frames and task.version in versions
-            if baseline.family(other) == baseline.family(method)
-            if not baseline.differing(method, other)
+            study.task_labels[cell.task]
+            for cell in study.cells
+            if cell.task not in own and (cell.task.total_frames, cell.task.version) in kinds
+            if baseline.family(cell.method) == baseline.family(method)
+            if not baseline.differing(method, cell.method)
         }
         if missing:
             study.notes.append(

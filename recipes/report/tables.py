@@ -173,9 +173,9 @@ def run_table(study: Study) -> Table:
     rows: _Rows = []
     for cell in study.cells:
         for run in cell.runs:
-            curve, end = (run.steps, run.values["return"]), int(run.steps[-1])
-            scores = (area(*curve), final(*curve, end)) if cell.complete else (None, None)
-            rows.append((*study.label(cell), run.seed, end, *scores, run.path))
+            curve = run.steps, run.values["return"]
+            scores = (area(*curve), final(*curve)) if cell.complete else (None, None)
+            rows.append((*study.label(cell), run.seed, int(run.steps[-1]), *scores, run.path))
     columns = {**_PLACE, "seed": "", "evaluated to step": ""}
     columns |= {"AUC of return": "{:,.1f}", "final return": "{:,.1f}", "run": ""}
     return Table("runs", _caption("runs"), columns, rows)

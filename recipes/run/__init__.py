@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from vmfer_recipes import lazy_names
 
 if TYPE_CHECKING:
-    from vmfer_recipes.run.session import Session, TrainingSession
+    from vmfer_recipes.run.session import Session, TrainingSession, updates
 
-__all__ = ["Session", "TrainingSession"]
+__all__ = ["Session", "TrainingSession", "updates"]
 
-__getattr__ = lazy_names(__name__, {"Session": "session", "TrainingSession": "session"})
+__getattr__ = lazy_names(__name__, dict.fromkeys(__all__, "session"))

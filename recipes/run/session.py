@@ -6,7 +6,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer.plain_state import save_file
 from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
-from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import EnvironmentPart, environment_state
 from vmfer_recipes.run.checkpoints import Checkpoints, MismatchError, load_parts, plain_data
@@ -27,10 +27,65 @@ from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.log import RunLog
-from vmfer_recipes.run.progress import Averages, Clock, Progress, start_message
+from vmfer_recipes.run.progress import Clock, Progress, start_message
 
 EVALUATION_SEED = 1_000_000  # far from the seeds of training environments
 _SECONDS = 0.2  # the time between two reports of the progress
+_MOST = 1000  # values that are kept, so that memory does not grow with the interval between rows
+
+
+class Averages:
+    """Means of metrics since they were last read."""
+
+    def __init__(self) -> None:
+        # Values are kept and summed later, because operations on single numbers are slow.
+        self._values: dict[str, list[torch.Tensor]] = {}
+        self._sums: dict[str, tuple[float, int]] = {}  # sums and numbers of earlier values
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def add(self, **metrics: torch.Tensor) -> None:
+        """Adds one value for each metric."""
+        for name, value in metrics.items():
+            values = self._values.setdefault(name, [])
+            if len(values) >= _MOST:
+                self._sums[name] = self._sum(name)
+                values.clear()
+            values.append(value.detach())
+
+    def _sum(self, name: str) -> tuple[float, int]:
+        values = torch.stack(self._values[name]).double()
+        total, count = self._sums.get(name, (0.0, 0))
+        return total + values.sum().item(), count + values.numel()
+
+    def means(self) -> dict[str, float]:
+        """The means, by name."""
+        sums = {name: self._sum(name) for name in self._values}
+        return {name: total / count for name, (total, count) in sums.items()}
+
+    def pop(self) -> dict[str, float]:
+        """The means, by name. Then removes all values."""
+        means = self.means()
+        self._values.clear()
+        self._sums.clear()
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values, by name, and the sums of earlier ones."""
+        values = {name: torch.stack(values) for name, values in self._values.items()}
+        return {"values": values, "sums": dict(self._sums)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores a saved state."""
+        self._sums = dict(state["sums"])
+        self._values = {name: list(values) for name, values in state["values"].items()}
+
+
+def updates(step: int, ratio: int | float | str) -> range:
+    """The numbers of the critic updates after an environment step, for a ``utd_ratio``."""
+    numerator, denominator = as_fraction(ratio)
+    return range((step - 1) * numerator // denominator + 1, step * numerator // denominator + 1)
 
 
 class Stateful(Protocol):

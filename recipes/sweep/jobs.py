@@ -141,8 +141,7 @@ def _reference(key: str, job: Job) -> str:
         return "${hydra:runtime.choices.experiment}"
     part = getattr(job.config, name, None)
     if isinstance(part, Config):
-        # Custom classes with the same name have different import paths.
-        name += "._target_" if is_custom(part) or not hasattr(part, "name") else ".name"
+        name += ".name" if hasattr(part, "name") else "._target_"
     return f"${{{name}}}"
 
 

@@ -20,9 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from vmfer_recipes.config._hydra import SweepComposer, current_job
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import groups
+from vmfer_recipes.config.keys import groups, to_config
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import StoppedError
 from vmfer_recipes.sweep.jobs import (
     Job,

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from vmfer_recipes.report import inference
-from vmfer_recipes.report.baselines import Baseline
+from vmfer_recipes.report.methods import Baseline
 from vmfer_recipes.report.runs import read_runs
 from vmfer_recipes.report.study import Study, make_study
 

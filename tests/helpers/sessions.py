@@ -1,7 +1,6 @@
 """A session without a run directory."""
 
-from vmfer_recipes.run.progress import Averages
-from vmfer_recipes.run.session import TrainingSession
+from vmfer_recipes.run.session import Averages, TrainingSession
 
 
 class BareSession(TrainingSession):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -46,21 +45,6 @@ def run(tmp_path):
     return run_in_copy
 
 
-@pytest.fixture
-def run_here(tmp_path, monkeypatch):
-    """``run_here(command, *overrides)``: the same without the seconds that imports take."""
-
-    def run_in_copy(command: str, *overrides: str) -> None:
-        script, *arguments = words_of(command)
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [script, *arguments, *overrides])
-        monkeypatch.setattr(sys, "path", [*sys.path])
-        monkeypatch.delitem(sys.modules, "smooth_td3", raising=False)
-        runpy.run_path(script, run_name="__main__")
-
-    return run_in_copy
-
-
 def commands(module: Path) -> list[str]:
     """Returns the commands in the docstring of an example."""
     docstring = module.read_text().split('"""')[1]
@@ -85,12 +69,12 @@ def test_custom_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
     ]
 
 
-def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run, run_here):
+def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run):
     module = EXAMPLES / "own_algorithm" / "smooth_td3.py"
     shutil.copy(module, tmp_path)
     script, _, by_module, _ = commands(module)
     run(script, *SMALL)
-    run_here(by_module, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
+    run(by_module, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
     (run_dir,) = finished(tmp_path / "runs")
     assert run_dir == "smooth_td3/InvertedPendulum-v4/uniform-vmf_uncertainty/seed0"
     evaluations = (tmp_path / "runs" / run_dir / "eval.csv").read_text().splitlines()[1:]

@@ -16,10 +16,8 @@ from vmfer_recipes.config.algorithms import TemperatureConfig
 from vmfer_recipes.config.keys import key
 from vmfer_recipes.config.training import to_config
 
-NAMES = ["policy", "observations", "loss", "critic_optimizer", "actor_optimizer"]
 
-
-def imitating_agent(cfg, *, offline=False):
+def imitating_agent(cfg):
     """TD3 whose actor loss also reads the stored action."""
     maker = AgentMaker(cfg)
     actor = deterministic_actor(maker.env, maker.networks)
@@ -31,7 +29,7 @@ def imitating_agent(cfg, *, offline=False):
     return maker.agent(
         actor,
         loss,
-        explorer=None if offline else exploring(actor, cfg.fast, 0.1),
+        explorer=exploring(actor, cfg.fast, 0.1),
         critic_optimizer=adam(loss.qvalue_network_params, 1e-3),
         actor_optimizer=adam(loss.actor_network_params, 1e-3),
         actor_keys=("observation", "action"),
@@ -92,10 +90,3 @@ def test_critics_can_have_other_networks_than_the_actor(configuration, tmp_path)
     assert {layer.warmup for layer in renorms} == {100}
     td = TensorDict({"observation": torch.randn(7, 4), "action": torch.randn(7, 1)}, [7])
     assert critics[1](td)["state_action_value"].shape == (7, 25)
-
-
-def test_an_agent_for_a_dataset_has_no_collector(configuration, tmp_path):
-    agent = imitating_agent(to_config(configuration("td3", tmp_path)), offline=True)
-    assert agent.collector is None
-    assert agent.targets is None
-    assert list(agent.components()) == [*NAMES, "replay"]

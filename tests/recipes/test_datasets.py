@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.datasets import PENDULUM, Bomb, environment, load
+from helpers.datasets import PENDULUM, environment, load
 from vmfer_recipes.agent.observations import make_observations
 from vmfer_recipes.config.algorithms import TD3BCConfig
 from vmfer_recipes.config.errors import UserError
@@ -20,21 +20,6 @@ from vmfer_recipes.offline.scores import reference_returns
 @pytest.fixture
 def run_copy(recorded_run, tmp_path):
     return shutil.copytree(recorded_run, tmp_path / "run")
-
-
-def change_storage(run_dir, change):
-    """Changes what the checkpoint of a run holds of its replay buffer."""
-    (file,) = (run_dir / "checkpoint").glob("step_*.pt")
-    state = torch.load(file, weights_only=True)
-    change(state["parts"]["replay"]["storage"])
-    torch.save(state, file)
-
-
-def changed(change):
-    """A change of the columns now, and of those after the step."""
-    return lambda storage: change(
-        storage["rows"]["tensors"], storage["rows"]["nested"]["next"]["tensors"]
-    )
 
 
 def test_all_transitions_of_a_run_are_loaded_as_they_were_stored(recorded_run, checkpoint):
@@ -68,19 +53,17 @@ def test_only_the_time_limit_may_differ_from_that_of_the_run(recorded_run):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(lambda now, _: now["observation"][3].fill_(torch.nan)), "NaN .* transition 3"),
-        (changed(lambda _, after: after["reward"][5].fill_(torch.inf)), "reward"),
-        (changed(lambda now, _: now["action"][7].fill_(1.5)), r"\[4.5\] .*\[-3.0\] to \[3.0\]"),
-        (changed(lambda now, _: now.pop("action")), "holds no replay buffer"),
-        (changed(lambda now, _: now.update(observation=torch.zeros(100, 9))), r"\[100, 9\]"),
-        (changed(lambda now, _: now.update(observation="zeros")), "holds no replay buffer"),
-        (changed(lambda now, _: now.update(desired_goal=torch.zeros(100, 2))), "replay=her"),
-        (lambda storage: storage["rows"]["nested"].update(next=None), "holds no replay buffer"),
-        (lambda storage: storage.update(rows=None), "buffer is empty: train it longer"),
+        (lambda rows: rows["tensors"]["observation"][3].fill_(torch.nan), "NaN .* transition 3"),
+        (lambda rows: rows["tensors"]["action"][7].fill_(1.5), r"\[4.5\] .*\[-3.0\] to \[3.0\]"),
+        (lambda rows: rows["tensors"].pop("action"), "holds no replay buffer"),
+        (lambda rows: rows["tensors"].update(desired_goal=torch.zeros(100, 2)), "replay=her"),
     ],
 )
 def test_a_bad_buffer_is_an_error_with_value_and_cure(run_copy, change, message):
-    change_storage(run_copy, change)
+    (file,) = (run_copy / "checkpoint").glob("step_*.pt")
+    state = torch.load(file, weights_only=True)
+    change(state["parts"]["replay"]["storage"]["rows"])
+    torch.save(state, file)
     with pytest.raises(UserError, match=message) as caught:
         load(run_copy)
     assert ": " in str(caught.value)
@@ -95,20 +78,10 @@ def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_copy):
         load(run_copy)
 
 
-@pytest.mark.parametrize("content", ["", "env: {name: 3}", "- 1", "env: ["])
-def test_a_damaged_configuration_is_refused(run_copy, content):
-    (run_copy / "config.yaml").write_text(content)
+def test_a_damaged_configuration_is_refused(run_copy):
+    (run_copy / "config.yaml").write_text("env: [")
     with pytest.raises(UserError, match="not the configuration of a run"):
         load(run_copy)
-
-
-def test_a_checkpoint_is_read_without_executing_it(run_copy, tmp_path, capsys):
-    marker = tmp_path / "executed"
-    (file,) = (run_copy / "checkpoint").glob("step_*.pt")
-    torch.save({"step": 100, "parts": Bomb(marker)}, file)
-    with pytest.raises(UserError, match=r"No checkpoint in \S+ can be read: try again, or choose"):
-        load(run_copy)
-    assert not marker.exists()
 
 
 def test_a_key_normalize_without_a_dataset_changes_nothing(configuration, tmp_path):
@@ -137,8 +110,6 @@ def test_one_path_in_several_spellings_is_one_dataset(configuration, tmp_path):
         ("Hopper-v4", 3234.3, 100.0),
         ("Hopper-v5", -20.272305, 0.0),
         ("HalfCheetah-v4", 5927.410524, 50.0),
-        ("Walker2d-v4", 2296.964504, 50.0),
-        ("Ant-v4", 1777.05, 50.0),
     ],
 )
 def test_scores_follow_the_reference_returns_of_d4rl(name, value, score, tmp_path):

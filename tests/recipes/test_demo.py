@@ -14,14 +14,8 @@ from vmfer_recipes.td3 import main
 
 ROOT = Path(__file__).parents[2]
 SHORTENED = (
-    "total_frames=160",
-    "init_random_frames=60",
-    "eval_interval=80",
-    "num_eval_episodes=1",
-    "log_interval=20",
-    "hidden=[16,16]",
-    "batch_size=16",
-    "solved_at=0.5",
+    *("total_frames=160", "init_random_frames=60", "eval_interval=80", "num_eval_episodes=1"),
+    *("log_interval=20", "hidden=[16,16]", "batch_size=16", "solved_at=0.5"),
 )
 
 

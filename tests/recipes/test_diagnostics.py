@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from vmfer_recipes.agent import agent as agent_module
 from vmfer_recipes.agent.diagnostics import measure, signal_to_noise
 from vmfer_recipes.agent.replay import unchanged_random_numbers
 
@@ -142,16 +141,6 @@ def test_without_a_stored_distribution_its_size_is_left_out(make_agent, sampler)
     assert found.keys() >= OF_ACTOR
 
 
-def test_ages_count_updates_of_the_factors(make_agent):
-    agent = make_agent("td3", "sampler=vmf_rank", CHEETAH)
-    for slots in (range(10), range(5), range(5)):
-        index = torch.tensor(list(slots))
-        agent.buffer.update_actor_priority(index, torch.full((len(index),), 2.0))
-    found = measure(agent, agent.actor_batch(None))
-    assert found["factor_age"] == pytest.approx((5 * 0 + 5 * 2) / 10)
-    assert found["unscored_fraction"] == pytest.approx(0.9)
-
-
 def test_what_is_not_defined_is_left_out(make_agent):
     agent = make_agent("td3", "sampler=vmf_rank", "batch_size=1")
     for param in agent.loss.qvalue_network_params.values(True, True):
@@ -194,20 +183,6 @@ def test_measuring_changes_nothing(make_agent, algorithm, assert_equal):
 
 def _plain(state):
     return dict(state) if hasattr(state, "keys") else state
-
-
-def test_a_run_does_not_depend_on_them(train, assert_equal, table, monkeypatch, tmp_path):
-    options = (CHEETAH, "total_frames=120", "log_interval=10", "actor_noise=0.1")
-    measured = train("td3", tmp_path / "measured", *options)
-    monkeypatch.setattr(agent_module, "measure", lambda *_: {})
-    without = train("td3", tmp_path / "without", *options)
-    policies = (torch.load(d / "policy.pt", weights_only=True) for d in (measured, without))
-    assert_equal(*map(dict, policies))
-    assert (measured / "eval.csv").read_bytes() == (without / "eval.csv").read_bytes()
-    rows, other_rows = table(measured / "train.csv"), table(without / "train.csv")
-    assert other_rows[-1].keys() < rows[-1].keys()
-    for row, other in zip(rows, other_rows, strict=True):
-        assert {name: row[name] for name in other} == other
 
 
 @pytest.mark.parametrize(("device", "saved"), [("cpu", []), ("cuda:1", [1])])

@@ -63,20 +63,6 @@ def test_every_sampler_trains(algorithm, sampler, train, table, tmp_path):
     assert (run_dir / "finished").exists()
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    ["redq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tqc", "crossq"))],
-)
-def test_the_fast_path_trains_like_torchrls(algorithm, train, table, tmp_path):
-    small = ("total_frames=90", "init_random_frames=60", "log_interval=5", "eval_interval=90")
-    losses = []
-    for fast in ("true", "false"):
-        run_dir = train(algorithm, tmp_path / fast, *SIZES[algorithm], *small, f"fast={fast}")
-        losses.append([float(row["critic_loss"] or 0) for row in table(run_dir / "train.csv")])
-    assert len(losses[0]) == len(losses[1]) > 5
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-
 class TestPublishedSettings:
     """Of the papers, or of the authors' code where the paper leaves something out."""
 

@@ -20,16 +20,8 @@ from vmfer_recipes.sweep.records import read_records
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
 TINY = (
-    "total_frames=200",
-    "init_random_frames=50",
-    "eval_interval=100",
-    "log_interval=25",
-    "checkpoint_interval=50",
-    "num_eval_episodes=1",
-    "hidden=[16,16]",
-    "batch_size=16",
-    "replay.buffer_size=1000",
-    "sampler=uniform,vmf_rank",
+    *("total_frames=200", "init_random_frames=50", "eval_interval=100", "num_eval_episodes=1"),
+    *("hidden=[16,16]", "batch_size=16", "checkpoint_interval=50", "sampler=uniform,vmf_rank"),
 )
 # The command in the comment of an experiment, and the stated amount of work.
 COMMAND = re.compile(

@@ -295,10 +295,6 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, failure):
     assert "both have seed=0" in failure(f"run=[{source},{same[4:]}]")
     other = copy("other", "seed: 0", "seed: 0\nold_key: 3")
     assert "does not fit this version of td3 (old_key is" in failure(other)
-    renamed = copy("renamed", "name: fresh", "name: mine")
-    overrides = "arms=[fresh,directions=pre_tanh]"
-    line = failure(renamed, overrides, "at=80", f"out={tmp_path}/out")
-    assert "has no sampler, and the run's sampler.name=mine is not a choice" in line
     shutil.rmtree(tmp_path / "own" / "checkpoint" / "kept")
     shutil.copy(source / "config.yaml", tmp_path / "own")
     assert "has no kept checkpoints (available: 120)" in failure(own)
@@ -328,16 +324,13 @@ def test_forks_of_other_settings_are_refused(source, tmp_path, forks, failure):
     record = tmp_path / "seed0/step80/checkpoint.json"
     record.write_text(record.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
     assert "holds forks of another checkpoint" in failure(*here)
-    for damaged in ("[]", '{"run": "here"}', "{"):
-        record.write_text(damaged)
-        assert "checkpoint.json cannot be read" in failure(*here)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["redq", "tqc", "crossq"])
-@pytest.mark.parametrize("mode", ["mode=live steps=10", "mode=frozen updates=6"])
-def test_other_algorithms_can_be_forked(algorithm, mode, train, tmp_path, forks):
+def test_other_algorithms_can_be_forked(algorithm, train, tmp_path, forks):
     wide = () if algorithm == "redq" else ("critic_hidden=[16,16]",)
     run = train(algorithm, tmp_path / "run", *SOURCE, *wide, "utd_ratio=1")
-    arguments = ("arms=[fresh,vmf_rank]", *mode.split(), "draws=2")
-    assert distinct_returns(forks(run, tmp_path / "out", *arguments)) == 4
+    for mode, length in (("live", "steps=10"), ("frozen", "updates=6")):
+        arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", length, "draws=2")
+        assert distinct_returns(forks(run, tmp_path / mode, *arguments)) == 4

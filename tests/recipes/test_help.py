@@ -15,9 +15,8 @@ from omegaconf import OmegaConf
 from vmfer_recipes import sac, shooting, td3, td3_bc
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import Config, describe, key
+from vmfer_recipes.config.keys import Config, describe, key, validate
 from vmfer_recipes.config.names import flat
-from vmfer_recipes.config.validation import validate
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {"td3": td3, "sac": sac, "td3_bc": td3_bc, "shooting": shooting}
@@ -70,20 +69,6 @@ def test_hydra_still_prints_the_configuration(help_of):
     printed = OmegaConf.create(help_of("td3", "total_frames=1e4", "--cfg", "job"))
     assert printed.total_frames == 10_000
     assert printed.sampler.name == "vmf_uncertainty"
-
-
-def test_an_external_recipe_adds_keys_and_changes_defaults():
-    @dataclass
-    class MineConfig(TD3Config):
-        gamma: float = 0.5
-        quantiles: int = key(25, "quantiles of a critic", low=1, high=100)
-
-    described = {each.name: each for each in describe(MineConfig)}
-    assert described["gamma"].default == 0.5
-    assert described["gamma"].meaning == "discount factor"
-    assert described["gamma"].range == "0 to 1"
-    assert described["quantiles"].range == "1 to 100"
-    assert {each.name for each in describe(TD3Config)} < described.keys()
 
 
 def test_a_key_names_the_choices_that_have_it():

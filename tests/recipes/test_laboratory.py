@@ -10,7 +10,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 from helpers import brute_force
 from helpers.losses import gradients
 from helpers.sessions import BareSession
-from torchrl_vmfer import GradientNormSampler, InverseTDSampler, VMFSampler
+from torchrl_vmfer import (
+    ActorCriticReplayBuffer,
+    GradientNormSampler,
+    InverseTDSampler,
+    VMFSampler,
+)
 from vmfer_recipes import sac, td3
 from vmfer_recipes.agent.replay import action_distances, weighted_mean
 from vmfer_recipes.config.names import choices_of
@@ -28,17 +33,17 @@ def make_agent(agent_of, tmp_path):
 
 @pytest.fixture
 def stored(monkeypatch):
-    """``stored(sampler)``: records each slot and value that samplers of the class receive."""
+    """``stored(receiver)``: records each slot and value that samplers, or buffers, receive."""
 
-    def record(sampler):
+    def record(receiver):
         received = []
-        update = sampler.update_priority
+        update = receiver.update_priority
 
         def recording(self, index, priority, **kwargs):
             received.append((index.clone(), priority.clone()))
             return update(self, index, priority, **kwargs)
 
-        monkeypatch.setattr(sampler, "update_priority", recording)
+        monkeypatch.setattr(receiver, "update_priority", recording)
         return received
 
     return record
@@ -63,18 +68,21 @@ def gradient_norms(loss, rows):
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize(
-    ("algorithm", "name", "sampler", "signal"),
+    ("algorithm", "choice", "receiver", "signal"),
     [
-        ("td3", "inverse_td", InverseTDSampler, td_errors),
-        ("sac", "inverse_td", InverseTDSampler, td_errors),
-        ("td3", "gradient_norm", GradientNormSampler, gradient_norms),
+        ("td3", "sampler=inverse_td", InverseTDSampler, td_errors),
+        ("sac", "sampler=inverse_td", InverseTDSampler, td_errors),
+        ("td3", "sampler=gradient_norm", GradientNormSampler, gradient_norms),
+        ("td3", "replay=per", ActorCriticReplayBuffer, td_errors),
+        ("sac", "replay=per", ActorCriticReplayBuffer, td_errors),
+        ("sac", "replay=per_rank", ActorCriticReplayBuffer, td_errors),
     ],
 )
 def test_signals_belong_to_their_transitions(
-    algorithm, name, sampler, signal, fast, make_agent, stored
+    algorithm, choice, receiver, signal, fast, make_agent, stored
 ):
-    received = stored(sampler)
-    agent = make_agent(algorithm, *FROZEN, f"sampler={name}", f"fast={fast}")
+    received = stored(receiver)
+    agent = make_agent(algorithm, *FROZEN, choice, f"fast={fast}")
     update(algorithm, agent)
     expected = signal(agent.loss, agent.buffer[:])
     assert len(received) == 5

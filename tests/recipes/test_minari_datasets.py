@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import sys
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.datasets import PENDULUM, Bomb, environment, load
+from helpers.datasets import PENDULUM, environment, load
 from helpers.minari_data import record
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
@@ -146,10 +145,9 @@ def set_value(name, value):
     ("change", "message"),
     [
         (set_value("episode_0/rewards", np.nan), "NaN or infinity in 'next reward'.*transition 0"),
-        (set_value("episode_0/observations", np.inf), "NaN or infinity in 'observation'"),
         (set_value("episode_0/actions", 3.5), r"action \[3.5\] .*outside the bounds .*clip"),
         (replace("episode_1/rewards", np.zeros(99)), "has 99 rewards, but"),
-        (replace("episode_1/observations", np.zeros((99, 4))), "observations instead of"),
+        (replace("episode_1/observations", np.zeros((99, 4))), "but observations for 98 steps"),
         (replace("episode_1/actions", "go left"), "episode_1/actions is not a numeric array"),
         (
             replace("episode_1/observations", lambda old: old.repeat(2, 1)),
@@ -193,12 +191,10 @@ def test_the_same_task_under_a_name_that_gymnasium_removed_is_accepted(pendulum_
     assert len(load(pendulum_copy)) > 0
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("Mine-v2", "Mine-v4"), ("Mine-v4", "Mine-v3")])
-def test_versions_of_other_tasks_are_different_environments(pendulum_copy, theirs, ours):
-    change_metadata(pendulum_copy, env_spec=json.dumps({"id": theirs}))
-    cfg = EnvConfig(name=ours)
-    with pytest.raises(UserError, match=f"{theirs} there, {ours} here"):
-        load_transitions(str(pendulum_copy), environment(PENDULUM), cfg)
+def test_versions_of_other_tasks_are_different_environments(pendulum_copy):
+    change_metadata(pendulum_copy, env_spec=json.dumps({"id": "Mine-v2"}))
+    with pytest.raises(UserError, match="Mine-v2 there, Mine-v4 here"):
+        load_transitions(str(pendulum_copy), environment(PENDULUM), EnvConfig(name="Mine-v4"))
 
 
 def test_episodes_without_steps_are_skipped(pendulum_copy):
@@ -231,14 +227,6 @@ def test_the_environment_that_a_data_set_names_is_not_made(pendulum_copy, tmp_pa
     with pytest.raises(UserError, match="comes from another environment"):
         load(pendulum_copy)
     assert not marker.exists()
-
-
-def test_pickled_objects_in_a_data_set_are_not_loaded(pendulum_copy, tmp_path):
-    bomb = np.void(pickle.dumps(Bomb(tmp_path / "executed")))
-    change_data(pendulum_copy, replace("episode_0/rewards", np.array([bomb])))
-    with pytest.raises(UserError, match="not a numeric array"):
-        load(pendulum_copy)
-    assert not (tmp_path / "executed").exists()
 
 
 def test_without_h5py_the_error_names_the_command(pendulum, monkeypatch):

@@ -4,61 +4,24 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from helpers import brute_force
 from helpers.sessions import BareSession
-from torchrl_vmfer import ActorCriticReplayBuffer, VMFSACLoss, VMFTD3Loss
-from vmfer_recipes.agent import agent as agent_module
+from vmfer_recipes import sac, td3
 from vmfer_recipes.config.training import to_config
 
-CLASSES = {"td3": (VMFTD3Loss, "value_loss"), "sac": (VMFSACLoss, "qvalue_v2_loss")}
+RECIPES = {"td3": td3, "sac": sac}
 # 60 random steps, then 40 steps of learning.
 SHORT = ("init_random_frames=60", "total_frames=100", "eval_interval=1000", "log_interval=10")
 
 
 @pytest.fixture
-def watch(train, tmp_path, monkeypatch):
-    """Trains and records all calls between recipe, loss and buffer."""
-
-    def start(algorithm, *overrides, before_critic_loss=lambda loss, batch: None):
-        seen = SimpleNamespace(critic=[], actor=[], priorities=[], buffer=None, loss=None)
-        loss_class, name = CLASSES[algorithm]
-        critic_loss, actor_loss = getattr(loss_class, name), loss_class.actor_loss
-        update_priority = ActorCriticReplayBuffer.update_priority
-
-        def spy_critic(self, batch):
-            note = before_critic_loss(self, batch)
-            value, info = critic_loss(self, batch)
-            seen.loss = self
-            seen.critic.append((batch, value.detach(), info, note))
-            return value, info
-
-        def spy_actor(self, batch):
-            before = self.actor_network_params.data.clone()
-            critics = self.qvalue_network_params.data.clone()
-            value, info = actor_loss(self, batch)
-            seen.actor.append((batch, value.detach(), info, before, critics))
-            return value, info
-
-        def spy_priority(self, index, priority, *generation):
-            seen.buffer = self
-            seen.priorities.append((index, priority))
-            return update_priority(self, index, priority, *generation)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(loss_class, name, spy_critic)
-            patch.setattr(loss_class, "actor_loss", spy_actor)
-            patch.setattr(agent_module, "measure", lambda *_: {})  # calls the loss, too
-            patch.setattr(ActorCriticReplayBuffer, "update_priority", spy_priority)
-            run = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-            train(algorithm, run, *SHORT, "fast=false", *overrides)  # which calls the loss
-        return seen
-
-    return start
+def make_agent(agent_of, tmp_path):
+    """``make_agent(algorithm, *overrides)``: an agent that uses TorchRL's updates."""
+    return lambda *words: agent_of(words[0], tmp_path, "fast=false", *words[1:], frames=70)
 
 
 @pytest.fixture
@@ -140,37 +103,39 @@ def test_sac_updates_targets_after_each_critic_update(order_of_updates):
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_five_critics_learn_and_differ(watch, algorithm):
-    seen = watch(algorithm, "num_critics=5", "utd_ratio=2")
-    indices = [batch["index"] for batch, *_ in seen.critic]
-    assert not torch.equal(indices[0], indices[1])  # each update of a step has its batch
-    params = seen.loss.qvalue_network_params
+def test_five_critics_learn_and_differ(make_agent, algorithm):
+    agent, recipe = make_agent(algorithm, "num_critics=5"), RECIPES[algorithm]
+    params = agent.loss.qvalue_network_params
     assert params.batch_size == torch.Size([5])
-    first = seen.actor[0][4]
+    before = params.data.clone()
+    first, second = (recipe.update_critics(BareSession(), agent) for _ in range(2))
+    assert not torch.equal(first["index"], second["index"])
     for start, end in zip(
-        first.flatten_keys().values(), params.data.flatten_keys().values(), strict=True
+        before.flatten_keys().values(), params.data.flatten_keys().values(), strict=True
     ):
         assert all(not torch.equal(start[i], end[i]) for i in range(5))
     weights = next(value for value in params.data.flatten_keys().values() if value.ndim == 3)
     assert all(not torch.equal(weights[0], weights[i]) for i in range(1, 5))
     # Of five signs the mean is ±1/5, ±3/5 or ±1: InvertedPendulum has one action.
-    lengths = torch.cat([info["vmf_resultant_length"] for _, _, info, *_ in seen.actor])
-    assert set((5 * lengths).round(decimals=3).tolist()) <= {1.0, 3.0, 5.0}
+    _, info = agent.loss.actor_loss(agent.actor_batch(second))
+    lengths = (5 * info["vmf_resultant_length"]).round(decimals=3)
+    assert set(lengths.tolist()) <= {1.0, 3.0, 5.0}
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "vmf_uncertainty"])
-def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(watch, sampler):
+def test_actor_noise_changes_the_actions_at_which_critics_are_evaluated(make_agent, sampler):
     @torch.no_grad()
-    def evaluated_at_the_policy(seen):
-        batch, value, _, actor, critics = seen.actor[-1]
-        action = brute_force.policy_action(seen.loss, batch, params=actor)
-        at_policy = -brute_force.critic_values(seen.loss, batch, action, params=critics)[0].mean()
+    def evaluated_at_the_policy(*overrides):
+        agent = make_agent("td3", f"sampler={sampler}", *overrides)
+        batch = agent.actor_batch(agent.critic_batch())
+        with torch.enable_grad():
+            value, _ = agent.loss.actor_loss(batch)
+        action = brute_force.policy_action(agent.loss, batch)
+        at_policy = -brute_force.critic_values(agent.loss, batch, action)[0].mean()
         return torch.allclose(value, at_policy, atol=1e-6)
 
-    assert evaluated_at_the_policy(watch("td3", f"sampler={sampler}"))
-    noisy = watch("td3", f"sampler={sampler}", "actor_noise=0.2")
-    assert noisy.loss.actor_noise == 0.2
-    assert not evaluated_at_the_policy(noisy)
+    assert evaluated_at_the_policy()
+    assert not evaluated_at_the_policy("actor_noise=0.2")
 
 
 def test_the_entropy_gradient_makes_critics_appear_to_agree(train, table, tmp_path):
@@ -185,53 +150,17 @@ def test_the_entropy_gradient_makes_critics_appear_to_agree(train, table, tmp_pa
 
 @pytest.mark.parametrize("replay", ["per", "per_rank"])
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_prioritized_replay(watch, monkeypatch, algorithm, replay):
-    targets = []
-    compute_target = VMFSACLoss._compute_target_v2
-
-    def remember(self, batch):
-        targets.append(compute_target(self, batch))
-        return targets[-1]
-
-    monkeypatch.setattr(VMFSACLoss, "_compute_target_v2", remember)
-
-    @torch.no_grad()
-    def predictions(loss, batch):
-        return brute_force.critic_values(loss, batch, batch["action"])
-
-    options = (f"replay={replay}", "sampler=uniform")
-    seen = watch(algorithm, *options, before_critic_loss=predictions)
-    if algorithm == "td3":
-        targets = [info["target_value"] for _, _, info, _ in seen.critic]
-    assert len(seen.priorities) == len(seen.critic) == 40
-    for (batch, value, _, predicted), target, (index, priority) in zip(
-        seen.critic, targets, seen.priorities, strict=True
-    ):
-        # Priorities are |TD error|, the largest over the critics, for both algorithms.
-        error = (predicted - target).abs()
-        torch.testing.assert_close(index, batch["index"])
-        torch.testing.assert_close(priority.flatten(), error.amax(0), rtol=1e-4, atol=1e-5)
-        # The critics' loss is importance-weighted.
-        weight = batch["priority_weight"]
-        weighted = (weight * error.square().sum(0)).sum() / weight.sum()
-        torch.testing.assert_close(value, weighted, rtol=1e-4, atol=1e-5)
-    assert seen.critic[-1][0]["priority_weight"].unique().numel() > 1
-
-    # The buffer uses them: the row of the last batch with the largest error is now the most likely.
-    index, priority = seen.priorities[-1]
-    sampler = seen.buffer.critic_sampler
-    chance = (
-        sampler.probabilities()[index]
-        if replay == "per_rank"
-        else torch.as_tensor(sampler._sum_tree[index])
-    )
-    assert chance.unique().numel() > 1
-    assert chance.argmax() in (chance == chance[priority.argmax()]).nonzero()
-
-    # The actor shares the batch but not the weights.
-    for batch, *_ in seen.actor:
-        # TorchRL's SAC writes the policy's parameters into the batch.
-        assert set(batch.keys()) - {"loc", "scale"} == {"observation", "index"}
+def test_prioritized_replay_weights_the_loss_of_the_critics(make_agent, algorithm, replay):
+    # The TD targets are the rewards.
+    agent = make_agent(algorithm, f"replay={replay}", "gamma=0", "sampler=uniform")
+    for _ in range(3):
+        RECIPES[algorithm].update_critics(BareSession(), agent)
+    batch = agent.critic_batch()
+    weight, reward = batch["priority_weight"], batch["next", "reward"].squeeze(-1)
+    assert weight.unique().numel() > 1
+    error = brute_force.critic_values(agent.loss, batch, batch["action"]) - reward
+    expected = (weight * error.square().sum(0)).sum() / weight.sum()
+    torch.testing.assert_close(agent.loss.critic_loss(batch)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])

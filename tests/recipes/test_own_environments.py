@@ -51,14 +51,6 @@ def test_example_trains_and_is_evaluated_from_its_own_directory(elsewhere, execu
     assert "over 2 episodes" in capsys.readouterr().out
 
 
-def test_missing_module_is_reported_in_one_line(tmp_path, monkeypatch, error_of):
-    monkeypatch.chdir(tmp_path)
-    line = error_of(td3, "env.name=my_tasks:Point-v0")
-    assert "the module my_tasks cannot be imported" in line
-    assert "run the command from the directory that contains it" in line
-    assert "Acrobot" not in line
-
-
 def test_arguments_reach_the_environment(elsewhere):
     for gain in (0.2, 0.5):
         env = make_environment(EnvConfig("my_tasks:Point-v0", kwargs={"gain": gain}), 0)
@@ -89,6 +81,7 @@ def test_wrappers_are_applied_in_order(elsewhere):
     ("settings", "parts"),
     [
         ({"name": "my_tasks:Piont-v0"}, ["my_tasks registers no environment", "Point-v0"]),
+        ({"name": "nowhere:Point-v0"}, ["nowhere cannot be imported", "run the command from"]),
         ({"name": "my_tasks:Zzz"}, ["registers no environment 'Zzz'", "gymnasium.register("]),
         ({"name": "Qqqqqqqq"}, ["no environment 'Qqqqqqqq'", "env.name=my_module:Qqqqqqqq"]),
         ({"kwargs": {"gian": 1}}, ["unexpected keyword argument 'gian'", "env.kwargs"]),

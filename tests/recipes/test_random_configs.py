@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.keys import Config, describe
+from vmfer_recipes.config.keys import Config, describe, validate
 from vmfer_recipes.config.launch import recipe
 from vmfer_recipes.config.training import to_config
-from vmfer_recipes.config.validation import validate
 
 CONFIGS = algorithms()
 RECIPES = tuple(CONFIGS)

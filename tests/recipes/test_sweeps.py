@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -157,19 +155,6 @@ def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
     assert "They are the same: give each value once." in error_line("seed=0,0")
 
 
-def test_two_own_samplers_with_one_name(error_line, sweep, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    for module in ("mine_a", "mine_b"):
-        code = "from torchrl.data.replay_buffers import RandomSampler as Same\n"
-        (tmp_path / f"{module}.py").write_text(f"{code}class Own(Same): pass\n")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    choices = "sampler=mine_a.Own,mine_b.Own"
-    line = error_line(choices)
-    run_dir = line.partition("Tell them apart with '")[2].rpartition("'")[0]
-    assert line.endswith("'.")  # run_dir was left out
-    assert [Path(place).name for place in sweep(choices, run_dir)] == ["mine_a.Own", "mine_b.Own"]
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -192,21 +177,6 @@ def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
     assert contents[0] == contents[1]
     with current_job(composed, 0) as ours, current_job(expected, 0) as hydras:
         assert OmegaConf.to_object(ours) == OmegaConf.to_object(hydras)
-
-
-def test_choices_of_groups_are_composed_once(sweep, monkeypatch):
-    composed = []
-    load = ConfigLoaderImpl.load_sweep_config
-
-    def record(self, master, overrides):
-        composed.append(overrides)
-        return load(self, master, overrides)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", record)
-    sweep("sampler=uniform,fresh", "seed=0,1", "tau=0.1,0.2")
-    # The others are those of Hydra's launcher, one when a run starts.
-    assert composed[:2] == [["sampler=uniform"], ["sampler=fresh"]]
-    assert len(composed) == 2 + 8
 
 
 @pytest.mark.parametrize(
