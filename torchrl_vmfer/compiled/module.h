@@ -416,21 +416,6 @@ static PyObject *py_holds(ARGUMENTS) {
     return PyBool_FromLong(seen == count);
 }
 
-/* The instruction sets of this processor for which there may be a module, best first. */
-static PyObject *py_processor(PyObject *module, PyObject *args) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int is_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-    int is_avx512 = is_avx2 && __builtin_cpu_supports("avx512f") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-    if (is_avx512) return Py_BuildValue("[sss]", "avx512", "avx2", "portable");
-    if (is_avx2) return Py_BuildValue("[ss]", "avx2", "portable");
-#endif
-    return Py_BuildValue("[s]", "portable");
-}
-
 #define FUNCTION(name, function) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, 0}
 #define STRING(x) #x
 #define NAME(x) STRING(x)
@@ -446,7 +431,7 @@ static PyMethodDef ranks_methods[] = {
     FUNCTION("draw", ranks_draw_of), FUNCTION("ties", ranks_ties_of), {0},
 };
 static PyMethodDef functions[] = {
-    {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("fits", py_fits),
+    FUNCTION("fits", py_fits),
     FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows),
     FUNCTION("holds", py_holds), {0},
 };
