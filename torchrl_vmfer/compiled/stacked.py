@@ -66,11 +66,7 @@ class Settings:
     has_norms: bool = False  # whether they compute the norm of the gradient that moves the actor
     is_pre_tanh: bool = False  # whether directions and norms refer to the pre-tanh action
     distance: Literal["l2", "l1", "smooth_l1"] = "l2"  # of values to targets
-    is_mean: bool = True  # whether losses are means over the batch, not sums
-    is_action_first: bool = False  # whether the critics read the action before the observation
-    is_squashed: bool = True  # whether a deterministic policy ends with tanh
-    critic_scale: float = 1.0  # factors of the losses
-    actor_scale: float = 1.0
+    critic_scale: float = 1.0  # a factor of the critics' loss
     policy_noise: float = 0.2  # the deviation of the noise on target actions, and its bound
     noise_clip: float = 0.5
     actor_noise: float = 0.0  # the same for the actions of the actor's batch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter, getitem, is_
 from typing import Any
 
@@ -25,6 +26,7 @@ from torchrl_vmfer._torchrl import (
 )
 from torchrl_vmfer.compiled.plain import (
     PlainNetwork,
+    Squashed,
     Watch,
     read_network,
     read_policy,
@@ -47,6 +49,18 @@ __all__ = ["CompiledUpdates"]
 _state_of = attrgetter("state")  # of an optimizer
 _DETERMINISTIC = (VMFTD3Loss, VMFTD3BCLoss)
 _SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)
+# The values of options that are served, the default first.
+_SERVED_OPTIONS = {
+    "entropy_gradient": (False, None),
+    "skip_done_states": (False, None),
+    "gSDE": (False, None),
+    "value_network_params": (None,),
+    "loss_mask_key": (None, "auto"),
+    "reduction": ("mean",),
+}
+_SERVED_OF_ADAM = dict.fromkeys(
+    ("weight_decay", "amsgrad", "maximize", "capturable", "differentiable"), (False, None, 0)
+)
 # Entries that TorchRL's losses support: masks, and the number of steps of a transition.
 _NOT_SERVED = {
     key if isinstance(key, str) else key[0] for key in (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
@@ -163,8 +177,10 @@ class CompiledUpdates:
             read_network(loss.qvalue_network, params)
             for params in (loss.qvalue_network_params, loss.target_qvalue_network_params)
         )
-        if critics.last is not None:
-            raise NotServedError("a module follows the last linear layer of the critics")
+        if critics.last is not None or actor.last is None:
+            raise NotServedError(
+                "the critics do not end with a linear layer, or the actor with tanh"
+            )
         networks = (
             self._network(actor, target_actor, self._actor_optimizer, "actor"),
             self._network(critics, target_critics, self._critic_optimizer, "critics"),
@@ -180,7 +196,7 @@ class CompiledUpdates:
         self._weight_key = None
         if getattr(loss, "use_prioritized_weights", False) in (True, "auto"):
             self._weight_key = getattr(loss.tensor_keys, "priority_weight", None)
-        self._parts = (_settings(loss, actor), *networks, temperature)
+        self._parts = (_settings(loss, actor.last, actor.sizes), *networks, temperature)
         self._stacked = StackedUpdates(*self._parts, module=self._module)
         keys, (observation,) = loss.tensor_keys, loss.actor_network.in_keys
         self._names = (observation, keys.action, keys.reward, keys.terminated, keys.done)
@@ -412,52 +428,46 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 def _adam(optimizer: Any, tensors: list[Tensor], name: str) -> tuple[float, float, float]:
     """Betas and eps of an optimizer of exactly these parameters."""
-    if type(optimizer) is not Adam:
-        raise NotServedError(f"the optimizer of the {name} is a {type(optimizer).__name__}")
-    if len(optimizer.param_groups) != 1:
-        raise NotServedError(f"the optimizer of the {name} has several groups")
-    (group,) = optimizer.param_groups
-    if {id(tensor) for tensor in group["params"]} != {id(tensor) for tensor in tensors}:
+    groups = optimizer.param_groups
+    if type(optimizer) is not Adam or len(groups) != 1:
+        kind = f"{type(optimizer).__name__} with {len(groups)} parameter groups"
+        raise NotServedError(f"the optimizer of the {name} is {kind}, not Adam with one")
+    _check(groups[0].get, f"the optimizer of the {name}", _SERVED_OF_ADAM)
+    if {id(tensor) for tensor in groups[0]["params"]} != {id(tensor) for tensor in tensors}:
         raise NotServedError(f"the optimizer of the {name} has other parameters")
-    for option in ("weight_decay", "amsgrad", "maximize", "capturable", "differentiable"):
-        if group.get(option):
-            raise NotServedError(f"the optimizer of the {name} has {option}={group[option]}")
-    if not all(isinstance(number, float) for number in (group["lr"], *group["betas"])):
+    if not all(isinstance(number, float) for number in (groups[0]["lr"], *groups[0]["betas"])):
         raise NotServedError(f"the learning rate of the {name} is not a float")
-    return (*group["betas"], group["eps"])
+    return (*groups[0]["betas"], groups[0]["eps"])
+
+
+def _check(get: Callable[..., Any], name: str, served: dict[str, tuple[Any, ...]]) -> None:
+    """Raises a :class:`NotServedError` if an option has a value that is not served."""
+    for key, values in served.items():
+        if (found := get(key, values[0])) not in values:
+            raise NotServedError(f"{name} has {key}={found!r}")
 
 
 def _check_loss(loss: Any) -> None:
     """Raises a :class:`NotServedError` if an option of the loss is not served."""
     if type(loss) not in _SERVED:
         raise NotServedError(f"{type(loss).__name__} is not one of the served losses")
+    _check(partial(getattr, loss), "the loss", _SERVED_OPTIONS)
+    if not isinstance(loss, VMFTQCLoss):
+        distances = {"loss_function": ("l2", "l1", "smooth_l1")}
+        _check(partial(getattr, loss), "the loss", distances)
     estimator = loss.value_estimator
     if type(estimator) is not TD0Estimator or estimator.average_rewards:
         raise NotServedError(f"the value estimator {type(estimator).__name__} is not plain TD(0)")
-    for name in ("entropy_gradient", "skip_done_states", "gSDE"):
-        if getattr(loss, name, False):
-            raise NotServedError(f"{name}=True")
-    if getattr(loss, "value_network_params", None) is not None:
-        raise NotServedError("the loss has a value network")
-    if loss.loss_mask_key not in (None, "auto"):
-        raise NotServedError(f"the loss has a mask, {loss.loss_mask_key!r}")
-    if loss.reduction not in ("mean", "sum"):
-        raise NotServedError(f"reduction={loss.reduction!r}")
-    if not isinstance(loss, VMFTQCLoss) and loss.loss_function not in ("l2", "l1", "smooth_l1"):
-        raise NotServedError(f"loss_function={loss.loss_function!r}")
-    keys, action = list(loss.qvalue_network.in_keys), loss.tensor_keys.action
-    observed = [key for key in keys if key != action]
-    if len(keys) != 2 or action not in keys or len(observed) != 1:
-        raise NotServedError("the critics do not read one observation and the action")
-    if list(loss.actor_network.in_keys) != observed:
-        raise NotServedError("actor and critics read different entries")
+    inputs, action = loss.actor_network.in_keys, loss.tensor_keys.action
+    if len(inputs) != 1 or list(loss.qvalue_network.in_keys) != [*inputs, action]:
+        raise NotServedError("the critics do not read the actor's observation and the action")
     if loss.actor_network.out_keys[-1] != action and isinstance(loss, _DETERMINISTIC):
         raise NotServedError("the actor does not return the action last")
 
 
-def _settings(loss: Any, actor: PlainNetwork) -> Settings:
-    """The settings of a loss."""
-    is_gaussian, squashed = not isinstance(loss, _DETERMINISTIC), actor.last
+def _settings(loss: Any, squashed: Squashed, sizes: tuple[int, ...]) -> Settings:
+    """The settings of a loss whose policy has some bounds and sizes."""
+    is_gaussian = not isinstance(loss, _DETERMINISTIC)
     options: dict[str, Any] = {
         "is_gaussian": is_gaussian,
         "num_targets": loss.target_count,
@@ -466,13 +476,9 @@ def _settings(loss: Any, actor: PlainNetwork) -> Settings:
         "measures": bool(loss.measure),
         "has_norms": bool(loss.gradient_norm),
         "is_pre_tanh": loss.squashing is not None,
-        "is_mean": loss.reduction == "mean",
-        "is_action_first": loss.qvalue_network.in_keys[0] == loss.tensor_keys.action,
-        "is_squashed": squashed is not None,
+        "middle": ((squashed.low + squashed.high) / 2).numpy(),
+        "half": ((squashed.high - squashed.low) / 2).numpy(),
     }
-    if squashed is not None:
-        options["middle"] = ((squashed.low + squashed.high) / 2).numpy()
-        options["half"] = ((squashed.high - squashed.low) / 2).numpy()
     if loss.squashing is not None:
         options["seen_middle"] = loss.squashing.middle.numpy()
         options["seen_half"] = loss.squashing.half_width.numpy()
@@ -483,9 +489,8 @@ def _settings(loss: Any, actor: PlainNetwork) -> Settings:
     if is_gaussian:
         options["log_low"], options["log_high"] = LocAndScale.bounds
         options["target_entropy"] = float(loss.target_entropy)
-        for name in ("low", "high"):
-            bound = loss.min_log_alpha if name == "low" else loss.max_log_alpha
-            options |= {} if bound is None else {f"alpha_{name}": float(bound)}
+        limits = {"alpha_low": loss.min_log_alpha, "alpha_high": loss.max_log_alpha}
+        options |= {name: float(limit) for name, limit in limits.items() if limit is not None}
     else:
         options["policy_noise"] = float(loss.policy_noise)
         options["noise_clip"] = float(loss.noise_clip)
@@ -497,9 +502,5 @@ def _settings(loss: Any, actor: PlainNetwork) -> Settings:
     if isinstance(loss, VMFTD3BCLoss):
         options["cloning"] = float(loss.alpha)
     if isinstance(loss, VMFREDQLoss):
-        options["is_alpha_loss_exp"] = True
-        if loss.reduction == "mean":
-            options["critic_scale"] = 1 / loss.num_qvalue_nets
-        else:
-            options["actor_scale"] = loss.num_qvalue_nets
-    return Settings(actor.sizes[0], actor.sizes[-1] // (1 + is_gaussian), **options)
+        options |= {"is_alpha_loss_exp": True, "critic_scale": 1 / loss.num_qvalue_nets}
+    return Settings(sizes[0], sizes[-1] // (1 + is_gaussian), **options)
