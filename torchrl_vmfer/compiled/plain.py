@@ -115,38 +115,33 @@ def read_network(module: nn.Module, params: Any) -> PlainNetwork:
     return PlainNetwork(tuple(sizes), places, next(iter(norms), -1.0), last)
 
 
-def read_policy(actor: Any, params: Any, is_gaussian: bool) -> PlainNetwork:
-    """Reads a policy, whose ``last`` is then ``Squashed`` or ``None``.
+def read_policy(actor: Any, params: Any) -> PlainNetwork:
+    """Reads a squashed Gaussian policy, whose ``last`` is then ``Squashed``.
 
     Args:
-        actor: a deterministic policy, or a squashed Gaussian one with a ``LocAndScale``.
+        actor: the policy.
         params: its parameters.
-        is_gaussian: which of them it is.
     """
-    if not is_gaussian:
-        network = read_network(actor, params)
-        if isinstance(network.last, LocAndScale):
-            raise NotServedError("the actor ends with a LocAndScale")
-        return network
-    if _has_hooks(actor):
-        raise NotServedError(f"{type(actor).__name__} has hooks")
     parts = list(actor.module.children()) if type(actor) in _POLICIES else []
-    if len(parts) < 2 or type(parts[-1]) not in _HEADS:
+    if len(parts) < 2 or type(parts[-1]) not in _HEADS or _has_hooks(actor):
         raise NotServedError(f"{type(actor).__name__} is not a network with a distribution")
     *networks, head = parts
-    if not list(networks[-1].out_keys) == list(head.in_keys) == ["loc", "scale"]:
-        raise NotServedError("the network does not return `loc` and `scale`, in this order")
-    given = head.distribution_kwargs
-    known = {"low", "high", "event_dims", "safe_tanh", "tanh_loc", "upscale"}
-    if head.distribution_class is not TanhNormal or not given.keys() <= known:
-        raise NotServedError("the policy is not a TanhNormal")
-    if given.get("tanh_loc") or not given.get("safe_tanh", True):
-        raise NotServedError("the TanhNormal has tanh_loc=True or safe_tanh=False")
-    if head.num_samples is not None or given.get("event_dims") not in (None, 1):
-        raise NotServedError("the policy draws several actions, or matrices of them")
+    given, keys = head.distribution_kwargs, ["loc", "scale"]
+    is_served = (
+        list(networks[-1].out_keys) == list(head.in_keys) == keys
+        and head.distribution_class is TanhNormal
+        and given.keys() <= {"low", "high", "event_dims", "safe_tanh", "tanh_loc", "upscale"}
+        and not given.get("tanh_loc")
+        and given.get("safe_tanh", True)
+        and given.get("event_dims") in (None, 1)
+        and head.num_samples is None
+    )
     network = read_network(TensorDictSequential(*networks), params)
-    if type(network.last) is not LocAndScale:
-        raise NotServedError("the policy's network does not end with a LocAndScale")
+    if not is_served or type(network.last) is not LocAndScale:
+        raise NotServedError(
+            "the policy is not a TanhNormal with default options, of a LocAndScale's `loc` and "
+            "`scale`"
+        )
     low, high = (torch.as_tensor(given.get(k, d)) for k, d in (("low", -1.0), ("high", 1.0)))
     return network._replace(last=Squashed(low.float(), high.float()))
 
