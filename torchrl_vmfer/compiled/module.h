@@ -183,7 +183,7 @@ typedef struct {
     double clip, *loss;
     const double *lr, *rate; /* rate: the discount, or the learning rate of the temperature */
     const uint8_t *active;
-    float *found[4]; /* the TD errors; or factors, resultant lengths, norms and log-densities */
+    float *found[NUM_REPORTS]; /* the TD errors; or factors, resultant lengths, norms and log-densities */
 } Call;
 
 static Call read_call(In *in, const Agents *a, int is_actor) {
@@ -210,7 +210,7 @@ static Call read_call(In *in, const Agents *a, int is_actor) {
     call.loss = array(in, "loss", 'd', 3 * m, WRITTEN);
     int is_found[] = {!is_actor || a->measures, is_actor && a->measures, is_actor && a->has_norms,
                       is_actor && a->is_gaussian};
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < NUM_REPORTS; i++)
         call.found[i] = array(in, "a result", 'f', all, is_found[i] ? WRITTEN : UNUSED);
     if (!is_read(in)) return call;
     const Layer *first = is_actor ? a->actor.layers : a->critics.layers;
@@ -251,14 +251,12 @@ static PyObject *update_actor_of(ARGUMENTS) {
     adam.clip = call.clip;
     for (long i = 0; i < a->members; i++) {
         if (call.active && !call.active[i]) continue;
-        float *found[4];
-        for (int k = 0; k < 4; k++)
+        float *found[NUM_REPORTS];
+        for (int k = 0; k < NUM_REPORTS; k++)
             found[k] = call.found[k] ? call.found[k] + call.batch.rows * i : 0;
-        Report report = {found[0], found[1], found[2], found[3], 0, 0, 0};
         adam.lr = call.lr[i], adam_of_alpha.lr = call.rate ? call.rate[i] : 0;
-        update_actor(a, &call.batch, i, &adam, call.rate ? &adam_of_alpha : 0, &report);
-        memcpy(call.loss + 3 * i, (double[]){report.loss, report.cloning, report.scale},
-               3 * sizeof(double));
+        update_actor(a, &call.batch, i, &adam, call.rate ? &adam_of_alpha : 0, found,
+                     call.loss + 3 * i);
     }
     Py_RETURN_NONE;
 }

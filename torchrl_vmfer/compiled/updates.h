@@ -361,8 +361,8 @@ static void agreement(long critics, long stride, long width, const float *gradie
     *length = (float)(square < 1 ? sqrt(square) : 1);
 }
 
-/* What an actor update reports; [rows] each, of one member. */
-typedef struct { float *factor, *length, *norm, *density; double loss, cloning, scale; } Report;
+/* What an actor update reports, [rows] each, of one member. */
+enum { FACTOR, LENGTH, NORM, DENSITY, NUM_REPORTS };
 
 /* Values [N][rows] and gradients [N][rows][action] of the critics at actions [rows][action]. */
 static void evaluate(Agents *agents, const Batch *batch, long member, long count,
@@ -392,7 +392,7 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
 
 /* The agreement of the critics and the norm of the gradient that moves the actor. */
 static void report_agreement(Agents *agents, long rows, long count, const float *action,
-                             float *gradients, const long *lowest, Report *report) {
+                             float *gradients, const long *lowest, float *const *reports) {
     Arena *arena = &agents->arena;
     long width = agents->action, stride = rows * width, targets = agents->num_targets;
     float *mean = take(arena, width);
@@ -411,15 +411,15 @@ static void report_agreement(Agents *agents, long rows, long count, const float 
         if (agents->measures) {
             const float *used = gradient_of(agents->used, agents->followed == MEAN ? targets : count,
                                             lowest[r], stride, width, row, mean);
-            agreement(count, stride, width, row, used, inverse, report->factor + r,
-                      report->length + r);
+            agreement(count, stride, width, row, used, inverse, reports[FACTOR] + r,
+                      reports[LENGTH] + r);
         }
         if (agents->has_norms) {
             const float *moving =
                 gradient_of(agents->followed, targets, lowest[r], stride, width, row, mean);
             double square = 0;
             for (long i = 0; i < width; i++) square += (double)moving[i] * moving[i];
-            report->norm[r] = (float)sqrt(square);
+            reports[NORM][r] = (float)sqrt(square);
         }
     }
 }
@@ -439,9 +439,12 @@ static void update_alpha(Agents *agents, long member, long rows, const float *we
     param->step[member]++;
 }
 
-/* Updates the actor and the temperature of one member. */
+/* Updates the actor and the temperature of one member.
+ *
+ * loss: [3], receives the loss and, for cloning, the squared distance and λ
+ */
 static void update_actor(Agents *agents, const Batch *batch, long member, const Adam *adam,
-                         const Adam *adam_of_alpha, Report *report) {
+                         const Adam *adam_of_alpha, float *const *reports, double *loss) {
     Arena *arena = &agents->arena;
     Network *net = &agents->actor;
     long rows = batch->rows, width = agents->action, size = rows * width;
@@ -488,20 +491,20 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
             climb[width * r + i] *= agents->half[i] / (end - first);
     }
     if (agents->measures || agents->has_norms)
-        report_agreement(agents, rows, count, acts.action, gradients, lowest, report);
+        report_agreement(agents, rows, count, acts.action, gradients, lowest, reports);
 
     float *weights = row_weights(agents, batch, member, 1);
     float *slopes = take(arena, rows * 2 * width);
-    report->loss = report->cloning = report->scale = 0;
+    loss[0] = loss[1] = loss[2] = 0;
     if (is_gaussian) {
         for (long r = 0; r < rows; r++)
-            report->loss += weights[r] * ((double)alpha * acts.density[r] - value[r]);
+            loss[0] += weights[r] * ((double)alpha * acts.density[r] - value[r]);
         draw_slopes(rows, width, acts.outputs, (float)agents->log_low, (float)agents->log_high,
                     noise, acts.squashed, climb, alpha, weights, slopes);
-        memcpy(report->density, acts.density, sizeof(float) * rows);
+        memcpy(reports[DENSITY], acts.density, sizeof(float) * rows);
     } else {
         double scale = 1, sum = 0, cloning = 0;
-        for (long r = 0; r < rows; r++) report->loss -= weights[r] * (double)value[r];
+        for (long r = 0; r < rows; r++) loss[0] -= weights[r] * (double)value[r];
         if (is_cloning) {
             double total = 0;
             for (long r = 0; r < rows; r++) total += fabsf(value[r]), sum += weights[r];
@@ -520,8 +523,8 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
                 slopes[place] = slope * (1 - y * y);
             }
         if (is_cloning) {
-            report->cloning = cloning / size, report->scale = scale;
-            report->loss = scale * report->loss + sum * report->cloning;
+            loss[1] = cloning / size, loss[2] = scale;
+            loss[0] = scale * loss[0] + sum * loss[1];
         }
     }
     long outputs = net->layers[net->depth - 1].out;

@@ -219,13 +219,16 @@ class BaseSampler(SeamSampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Records newly written slots. TorchRL calls it at every write."""
         slots = flat_slots(index, storage)
-        slots = slots[slots >= 0]  # a writer marks rows that it did not store with -1
+        # A writer marks rows that it did not store with -1. Most writes are of a single row.
+        if len(slots) != 1 or slots[0] < 0:
+            slots = slots[slots >= 0]
         if len(slots):
             self._mark(slots)
 
     def _mark(self, slots: np.ndarray) -> None:
         """Sets written slots to the default priority."""
-        self._resize(max(self.num_slots, int(slots.max()) + 1))
+        last = slots.item() if len(slots) == 1 else int(slots.max())
+        self._resize(max(self.num_slots, last + 1))
         self._write(slots, np.float32(self.default_priority), NEVER)
 
     @torch.compiler.disable
