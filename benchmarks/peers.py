@@ -100,7 +100,7 @@ def main() -> None:
     folder = options.out / options.algorithm / options.env / f"seed{options.seed}"
     table = Table(folder / "eval.csv", ("step", *Evaluation._fields))
     folder.mkdir(parents=True, exist_ok=True)
-    table.clear()
+    (folder / "eval.csv").unlink(missing_ok=True)
     model = make_model(options.algorithm, gym.make(options.env), options)
     judge: Any = SimpleNamespace(simulator=gym.make(options.env))
     for step in range(0, options.steps + 1, EVAL_INTERVAL):

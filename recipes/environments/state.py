@@ -12,47 +12,38 @@ from __future__ import annotations
 import random
 import types
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import gymnasium as gym
 import mujoco
 import numpy as np
 import torch
-from gymnasium.wrappers.utils import RunningMeanStd
 
 from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import Environment
+from vmfer_recipes.environments.simulation import SIMULATORS, load_simulation, simulation_state
 
-# MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
-# the last step, which affect the rewards and observations of the next step.
-_SIMULATION = (
-    *("time", "qpos", "qvel", "act", "ctrl", "qacc_warmstart", "qfrc_applied", "xfrc_applied"),
-    *("eq_active", "mocap_pos", "mocap_quat", "userdata", "plugin_state"),
-    *("qacc", "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat"),
-    *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
-    *("qfrc_actuator", "actuator_force", "sensordata"),
-)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "deque": deque}
-_SIMULATORS = (mujoco.MjData, mujoco.MjModel)
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+# Classes whose attributes are saved. The second one holds the statistics of NormalizeReward.
+_LAYERS = {
+    *("gymnasium.core.Env", "gymnasium.wrappers.utils.RunningMeanStd"),
+    *("dm_control.rl.control.Environment", "dm_control.rl.control.Task"),
+}
 # Libraries whose spaces, specifications, models and renderers are constant.
 _CONSTANT = {"gymnasium", "gymnasium_robotics", "mujoco", "dm_control", "dm_env", "pygame"}
 
 
-class _UnsavedError(Exception):
-    """Raised with a description of what cannot be saved."""
-
-
 def environment_state(env: Environment) -> dict[str, Any]:
     """The full state of an episode as plain data, or only ``{"unsaved": attribute}``."""
-    try:
-        return {"saved": _Writer().value(env.simulator, type(env.simulator).__name__)}
-    except _UnsavedError as error:
-        return {"unsaved": str(error)}
+    writer = _Writer()
+    state = writer.value(env.simulator, "")
+    return {"unsaved": writer.unsaved[0]} if writer.unsaved else {"saved": state}
 
 
 def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
@@ -64,130 +55,107 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
 
 def reseed_environment(env: Environment, seed: int) -> None:
     """Seeds every random generator of an environment, each differently. The episode continues."""
-    seeds = np.random.SeedSequence(seed)
-    for layer in _layers(env.simulator, set()):
-        for generator in [each for each in vars(layer).values() if isinstance(each, _GENERATORS)]:
-            number = int(seeds.spawn(1)[0].generate_state(1)[0])
-            # In place: several objects may share a generator.
-            if isinstance(generator, np.random.Generator):
-                generator.bit_generator.state = type(generator.bit_generator)(number).state
-            elif isinstance(generator, torch.Generator):
-                generator.manual_seed(number)
-            else:
-                generator.seed(number)
+    writer, seeds = _Writer(), np.random.SeedSequence(seed)
+    writer.value(env.simulator, "")
+    attributes = [
+        each for layer in filter(_is_layer, writer.found) for each in vars(layer).values()
+    ]
+    for generator in [each for each in attributes if isinstance(each, _GENERATORS)]:
+        number = int(seeds.spawn(1)[0].generate_state(1)[0])
+        # In place: several objects may share a generator.
+        if isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(number).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(number)
+        else:
+            generator.seed(number)
 
 
-@dataclass
-class EnvironmentPart:
-    """The state of an environment as a part of a checkpoint."""
-
-    env: Environment
-
-    def state_dict(self) -> dict[str, Any]:
-        """The full state, as :func:`environment_state` defines it."""
-        return environment_state(self.env)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a saved state."""
-        load_environment_state(self.env, state)
+def _is_layer(value: Any) -> bool:
+    return not _LAYERS.isdisjoint(map(_name, type(value).__mro__))
 
 
-def _layers(layer: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields a wrapper or environment, and the objects in it whose attributes are saved."""
-    if id(layer) not in seen:
-        seen.add(id(layer))
-        yield layer
-        for value in [] if _has_methods(layer) else vars(layer).values():
-            if _is_layer(value, layer):
-                yield from _layers(value, seen)
-
-
-def _is_layer(value: Any, owner: Any) -> bool:
-    if isinstance(value, (gym.Env, RunningMeanStd)):  # the latter: of NormalizeReward
-        return True
-    return isinstance(owner, ControlSuite) and _package(value) == "dm_control"
-
-
-def _is_constant(value: Any, owner: Any) -> bool:
-    if isinstance(value, _SIMULATORS) or _is_layer(value, owner):
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, SIMULATORS) or _is_layer(value):
         return False
-    return isinstance(value, (*_CODE, np.dtype, gym.Space)) or _package(value) in _CONSTANT
+    package = type(value).__module__.partition(".")[0]
+    return isinstance(value, (*_CODE, np.dtype, gym.Space)) or package in _CONSTANT
+
+
+def _is_view(value: Any) -> bool:
+    """Whether an array shows memory of C++ code, such as that of a simulation."""
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return type(value).__name__ == "PyCapsule"
 
 
 def _has_methods(value: Any) -> bool:
     return all(callable(getattr(type(value), f"{name}state_dict", 0)) for name in ("", "load_"))
 
 
-def _package(value: Any) -> str:
-    return type(value).__module__.partition(".")[0]
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _class_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+_CREATED: dict[str, Any] = {
+    **{_name(kind): kind for kind in (np.random.RandomState, random.Random, torch.Generator)},
+    _name(np.random.Generator): np.random.default_rng,
+}
 
 
 class _Writer:
-    """Converts values to plain data. An object that occurs twice is saved once."""
+    """Converts values to plain data. An object that occurs twice is saved once.
+
+    Attributes:
+        found: the objects, numbered by their positions. As they are kept, their ids stay unique.
+        unsaved: the places of objects that cannot be saved.
+    """
 
     def __init__(self) -> None:
-        # By id, a number and the value, which is kept alive so that its id stays unique.
-        self._seen: dict[int, tuple[int, Any]] = {}
+        self.found: list[Any] = []
+        self.unsaved: list[str] = []
+        self._numbers: dict[int, int] = {}  # by id
         self._arrays: list[tuple[np.ndarray, str]] = []  # each with its place
 
-    def value(self, value: Any, place: str, owner: Any = None) -> Any:
+    def value(self, value: Any, place: str) -> Any:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, np.str_):
             return str(value)
+        if _is_constant(value):
+            return ["constant"]
+        if id(value) in self._numbers:
+            return ["same", self._numbers[id(value)]]
+        self._numbers[id(value)] = number = len(self.found)
+        self.found.append(value)
+        return [*self._content(value, place), number]
+
+    def _content(self, value: Any, place: str) -> list[Any]:
+        name = type(value).__name__
+        if access := _access(value):
+            return ["object", self.value(access[0](), name), _name(type(value))]
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
             return ["number", torch.from_numpy(np.array(value))]
-        if _is_constant(value, owner):
-            return ["constant"]
-        if id(value) in self._seen:
-            return ["same", self._seen[id(value)][0]]
-        number = len(self._seen)
-        self._seen[id(value)] = number, value
-        return [*self._content(value, place, owner), number]
-
-    def _content(self, value: Any, place: str, owner: Any) -> list[Any]:
-        if _has_methods(value):
-            return ["object", self.value(value.state_dict(), place), _class_name(value)]
-        if _is_layer(value, owner):
-            name, attributes = type(value).__name__, vars(value).items()
-            variable = {key: each for key, each in attributes if not _is_constant(each, value)}
-            saved = {
-                key: self.value(each, f"{name}.{key}", value) for key, each in variable.items()
-            }
-            return ["layer", saved, _class_name(value)]
-        if isinstance(value, _SIMULATORS):
-            fields = {name: np.array(getattr(*at)) for name, at in _fields(value).items()}
-            return [type(value).__name__, {k: torch.from_numpy(each) for k, each in fields.items()}]
-        if isinstance(value, _GENERATORS):
-            kind, state = _generator_state(value)
-            return ["generator", self.value(state, place), kind]
         if type(value) is np.ndarray and value.dtype.kind in "biufc":
-            return [self._array_kind(value, place), torch.from_numpy(np.array(value))]
+            self._check_memory(value, place)
+            return ["view" if _is_view(value) else "array", torch.from_numpy(np.array(value))]
         if type(value) is torch.Tensor:
             return ["tensor", value.detach().clone()]
         if type(value) is dict:
-            return ["dict", [[self.value(each, place) for each in pair] for pair in value.items()]]
+            pairs = [(self.value(key, place), key, item) for key, item in value.items()]
+            return ["dict", [[key, self.value(item, f"{place}.{at}")] for key, at, item in pairs]]
         if type(value) in _CONTAINERS.values():
             items = sorted(value, key=repr) if isinstance(value, set) else value
             content = [self.value(item, place) for item in items]
-            return [type(value).__name__, content, getattr(value, "maxlen", None)]
-        raise _UnsavedError(f"{place} ({type(value).__name__})")
+            return [name, content, getattr(value, "maxlen", None)]
+        self.unsaved.append(f"{place} ({name})")
+        return ["constant"]
 
-    def _array_kind(self, value: np.ndarray, place: str) -> str:
-        owner: Any = value
-        while isinstance(owner, np.ndarray):
-            owner = owner.base
-        if owner is not None:
-            return "view"  # of a simulation
-        for array, other in self._arrays:
-            if np.may_share_memory(value, array):
-                raise _UnsavedError(f"{place} (shares memory with {other})")
-        self._arrays.append((value, place))
-        return "array"
+    def _check_memory(self, array: np.ndarray, place: str) -> None:
+        for other, at in self._arrays:
+            if np.may_share_memory(array, other) and not _is_view(array):
+                self.unsaved.append(f"{place} (shares memory with {at})")
+        self._arrays.append((array, place))
 
 
 class _Reader:
@@ -204,87 +172,67 @@ class _Reader:
             return current
         if kind == "same":
             return self._values[content[0]]
-        if kind == "number":
-            return content[0].numpy()[()]
         *content, number = content
         self._values[number] = current  # a part of it may refer to it
         self._values[number] = value = self._restored(kind, current, *content)
         return value
 
     def _restored(self, kind: str, current: Any, saved: Any, more: Any = None) -> Any:
-        if kind == "array":
+        if kind == "object":
+            if current is None and more in _CREATED:  # a generator that is created after the reset
+                current = _CREATED[more]()
+            access = _access(current)
+            if access is None or _name(type(current)) != more:
+                raise ValueError(f"the environment has no {more} where the saved one has one")
+            state, load = access
+            load(self.value(saved, state()))
+            return current
+        if kind == "number":
+            return saved.numpy()[()]
+        if kind == "view" and _is_view(current):
+            if current.flags.writeable:
+                current[...] = saved.numpy()
+            return current
+        if kind in ("array", "view"):
             return saved.numpy().copy(order="K")
         if kind == "tensor":
             return saved.clone()
         if kind == "dict":
-            before = current if isinstance(current, dict) else {}
-            pairs = [(self.value(key, None), item) for key, item in saved]
-            return {key: self.value(item, before.get(key)) for key, item in pairs}
-        if kind in _CONTAINERS:
-            now = [*current] if isinstance(current, (list, tuple, deque)) else []
-            now += [None] * (len(saved) - len(now))
-            items = [self.value(*pair) for pair in zip(saved, now, strict=False)]
-            return deque(items, more) if kind == "deque" else _CONTAINERS[kind](items)
-        if kind == "generator":
-            return _restored_generator(more, self.value(saved, None), current)
-        if kind in ("object", "layer") and _class_name(current) != more:
-            raise ValueError(f"the environment has no {more} where the saved one has one")
-        if kind == "object":
-            current.load_state_dict(self.value(saved, None))
-        elif kind == "layer":
-            attributes = vars(current)  # not setattr, which a frozen dataclass forbids
-            for key, content in saved.items():
-                attributes[key] = self.value(content, attributes.get(key))
-            if isinstance(current, ControlSuite):
-                # A step of dm_control ends with mj_step1, whose results its next step uses.
-                mujoco.mj_step1(current.model, current.data)
-                _load_fields(current.data, saved["data"][1])
-        elif kind != "view":
-            _load_fields(current, saved)
-        elif isinstance(current, np.ndarray) and current.flags.writeable:
-            current[...] = saved.numpy()
-        return current
+            now = current if isinstance(current, dict) else {}
+            entries = [(self.value(key, None), item) for key, item in saved]
+            return {key: self.value(item, now.get(key)) for key, item in entries}
+        parts = current if isinstance(current, (list, tuple, deque)) else ()
+        pairs = zip(saved, chain(parts, repeat(None)), strict=False)
+        items = [self.value(item, part) for item, part in pairs]
+        return deque(items, more) if kind == "deque" else _CONTAINERS[kind](items)
 
 
-def _generator_state(generator: Any) -> tuple[str, Any]:
-    if isinstance(generator, np.random.Generator):
-        return type(generator.bit_generator).__name__, generator.bit_generator.state
-    get = generator.getstate if isinstance(generator, random.Random) else generator.get_state
-    return type(generator).__name__, get()
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
+    """The functions that return and load the state of an object; ``None`` if it has no state."""
+    if _has_methods(value):
+        return value.state_dict, value.load_state_dict
+    if isinstance(value, np.random.Generator):
+        generator = value.bit_generator
+        return lambda: generator.state, lambda state: setattr(generator, "state", state)
+    if isinstance(value, random.Random):
+        return value.getstate, value.setstate
+    if isinstance(value, (np.random.RandomState, torch.Generator)):
+        return value.get_state, value.set_state
+    if isinstance(value, SIMULATORS):
+        return partial(simulation_state, value), partial(load_simulation, value)
+    if _is_layer(value):
+        return partial(_attributes, value), partial(_load_attributes, value)
+    return None
 
 
-def _restored_generator(kind: str, state: Any, current: Any) -> Any:
-    if not isinstance(current, _GENERATORS):
-        made = {"Random": random.Random, "Generator": torch.Generator}.get(kind)
-        current = made() if made else getattr(np.random, kind)()
-        if isinstance(current, np.random.BitGenerator):
-            current = np.random.Generator(current)
-    if isinstance(current, np.random.Generator):
-        current.bit_generator.state = state
-    elif isinstance(current, random.Random):
-        current.setstate(state)
-    else:
-        current.set_state(state)
-    return current
+def _attributes(layer: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(layer).items() if not _is_constant(value)}
 
 
-def _fields(value: Any) -> dict[str, tuple[Any, str]]:
-    """The fields to save of a simulation, or of a model, whose bodies and masses a task may change.
-
-    Meshes, textures and their search trees are left out.
-    """
-    if isinstance(value, mujoco.MjData):
-        return {name: (value, name) for name in _SIMULATION}
-    fields = {"timestep": (value.opt, "timestep")}
-    for owner, prefix in ((value, ""), (value.opt, "opt.")):
-        for name in dir(owner):
-            array = None if name.startswith(("_", "bvh", "oct")) else getattr(owner, name)
-            is_terrain = name == "hfield_data"  # float32, like meshes and textures
-            if isinstance(array, np.ndarray) and (array.dtype == np.float64 or is_terrain):
-                fields[f"{prefix}{name}"] = (owner, name)
-    return fields
-
-
-def _load_fields(value: Any, saved: dict[str, torch.Tensor]) -> None:
-    for name, at in _fields(value).items():
-        setattr(*at, saved[name].numpy())  # MuJoCo copies the values into its own arrays
+def _load_attributes(layer: Any, attributes: dict[str, Any]) -> None:
+    vars(layer).update(attributes)  # not setattr, which a frozen dataclass forbids
+    if isinstance(layer, ControlSuite):
+        # A step of dm_control ends with mj_step1, whose results its next step uses.
+        saved = simulation_state(layer.data)
+        mujoco.mj_step1(layer.model, layer.data)
+        load_simulation(layer.data, saved)

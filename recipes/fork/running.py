@@ -21,7 +21,7 @@ from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, counted, unwritable
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart
+from vmfer_recipes.environments.state import load_environment_state
 from vmfer_recipes.fork.plan import Fork, ForkDirectory, Moment, Plan
 from vmfer_recipes.fork.start import (
     PartialSession,
@@ -125,9 +125,9 @@ class _ForkCheckpoints(Checkpoints):
 
     first: Callable[[], dict[str, Any]]
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self, **kwargs: Any) -> dict[str, Any] | None:
         """The newest state of the fork, or the one in which it starts."""
-        state = super().load()
+        state = super().load(**kwargs)
         return self.first() if state is None else state
 
 
@@ -171,6 +171,6 @@ def _train_actor(fork: Fork, checkpoint: dict[str, Any], updates: int) -> None:
 
 def _evaluated(agent: Agent, cfg: TrainingConfig, parts: dict[str, Any]) -> Evaluation:
     env = make_environment(cfg.env, cfg.seed, cfg.replay.has_goals)
-    EnvironmentPart(env).load_state_dict(parts["evaluation"])
+    load_environment_state(env, parts["evaluation"])
     seed, longest = EVALUATION_SEED + cfg.seed, cfg.max_eval_steps
     return evaluate(agent.policy, env, cfg.num_eval_episodes, seed, max_steps=longest)

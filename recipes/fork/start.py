@@ -26,9 +26,10 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
-from vmfer_recipes.run.checkpoints import MismatchError, load_parts
+from vmfer_recipes.run.checkpoints import MismatchError, Stateful, load_parts
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.session import Averages, Stateful, TrainingSession
+from vmfer_recipes.run.log import EMPTY
+from vmfer_recipes.run.session import Averages, TrainingSession
 
 _CHUNK = 2048
 
@@ -163,13 +164,10 @@ def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict
     random.seed(first)
     np.random.seed(first)  # noqa: NPY002
     torch.manual_seed(first)
-    empty = {"rows": 0, "columns": []}
     parts |= {
         "random": GlobalRNGState().state_dict(),
         "metrics": Averages().state_dict(),
-        "evaluations": empty,
-        "training": empty,
-        "best": {},
+        **EMPTY,
     }
     return {
         "step": step,

@@ -79,9 +79,11 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     _check_environment(recorded, cfg, str(run_dir))
     # Memory-mapped: the checkpoint also holds networks and optimizers.
     try:
-        state = Checkpoints(run_dir / "checkpoint").read(mmap=True)
+        state = Checkpoints(run_dir / "checkpoint").load(mmap=True)
     except UnreadableError as error:
-        raise UserError(f"{error}: try again, or choose another dataset.") from error
+        raise UserError(
+            f"No checkpoint in {run_dir} can be read: try again, or choose another dataset."
+        ) from error
     if state is None:
         is_finished = (run_dir / "finished").exists()
         cure = "train it again with keep_checkpoint=true" if is_finished else "train it longer"

@@ -9,15 +9,34 @@ byte, and it writes storages at full capacity.)
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from torchrl_vmfer.plain_state import load_checked, plain
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
+
+
+class Stateful(Protocol):
+    """Anything that can be part of a checkpoint."""
+
+    def state_dict(self) -> Any:
+        """Plain data: tensors, numbers, strings, and containers of these."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Resumes from a saved state."""
+
+
+@dataclass
+class Part:
+    """A part of a checkpoint that consists of two functions."""
+
+    state_dict: Callable[[], Any]
+    load_state_dict: Callable[[Any], Any]
 
 
 class UnreadableError(UserError):
@@ -89,27 +108,11 @@ class Checkpoints:
             self.reduce(to=self._keep)
         return True
 
-    def load(self) -> dict[str, Any] | None:
-        """The newest readable state, or ``None`` if there is none; removes unfinished files.
+    def load(self, **kwargs: Any) -> dict[str, Any] | None:
+        """The newest readable state, or ``None`` if there is no file.
 
         Unreadable files are reported. If no file is readable, it raises an error: restarting from
         step 0 would overwrite the output of the run.
-        """
-        self.clean()
-        try:
-            return self.read()
-        except UnreadableError as error:
-            raise UnreadableError(
-                f"{error}: delete the run directory to restart from step 0, or restore a backup."
-            ) from error
-
-    def clean(self) -> None:
-        """Removes the unfinished files of a process that was killed."""
-        for leftover in self._folder.glob("*.unfinished"):
-            leftover.unlink()
-
-    def read(self, **kwargs: Any) -> dict[str, Any] | None:
-        """Like :meth:`load`, but for a run of another process: changes no file, names no cure.
 
         Args:
             **kwargs: passed to ``torch.load``.
@@ -131,5 +134,8 @@ class Checkpoints:
                 raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
             return state
         if files:
-            raise UnreadableError(f"No checkpoint in {self._folder} can be read")
+            raise UnreadableError(
+                f"No checkpoint in {self._folder} can be read: delete the run directory to restart "
+                "from step 0, or restore a backup."
+            )
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.names import run_title
@@ -62,7 +62,7 @@ def draw_learning_curve(run_dir: Path) -> Path | None:
 def _draw(run_dir: Path) -> Path:
     from matplotlib.figure import Figure
 
-    cfg = _config(run_dir / "config.yaml")
+    cfg = OmegaConf.create(read_config(run_dir / "config.yaml"))
     evaluations, at_random, training = (
         read_columns(run_dir / name) if (run_dir / name).exists() else {}
         for name in ("eval.csv", "random.csv", "train.csv")
@@ -102,18 +102,6 @@ def _draw(run_dir: Path) -> Path:
     path = run_dir / "learning_curve.png"
     figure.savefig(path, dpi=110)
     return path
-
-
-def _config(file: Path) -> DictConfig:
-    """The configuration of a run; a key that it lacks is as if it were not set."""
-    known = {
-        **{"algorithm": "", "seed": 0, "num_critics": 2, "init_random_frames": 0},
-        **{"solved_at": None, "env": {"name": "", "kwargs": None, "wrappers": None}},
-        **{"sampler": {"name": ""}, "replay": {"name": ""}},
-    }
-    cfg = OmegaConf.merge(known, read_config(file) if file.exists() else {})
-    assert isinstance(cfg, DictConfig)
-    return cfg
 
 
 def _draw_returns(evaluations: Columns, levels: dict[str, Any], axis: Axes) -> None:

@@ -150,8 +150,9 @@ class RunDirectory:
         """
         with self.writing():
             held = lock(self.path)
-            for leftover in self.path.glob("*.unfinished"):
-                leftover.unlink()
+            for folder in (self.path, self.path / "checkpoint", self.path / "checkpoint" / "kept"):
+                for leftover in folder.glob("*.unfinished"):
+                    leftover.unlink()
         return held
 
     def write_config(self) -> None:

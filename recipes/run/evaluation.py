@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tqdm import tqdm
 
@@ -22,7 +23,9 @@ from vmfer_recipes.config.errors import UserError, counted, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment, tensors
+from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.offline.scores import reference_returns
+from vmfer_recipes.run.interruption import SignalError
 from vmfer_recipes.run.tables import Evaluation
 
 
@@ -88,13 +91,21 @@ def evaluate(
     The seed is that of the first episode, incremented for each further one. Every evaluation uses
     the same seeds, so that differences between evaluations come from the policy. ``on_episode`` is
     called before each episode with its number, from 1, and ``episodes``, and with 0 at the end.
+    If a signal stops the evaluation, it changes nothing, because the resumed run repeats it.
     """
+    before, generators = environment_state(env), GlobalRNGState().state_dict()
     env.simulator.action_space.seed(seed)
     played = []
-    with nullcontext() if policy is None else evaluating(policy):
-        for number in range(episodes):
-            on_episode(number + 1, episodes)
-            played.append(play_episode(policy, env.simulator, seed + number, on_step, max_steps))
+    try:
+        with nullcontext() if policy is None else evaluating(policy):
+            for number in range(episodes):
+                on_episode(number + 1, episodes)
+                episode = play_episode(policy, env.simulator, seed + number, on_step, max_steps)
+                played.append(episode)
+    except SignalError:
+        load_environment_state(env, before)
+        GlobalRNGState().load_state_dict(generators)
+        raise
     on_episode(0, episodes)
     successes = [episode.success for episode in played if episode.success is not None]
     return Evaluation(
@@ -174,31 +185,11 @@ def solved_at(cfg: Any, reports_success: bool) -> Solved | None:
     """
     if cfg.solved_at is not None:
         return Solved(cfg.solved_at, reports_success)
-    env = cfg.env
-    is_changed = getattr(env, "kwargs", None) or getattr(env, "wrappers", None)
-    spec = gym.registry.get(env.name)
+    spec = gym.registry.get(cfg.env.name)
+    is_changed = cfg.env.kwargs or cfg.env.wrappers
     if is_changed or reports_success or spec is None or spec.reward_threshold is None:
         return None
     return Solved(float(spec.reward_threshold), False)
-
-
-def _summary(
-    trained: Evaluation, at_random: Evaluation, episodes: int, solved: Solved | None
-) -> str:
-    """The result of a run in one line: its last evaluation, and that of the random policy."""
-    line = (
-        f"Return {_shown(trained)} over {counted(episodes, 'episode')}; the random policy gets "
-        f"{_shown(at_random)}."
-    )
-    if solved is None:
-        return line
-    level = f"{'success rate' if solved.is_success_rate else 'return'} {solved.level:g}"
-    return f"{'Solved' if solved.includes(trained) else 'Not solved'} (at {level}): {line}"
-
-
-def _shown(result: Evaluation) -> str:
-    rate = "" if result.success_rate is None else f" (success rate {result.success_rate:.2f})"
-    return f"{result.return_mean:.1f} ± {result.return_std:.1f}{rate}"
 
 
 def print_results(
@@ -211,8 +202,13 @@ def print_results(
 ) -> None:
     """Prints the last evaluation of a run, that of the random policy, and its files."""
     if at_random is not None:
-        solved = solved_at(cfg, trained.success_rate is not None)
-        print(_summary(trained, at_random, cfg.num_eval_episodes, solved))
+        episodes = counted(cfg.num_eval_episodes, "episode")
+        line = f"Return {trained} over {episodes}; the random policy gets {at_random}."
+        if solved := solved_at(cfg, trained.success_rate is not None):
+            what = "success rate" if solved.is_success_rate else "return"
+            is_solved = "Solved" if solved.includes(trained) else "Not solved"
+            line = f"{is_solved} (at {what} {solved.level:g}): {line}"
+        print(line)
     if reference := reference_returns(getattr(cfg, "dataset", None), cfg.env):
         print(reference.describe(trained))
     for label, file in {
@@ -224,10 +220,6 @@ def print_results(
         "checkpoint": checkpoint,
     }.items():
         if file is not None:
-            size = f" ({_size(file)}, to train longer)" if file == checkpoint else ""
-            print(f"  {label:<17} {file}{size}")
-
-
-def _size(file: Path) -> str:
-    size = file.stat().st_size
-    return f"{size / 1e6:,.1f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
+            size = file.stat().st_size / 1e6
+            use = f" ({size:,.1f} MB, to train longer)" if file == checkpoint else ""
+            print(f"  {label:<17} {file}{use}")

@@ -11,7 +11,12 @@ from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.loggers import make_logger
 from vmfer_recipes.run.tables import Evaluation, Table
 
-_EVALUATION = ("step", *Evaluation._fields)
+# The state of a log in which nothing was written.
+EMPTY: dict[str, dict[str, Any]] = {
+    "evaluations": {"rows": 0, "columns": []},
+    "training": {"rows": 0, "columns": []},
+    "best": {},
+}
 
 
 class BestPolicy:
@@ -51,7 +56,7 @@ class RunLog:
     """
 
     def __init__(self, run_dir: Path, cfg: TrainingConfig) -> None:
-        self._evaluations = Table(run_dir / "eval.csv", _EVALUATION)
+        self._evaluations = Table(run_dir / "eval.csv", ("step", *Evaluation._fields))
         self._training = Table(run_dir / "train.csv")
         self._best = BestPolicy(run_dir / "policy_best.pt")
         self._files: dict[str, Table | BestPolicy] = {
@@ -60,18 +65,11 @@ class RunLog:
             "best": self._best,
         }
         self._run_dir = run_dir
-        self._cfg = cfg
-        self._logger: Any = None
-
-    def open(self) -> None:
-        """Starts the logger."""
-        self._logger = make_logger(self._cfg, self._run_dir)
+        self._logger = make_logger(cfg, run_dir)
 
     def clear(self) -> None:
         """Removes all rows, and the policy."""
-        self._evaluations.clear()
-        self._training.clear()
-        self._best.load_state_dict({})
+        self.load_state_dict(EMPTY)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the states of the files, by name."""
@@ -99,9 +97,8 @@ class RunLog:
 
     def write_random(self, result: Evaluation) -> None:
         """Writes ``random.csv``: an evaluation of the random policy, with the same seeds."""
-        table = Table(self._run_dir / "random.csv", _EVALUATION)
-        table.clear()
-        table.write({"step": 0, **result._asdict()})
+        row = {"step": 0, **result._asdict()}
+        Table(self._run_dir / "random.csv").rewrite([row], list(row))
 
     def write_training(self, step: int, metrics: dict[str, float]) -> None:
         """Writes a row of ``train.csv``."""

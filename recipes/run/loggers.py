@@ -27,11 +27,7 @@ def check_logger(cfg: LoggerConfig) -> None:
     package = _PACKAGES.get(type(cfg))
     if package is None:
         return
-    try:
-        is_installed = importlib.util.find_spec(package) is not None
-    except ValueError:  # raised after `sys.modules[package] = None`
-        is_installed = False
-    if not is_installed:
+    if importlib.util.find_spec(package) is None:
         raise UserError(
             f"logger={package} needs a package that is not installed: "
             f"`pip install {package}`, or use logger=csv."

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,8 +21,15 @@ from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import EnvironmentPart, environment_state
-from vmfer_recipes.run.checkpoints import Checkpoints, MismatchError, load_parts, plain_data
+from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.run.checkpoints import (
+    Checkpoints,
+    MismatchError,
+    Part,
+    Stateful,
+    load_parts,
+    plain_data,
+)
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
@@ -88,16 +96,6 @@ def updates(step: int, ratio: int | float | str) -> range:
     return range((step - 1) * numerator // denominator + 1, step * numerator // denominator + 1)
 
 
-class Stateful(Protocol):
-    """Anything that can be part of a checkpoint."""
-
-    def state_dict(self) -> Any:
-        """Plain data: tensors, numbers, strings, and containers of these."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Resumes from a saved state."""
-
-
 class TrainingSession(Protocol):
     """The interface that the ``train`` function of a recipe requires from a session.
 
@@ -154,7 +152,6 @@ class Session(TrainingSession):
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
-        self._log = RunLog(path, cfg)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
         self._kept = Checkpoints(path / "checkpoint" / "kept", keep=None)
         self._latest: Evaluation | None = None
@@ -185,6 +182,8 @@ class Session(TrainingSession):
                     ends.callback(part.close)
             if self._directory.is_finished():  # by the previous owner of the lock
                 return
+            self._directory.check()  # again: another process may have written to it
+            self._log = RunLog(self._directory.path, self.cfg)
             ends.callback(self._log.close)
             step = start = self._begin()
             self._progress = ends.enter_context(self.progress(start))
@@ -218,8 +217,6 @@ class Session(TrainingSession):
 
     def _begin(self) -> int:
         """Prepares the directory. Returns the step from which the run resumes."""
-        self._directory.check()  # again: another process may have written one before the lock
-        self._log.open()
         with self._directory.writing():
             start = self._restore()
         if start == 0:
@@ -262,7 +259,6 @@ class Session(TrainingSession):
                 "be saved: give its class the methods state_dict and load_state_dict.",
                 file=sys.stderr,
             )
-        self._kept.clean()
         missing = {step for step in self.cfg.keep_checkpoints_at if step <= start}
         missing -= self._kept.steps
         if start in missing:
@@ -288,19 +284,21 @@ class Session(TrainingSession):
             self._evaluate(step)
         if step in cfg.keep_checkpoints_at:
             self._save(step, self._kept)
-        if self._interruption.signal is not None:
-            raise SignalError
+        self._interruption.check()
         is_last = step == cfg.total_frames
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
             self._save(step)
 
     def _parts(self) -> dict[str, Stateful]:
         """Everything in a checkpoint that later steps depend on."""
+        env = self._environment
         return {
             **self._components,
             "metrics": self.metrics,
             # A wrapper may count or draw numbers across episodes.
-            "evaluation": EnvironmentPart(self._environment),
+            "evaluation": Part(
+                partial(environment_state, env), partial(load_environment_state, env)
+            ),
             # Last: restoring other components may draw random numbers.
             "random": GlobalRNGState(),
         }
@@ -323,16 +321,11 @@ class Session(TrainingSession):
         return (checkpoints or self._checkpoints).save(step, self._state(step))
 
     def _evaluate(self, step: int) -> None:
-        parts = {"environment": EnvironmentPart(self._environment), "random": GlobalRNGState()}
-        before = {name: part.state_dict() for name, part in parts.items()}
         try:
             with self._clock.paused():
                 result = self._play(self._policy)
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
-        except SignalError:  # the resumed run repeats the whole evaluation
-            load_parts(parts, before)
-            raise
         with self._directory.writing():
             self._log.write_evaluation(step, result, lambda: self._policy_data(step))
         self._progress.show(result)

@@ -23,6 +23,10 @@ class Evaluation(NamedTuple):
     episode_length: float
     success_rate: float | None
 
+    def __str__(self) -> str:
+        rate = "" if self.success_rate is None else f" (success rate {self.success_rate:.2f})"
+        return f"{self.return_mean:.1f} ± {self.return_std:.1f}{rate}"
+
 
 class Table:
     """A CSV file whose state is its size. Loading a state removes later rows and columns.
@@ -34,16 +38,12 @@ class Table:
         self._path = path
         self._first_columns = list(columns)
 
-    def clear(self) -> None:
-        """Removes all rows."""
-        self._rewrite([], self._first_columns)
-
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends a row. Missing values are left blank, and new names add a column."""
         before = self._columns()
         columns = list(dict.fromkeys([*(before or self._first_columns), *row]))
         if columns != before:
-            return self._rewrite([*self._read(), row], columns)
+            return self.rewrite([*self._read(), row], columns)
         with self._path.open("a") as file:
             csv.DictWriter(file, columns, restval="", lineterminator="\n").writerow(row)
             file.flush()
@@ -61,7 +61,8 @@ class Table:
         with self._path.open() as file:
             return list(csv.DictReader(file))
 
-    def _rewrite(self, rows: Sequence[Mapping[str, Any]], columns: list[str]) -> None:
+    def rewrite(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Replaces the rows and the columns."""
         with replacing(self._path) as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             writer.writeheader()
@@ -82,14 +83,10 @@ class Table:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Truncates the file to the saved rows and columns."""
-        self.check(state)
-        if state["rows"]:
-            columns = state["columns"]
-            rows = self._read()[: state["rows"]]
-            self._rewrite([{name: row[name] for name in columns} for row in rows], columns)
-        else:
-            self.clear()
+        """Truncates the file to the saved rows and columns, after :meth:`check`."""
+        columns = state["columns"] or self._first_columns
+        rows = self._read()[: state["rows"]]
+        self.rewrite([{name: row[name] for name in columns} for row in rows], columns)
 
 
 def read_columns(file: Path) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -82,6 +83,7 @@ class Lever(gym.Env):
         self.array = np.random.Generator(np.random.MT19937(0))
         self.also_array = self.array
         self.torch_rng, self.tensor = torch.Generator(), torch.zeros(1)
+        self.late: Any = None
         self.received = []
 
     def reset(self, *, seed=None, options=None):
@@ -100,7 +102,13 @@ class Lever(gym.Env):
         self.phase = "up"
         self.tasks.discard("up")
         self.nested["a"][0] = self.nested["a"][0] * np.float32(1.1)
-        noise = self.legacy.uniform() + self.python.random() + self.also_array.uniform()
+        self.late = self.late or np.random.default_rng(0)
+        noise = (
+            self.late.uniform()
+            + self.legacy.uniform()
+            + self.python.random()
+            + self.also_array.uniform()
+        )
         self.tensor += torch.rand(1, generator=self.torch_rng) + self.array.uniform()
         self.position = self.position + 0.01 * action * (1 + self.nested["a"][0]) + noise
         reward = float(self.counts["steps"] + sum(self.recent) + len(self.tasks) + self.tensor)

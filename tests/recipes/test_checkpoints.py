@@ -71,16 +71,6 @@ def test_damaged_newest_checkpoint_is_reported_and_the_previous_one_used(
     assert_same_run(straight, run_dir)
 
 
-def test_selected_checkpoints_are_kept_and_do_not_affect_the_run(straight_run, finish, tmp_path):
-    run_dir = tmp_path / "kept"
-    finish(RUN[0], run_dir, *RUN[1:], "keep_checkpoints_at=[50,100]")
-    assert names(run_dir / "checkpoint" / "kept") == [
-        "step_000000000050.pt",
-        "step_000000000100.pt",
-    ]
-    assert (run_dir / "eval.csv").read_bytes() == (straight_run(*RUN) / "eval.csv").read_bytes()
-
-
 def test_run_continues_on_a_full_disk_and_keeps_the_older_checkpoint(
     straight_run, crashed_run, finish, checkpoint, tmp_path, capfd
 ):

@@ -44,7 +44,8 @@ def write_run(tmp_path):
 
     def write(*, env="Reacher-v4", success=False, lengths=(0.3, 0.5, 0.71), columns=None, **keys):
         config = {"algorithm": "td3", "seed": 3, "num_critics": 2, "init_random_frames": 40}
-        names = {"env": {"name": env}, "sampler": {"name": "vmf_rank"}, "replay": {"name": "her"}}
+        config |= {"solved_at": None, "env": {"name": env, "kwargs": {}, "wrappers": []}}
+        names = {"sampler": {"name": "vmf_rank"}, "replay": {"name": "her"}}
         OmegaConf.save({**config, **names, **keys}, tmp_path / "config.yaml")
         rates = ("0.0", "0.5", "1.0") if success else ("", "", "")
         rows = [f"{50 * i},{10.0 * i},2.0,50.0,{rate}\n" for i, rate in enumerate(rates)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import subprocess
 from pathlib import Path
 
@@ -32,20 +31,15 @@ def demo(tmp_path, capsys):
     return run
 
 
-def _success_rates(run_dir, name):
-    with (run_dir / name).open() as file:
-        return [float(row["success_rate"]) for row in csv.DictReader(file)]
-
-
 @pytest.mark.usefixtures("pixels")
-def test_the_shortened_demo_writes_all_files_and_reports_that_the_task_is_not_solved(demo):
+def test_the_shortened_demo_writes_all_files_and_reports_that_the_task_is_not_solved(demo, table):
     run_dir, said = demo(*SHORTENED)
     assert said.startswith("Not solved (at success rate 0.5): Return -")
     assert "the random policy gets -" in said
     for name in ("learning_curve.png", "eval.csv", "train.csv", "policy.pt"):
         assert (run_dir / name).stat().st_size > 0
         assert str(run_dir / name) in said
-    assert len(_success_rates(run_dir, "random.csv")) == 1
+    assert len(table(run_dir / "random.csv")) == 1
 
 
 def test_make_demo_runs_the_experiment():
@@ -54,8 +48,8 @@ def test_make_demo_runs_the_experiment():
 
 
 @pytest.mark.slow
-def test_the_demo_is_solved_and_the_random_policy_fails(demo):
+def test_the_demo_is_solved_and_the_random_policy_fails(demo, table):
     run_dir, said = demo()
     assert said.startswith("Solved (at success rate 0.95)")
-    assert min(_success_rates(run_dir, "eval.csv")[-3:]) >= 0.95
-    assert _success_rates(run_dir, "random.csv")[0] <= 0.2
+    assert all(float(row["success_rate"]) >= 0.95 for row in table(run_dir / "eval.csv")[-3:])
+    assert float(table(run_dir / "random.csv")[0]["success_rate"]) <= 0.2

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import re
-import sys
 
 import gymnasium as gym
 import numpy as np
@@ -201,7 +200,7 @@ def test_a_failed_write_suggests_a_remedy_for_its_cause(number, cure):
 
 @pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
 def test_a_logger_that_is_not_installed_is_rejected(error_line, monkeypatch, logger):
-    monkeypatch.setitem(sys.modules, logger, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = error_line(f"logger={logger}")
     assert f"pip install {logger}" in line
     assert "logger=csv" in line

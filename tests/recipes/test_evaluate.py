@@ -1,31 +1,44 @@
-"""evaluate.py plays the saved policy of a run and trusts no file."""
+"""Saved policies: evaluate.py plays them, and they act alike in plain environments."""
 
 from __future__ import annotations
 
+import functools
 import shutil
+import warnings
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torchrl.envs import GymEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
+from torchrl_vmfer import load_policy
 from vmfer_recipes import evaluate
+from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.environments.make import make_environment
 
 SHORT = ("total_frames=70", "num_eval_episodes=3", "eval_interval=1000", "seed=3")
-
-
-@pytest.fixture(scope="module", params=["td3", "sac"])
-def run_dir(request, train, tmp_path_factory):
-    return train(request.param, tmp_path_factory.mktemp(request.param) / "run", *SHORT)
+FETCH = ("env=FetchReach-v4", "init_random_frames=60", "total_frames=111", "hidden=[16]")
 
 
 @pytest.fixture(scope="module")
-def td3_run(train, tmp_path_factory):
-    return train("td3", tmp_path_factory.mktemp("finished") / "run", *SHORT)
+def trained(train, tmp_path_factory):
+    """``trained(algorithm, *overrides)``: a finished run. Tests share it."""
+    return functools.cache(
+        lambda *words: train(words[0], tmp_path_factory.mktemp("run"), *words[1:])
+    )
+
+
+@pytest.fixture(params=["td3", "sac"])
+def run_dir(request, trained):
+    return trained(request.param, *SHORT)
 
 
 @pytest.fixture
-def copy(td3_run, tmp_path):
-    return shutil.copytree(td3_run, tmp_path / "run")
+def copy(trained, tmp_path):
+    return shutil.copytree(trained("td3", *SHORT), tmp_path / "run")
 
 
 @pytest.fixture
@@ -39,6 +52,30 @@ def play(execute, capsys):
     return start
 
 
+def plain(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return gym.make(name)
+
+
+def play_plainly(policy, env, seed):
+    """Plays an episode in a plain environment."""
+    observation, _ = env.reset(seed=seed)
+    total, is_over = 0.0, False
+    while not is_over:
+        action = policy.act(observation)
+        assert env.action_space.contains(action)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, is_over = total + float(reward), terminated or truncated
+    return total
+
+
+def assert_plays_as_evaluated(run_dir, env, play):
+    said = play(run_dir, "episodes=1", "seed=5")
+    expected = float(said.split("Return ")[1].split(" ")[0])
+    assert play_plainly(load_policy(run_dir), env, 5) == pytest.approx(expected, abs=0.06)
+
+
 def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play, table):
     last = {key: float(value or 0) for key, value in table(run_dir / "eval.csv")[-1].items()}
     expected = (
@@ -50,6 +87,58 @@ def test_the_same_seeds_reproduce_the_last_evaluation_of_the_run(run_dir, play, 
     assert second == expected
 
 
+# The actions are in [-3, 3], so that ignoring the bounds would be detected.
+def test_a_plain_environment_gives_the_same_return_as_evaluate(run_dir, play):
+    policy, env = load_policy(run_dir), plain("InvertedPendulum-v4")
+    assert (policy.observation_size, policy.action_size) == (4, 1)
+    np.testing.assert_array_equal(policy.action_low, env.action_space.low)
+    np.testing.assert_array_equal(policy.action_high, env.action_space.high)
+    assert_plays_as_evaluated(run_dir, env, play)
+
+
+def test_a_plain_environment_of_torchrl_accepts_the_policy(run_dir):
+    policy = load_policy(run_dir)
+    env = GymEnv("InvertedPendulum-v4")
+    env.set_seed(0)
+    with set_exploration_type(ExplorationType.DETERMINISTIC):
+        rollout = env.rollout(20, policy)
+    assert rollout["action"].dtype == env.action_spec.dtype
+    assert env.action_spec.is_in(rollout["action"][0])
+    expected = policy.act(rollout["observation"].numpy())
+    # One observation and a batch take different matrix products.
+    np.testing.assert_allclose(rollout["action"].numpy(), expected, atol=1e-5)
+
+
+def test_sac_samples_on_request(run_dir):
+    policy = load_policy(run_dir)
+    observation = np.zeros((200, 4), np.float32)
+    samples = policy.act(observation, deterministic=False)
+    is_random = len(np.unique(samples)) > 100
+    assert is_random == (policy.kind == "gaussian")
+    assert len(np.unique(policy.act(observation))) == 1
+
+
+def test_a_policy_with_goals_normalizes_as_in_training(trained, play):
+    goal_run = trained("td3", "replay=her", *FETCH)
+    policy = load_policy(goal_run)
+    assert policy.in_keys == ["observation", "desired_goal"]
+    assert policy.normalization.clip == 5
+    assert policy.normalization.mean.shape == (13,)
+    assert float(policy.normalization.deviation.min()) > 0
+    assert_plays_as_evaluated(goal_run, plain("FetchReach-v4"), play)
+    rollout = GymEnv("FetchReach-v4").rollout(3, policy)
+    assert rollout["action"].shape == (3, 4)
+
+
+def test_goals_without_hindsight_are_read_in_the_order_of_training(trained):
+    policy = load_policy(trained("td3", *FETCH))
+    recipe = make_environment(EnvConfig("FetchReach-v4"), 0).simulator
+    seen, _ = recipe.reset(seed=1)
+    raw, _ = plain("FetchReach-v4").reset(seed=1)
+    unit = policy.unit_action(torch.from_numpy(seen)[None])[0].numpy()
+    np.testing.assert_allclose(policy.act(raw), unit, atol=1e-6)  # its bounds are -1 and 1
+
+
 def test_a_configuration_does_not_read_environment_variables(error_of, copy, monkeypatch):
     monkeypatch.setenv("TOKEN", "secret")
     config = OmegaConf.load(copy / "config.yaml")
@@ -59,20 +148,23 @@ def test_a_configuration_does_not_read_environment_variables(error_of, copy, mon
 
 
 @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-def test_an_unfinished_run_is_evaluated_at_its_last_checkpoint(
-    algorithm, crashed_run, straight_run, play, tmp_path
+def test_the_policy_of_an_unfinished_run_comes_from_its_newest_readable_checkpoint(
+    algorithm, crashed_run, play, tmp_path
 ):
     run_dir = shutil.copytree(crashed_run(algorithm), tmp_path / "run")
-    assert not (run_dir / "policy.pt").exists()
     newest = sorted((run_dir / "checkpoint").glob("step_*.pt"))[-1]
     assert f"Evaluating {newest}, step 120, on ShortCheetah-v0." in play(run_dir, "episodes=1")
+    assert load_policy(run_dir).environment == "ShortCheetah-v0"
+    assert load_policy(run_dir, which="best").step in (0, 70, 140)  # its evaluations
     newest.write_bytes(newest.read_bytes()[:-100])
     assert ", step 80, on" in play(run_dir, "episodes=1")
 
 
-def test_the_best_policy_is_evaluated_on_request(copy, play, error_of):
+def test_the_best_policy_is_used_on_request(copy, play, error_of):
     (copy / "policy_best.pt").unlink()
     assert "policy_best.pt" in error_of(evaluate.main, copy, "policy=best")
+    with pytest.raises(RuntimeError, match=r"no policy_best\.pt"):
+        load_policy(copy, which="best")
     best = torch.load(copy / "policy.pt", weights_only=True) | {"step": 40}
     torch.save(best, copy / "policy_best.pt")
     assert "policy_best.pt, step 40," in play(copy, "policy=best", "episodes=1")
@@ -116,8 +208,8 @@ def test_a_damaged_run_is_rejected(error_of, copy, damage, message):
         ("video", "write video=true"),
     ],
 )
-def test_a_bad_option_is_rejected(error_of, td3_run, option, message):
-    assert message in error_of(evaluate.main, td3_run, option)
+def test_a_bad_option_is_rejected(error_of, copy, option, message):
+    assert message in error_of(evaluate.main, copy, option)
 
 
 def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, run_program):

@@ -259,7 +259,7 @@ def test_a_table_that_lost_rows_is_not_continued(tmp_path, content):
     state = table.state_dict()
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(UserError, match=r"table\.csv is shorter"):
-        table.load_state_dict(state)
+        table.check(state)
 
 
 def test_averages_cover_the_values_since_the_last_read_use_little_memory_and_resume_exactly():

@@ -167,8 +167,8 @@ def test_first_of_the_best_policies_is_kept_until_a_state_undoes_it(tmp_path):
     assert not (tmp_path / "best.pt").exists()
 
 
-def test_a_checkpoint_is_kept_of_the_step_from_which_a_run_continues(
-    short_run, finish, tmp_path, capfd
+def test_selected_checkpoints_are_kept_also_of_the_step_from_which_a_run_continues(
+    short_run, straight_run, finish, tmp_path, capfd
 ):
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
     kept = run_dir / "checkpoint" / "kept"
@@ -183,3 +183,4 @@ def test_a_checkpoint_is_kept_of_the_step_from_which_a_run_continues(
     replay = [each["parts"]["replay"]["actor_sampler"]["priorities"] for each in (state, before)]
     assert torch.equal(*replay)
     assert "the checkpoint of step 60 cannot be kept" in capfd.readouterr().err
+    assert (run_dir / "eval.csv").read_bytes() == (straight_run(*RUN) / "eval.csv").read_bytes()

@@ -1,4 +1,4 @@
-"""The tasks in NumPy: batches equal single environments, and episodes resume exactly."""
+"""The tasks in NumPy: batches equal single environments, and action repeat counts their steps."""
 
 import gymnasium as gym
 import numpy as np
@@ -6,7 +6,6 @@ import pytest
 
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.environments.tasks import TaskVector
 
 TASKS = {"GoalReaching3-v0": 3, "GoalReaching6-v0": 6, "PlanarQuadrotor-v0": 2}
@@ -30,26 +29,6 @@ def test_a_batch_equals_single_environments_bit_for_bit(name, members):
                 assert np.array_equal(row[number], value)
             if alone[3]:
                 assert np.array_equal(single.reset()[0], batched[number].reset()[0])
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_an_episode_resumes_exactly_and_ends_by_truncation(name):
-    cfg = EnvConfig(name=name)
-    first, second = make_environment(cfg, 3), make_environment(cfg, 4)
-    for env in (first, second):
-        env.simulator.reset()
-    rng = np.random.default_rng(0)
-    actions = rng.uniform(-1, 1, (250, TASKS[name])).astype(np.float32)
-    for action in actions[:40]:
-        first.simulator.step(action)
-    load_environment_state(second, environment_state(first))
-    for number, action in enumerate(actions[40:]):
-        one, other = first.simulator.step(action), second.simulator.step(action)
-        assert np.array_equal(one[0], other[0])
-        assert one[1:4] == other[1:4]
-        assert one[2:4] == (False, (number + 41) % 100 == 0)
-        if one[3]:
-            assert np.array_equal(first.simulator.reset()[0], second.simulator.reset()[0])
 
 
 def test_action_repeat_adds_rewards_and_ends_with_the_episode():

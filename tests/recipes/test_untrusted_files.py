@@ -19,7 +19,6 @@ YAML_BOMBS = (
     "!!python/object/new:os.mkdir ['{}']",
     '!!python/object/apply:subprocess.check_call [["mkdir", "{}"]]',
 )
-SCRIPT = "<script>alert(1)</script>"
 
 
 class Bomb:
@@ -51,23 +50,19 @@ def replace_pickle(file, bomb):
 
 
 @pytest.fixture
-def write_run(tmp_path):
-    """Writes a finished run with a policy that fits no environment."""
-
-    def write(name="run", **changes):
-        run_dir = tmp_path / "runs" / name
-        run_dir.mkdir(parents=True)
-        config = {"seed": 0, "total_frames": 100, "algorithm": "td3", "hidden": [4]}
-        names = {"env": "InvertedPendulum-v4", "replay": "uniform", "sampler": "uniform"}
-        config |= {group: {"name": name} for group, name in names.items()}
-        OmegaConf.save(OmegaConf.create(config | changes), run_dir / "config.yaml")
-        rows = "".join(f"{step},{step / 10}\n" for step in range(0, 101, 10))
-        (run_dir / "eval.csv").write_text(f"step,return_mean\n{rows}")
-        torch.save({"weight": torch.zeros(3)}, run_dir / "policy.pt")
-        (run_dir / "finished").touch()
-        return run_dir
-
-    return write
+def run_dir(tmp_path):
+    """A finished run with a policy that fits no environment."""
+    run_dir = tmp_path / "runs" / "run"
+    run_dir.mkdir(parents=True)
+    config = {"seed": 0, "total_frames": 100, "algorithm": "td3", "hidden": [4]}
+    names = {"env": "InvertedPendulum-v4", "replay": "uniform", "sampler": "uniform"}
+    config |= {group: {"name": name} for group, name in names.items()}
+    OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
+    rows = "".join(f"{step},{step / 10}\n" for step in range(0, 101, 10))
+    (run_dir / "eval.csv").write_text(f"step,return_mean\n{rows}")
+    torch.save({"weight": torch.zeros(3)}, run_dir / "policy.pt")
+    (run_dir / "finished").touch()
+    return run_dir
 
 
 def test_the_pickle_is_a_bomb(tmp_path):
@@ -77,8 +72,7 @@ def test_the_pickle_is_a_bomb(tmp_path):
     assert (tmp_path / "executed").exists()
 
 
-def test_a_policy_is_not_executed(write_run, marker, run_program):
-    run_dir = write_run()
+def test_a_policy_is_not_executed(run_dir, marker, run_program):
     replace_pickle(run_dir / "policy.pt", Bomb(marker))
     code, _, errors = run_program(evaluate.main, run_dir)
     assert code == 2
@@ -109,8 +103,7 @@ def test_a_checkpoint_of_a_run_is_not_executed(
 
 
 @pytest.mark.parametrize("bomb", YAML_BOMBS)
-def test_a_configuration_is_not_executed(write_run, train, marker, run_program, bomb):
-    run_dir = write_run()
+def test_a_configuration_is_not_executed(run_dir, train, marker, run_program, bomb):
     text = (run_dir / "config.yaml").read_text() + f"extra: {bomb.format(marker)}\n"
     (run_dir / "config.yaml").write_text(text)
     code, _, errors = run_program(evaluate.main, run_dir)
@@ -138,8 +131,7 @@ def test_a_configuration_is_not_executed(write_run, train, marker, run_program, 
         '{"time": 0, "runs": [{"run_dir": "x", "algorithm": "td3", "total_frames": -1}]}',
     ],
 )
-def test_the_record_of_a_sweep_is_not_executed(write_run, marker, run_program, record):
-    run_dir = write_run()
+def test_the_record_of_a_sweep_is_not_executed(run_dir, marker, run_program, record):
     (run_dir / "sweep_1.json").write_text(record.replace("{}", str(marker)))
     code, output, errors = run_program(status.main, run_dir)
     assert code == 0
@@ -147,16 +139,17 @@ def test_the_record_of_a_sweep_is_not_executed(write_run, marker, run_program, r
     assert errors.startswith("warning: ")
 
 
-def test_names_are_not_markup(write_run, tmp_path, monkeypatch, run_program):
+def test_names_are_not_markup(run_dir, tmp_path, monkeypatch, run_program):
     pytest.importorskip("rliable")
     from vmfer_recipes.report import command, inference
 
     monkeypatch.setattr(inference, "REPETITIONS", 10)
-    odd = {"env": {"name": f"=1+1{SCRIPT}"}, "sampler": {"name": rf"$\frac{{{SCRIPT}"}}
-    write_run("odd", **odd)
-    write_run("baseline", **odd | {"sampler": {"name": "uniform"}})
-    write_run(f"{SCRIPT[:8]}left out", seed=SCRIPT)
-    arguments = (tmp_path / "runs", f"out={tmp_path / 'report'}")
+    config, script = OmegaConf.load(run_dir / "config.yaml"), "<script>alert(1)</script>"
+    config.env.name = f"=1+1{script}"
+    samplers = {"odd": rf"$\frac{{{script}", "baseline": "uniform", f"{script[:8]}left out": None}
+    for name, config.sampler.name in samplers.items():
+        OmegaConf.save(config, shutil.copytree(run_dir, tmp_path / "odd" / name) / "config.yaml")
+    arguments = (tmp_path / "odd", f"out={tmp_path / 'report'}")
     assert run_program(command.main, *arguments)[0] == 0
     page = (tmp_path / "report" / "report.html").read_text()
     assert "<script" not in page
