@@ -7,9 +7,11 @@ workers' processes are additional to the learner's, so that a machine needs a co
     python benchmarks/collectors.py --kinds single processes --workers 1 2
 
 With --sleep, a simulator that sleeps for so many milliseconds in every step, with one update per 16
-frames, beside the ideal: workers divided by the time of a step.
+frames, beside the ideal (workers divided by the time of a step) and Stable-Baselines3's TD3 with
+SubprocVecEnv. Sleeping takes no processor time: with long steps, the table hardly depends on the
+number of cores, nor on other load.
 
-    python benchmarks/collectors.py --kinds processes --sleep 5 25 --workers 1 4 16
+    python benchmarks/collectors.py --sleep 5 25 100 --workers 1 4 16 32
 
 With --envs, several environments in one process. The first table steps them without learning: as
 num_envs= does, with TorchRL's SerialEnv and with Gymnasium's SyncVectorEnv, all with the same
@@ -45,7 +47,7 @@ def _config(*overrides: str) -> Any:
 
 
 def speed(frames: int, *overrides: str) -> float:
-    """The median over the rows of ``train.csv``, except the first, which includes the warm-up."""
+    """The mean over the rows of ``train.csv``, except the first, which includes the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         cfg = _config(
             f"run_dir={folder}/run",
@@ -60,7 +62,7 @@ def speed(frames: int, *overrides: str) -> float:
             importlib.import_module("vmfer_recipes.td3").main.__wrapped__(cfg)
         with (Path(folder) / "run" / "train.csv").open() as file:
             rows = list(csv.DictReader(file))
-    return statistics.median(float(row["steps_per_second"]) for row in rows[1:])
+    return statistics.harmonic_mean(float(row["steps_per_second"]) for row in rows[1:])
 
 
 def stepping(env_name: str, count: int, rounds: int) -> dict[str, float]:
@@ -149,6 +151,60 @@ def compare_environments(env: str, counts: list[int], rounds: int, frames: int) 
         print(f"| `num_envs={count}` | {result:.0f} | {result / base:.2f} |", flush=True)
 
 
+def subprocess_speed(frames: int, milliseconds: float, count: int) -> float:
+    """Frames per second of Stable-Baselines3, without its first frames, which are random."""
+    from functools import partial
+
+    import torch
+    from sleeping import Sleeping
+    from stable_baselines3 import TD3
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    torch.set_num_threads(1)
+    started: dict[str, float] = {}
+
+    def note(known: dict[str, Any], _: Any) -> bool:
+        if "frames" not in started and known["self"].num_timesteps >= frames // 10:
+            started.update(frames=known["self"].num_timesteps, time=time.perf_counter())
+        return True
+
+    env = SubprocVecEnv([partial(Sleeping, milliseconds)] * count)
+    model = TD3(
+        "MlpPolicy",
+        env,
+        learning_starts=frames // 10,
+        train_freq=max(1, 16 // count),  # steps of every environment
+        gradient_steps=max(1, count // 16),
+        policy_kwargs={"net_arch": [256, 256]},
+        device="cpu",
+    )
+    model.learn(frames, callback=note)
+    env.close()
+    passed = time.perf_counter() - started["time"]
+    return (model.num_timesteps - started["frames"]) / passed
+
+
+def compare_sleeping(
+    kinds: list[str], sleeps: list[float], workers: list[int], seconds: float
+) -> None:
+    """Prints the table of ``--sleep``."""
+    names = [f"`{kind}`" for kind in kinds]
+    print(f"| a step takes | workers | ideal | {' | '.join(names)} | SubprocVecEnv |")
+    print("|---:|" + "---:|" * (len(kinds) + 3))
+    for sleep, count in itertools.product(sleeps, workers):
+        ideal = 1000 * count / sleep
+        frames = max(round(seconds * ideal), 64 * count)
+        shown = [f"{ideal:.0f}"]
+        for kind in kinds:
+            overrides = [f"collector={kind}", f"collector.num_workers={count}", "utd_ratio=1/16"]
+            task = ["env.name=sleeping:Sleeping-v0", f"+env.kwargs.milliseconds={sleep}"]
+            result = speed(frames, *overrides, *task)
+            shown.append(f"{result:.0f} ({result / ideal:.2f})")
+        result = subprocess_speed(frames, sleep, count)
+        shown.append(f"{result:.0f} ({result / ideal:.2f})")
+        print(f"| {sleep:g} ms | {count} | {' | '.join(shown)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="HalfCheetah-v4")
@@ -158,22 +214,23 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", type=int, help="compare numbers of environments")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of --envs")
     parser.add_argument("--sleep", nargs="+", type=float, help="milliseconds of a step")
+    parser.add_argument("--seconds", type=float, default=20, help="of a run with --sleep")
     arguments = parser.parse_args()
     if arguments.envs:
         compare_environments(arguments.env, arguments.envs, arguments.rounds, arguments.frames)
         return
-    print("|  | simulator | workers | frames/s | ideal |\n|---|---:|---:|---:|---:|")
-    for kind, sleep in itertools.product(arguments.kinds, arguments.sleep or [None]):
+    if arguments.sleep:
+        kinds = [kind for kind in arguments.kinds if kind != "single"]
+        compare_sleeping(kinds, arguments.sleep, arguments.workers, arguments.seconds)
+        return
+    print("|  | workers | frames/s |\n|---|---:|---:|")
+    for kind in arguments.kinds:
         for count in [None] if kind == "single" else arguments.workers:
-            overrides, task, ideal = [f"env={arguments.env}"], arguments.env, ""
-            if sleep is not None:
-                task, ideal = f"{sleep:g} ms", f"{1000 * (count or 1) / sleep:.0f}"
-                overrides = ["env.name=sleeping:Sleeping-v0", "utd_ratio=1/16"]
-                overrides.append(f"+env.kwargs.milliseconds={sleep}")
+            overrides = [f"env={arguments.env}", f"collector={kind}"]
             if count is not None:
                 overrides.append(f"collector.num_workers={count}")
-            result = speed(arguments.frames, f"collector={kind}", *overrides)
-            print(f"| `{kind}` | {task} | {count or ''} | {result:.0f} | {ideal} |", flush=True)
+            result = speed(arguments.frames, *overrides)
+            print(f"| `{kind}` | {count or ''} | {result:.0f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -112,12 +112,21 @@ class Checkout:
             return {"failed": errors}
         found: dict[str, Any] = {"killed in time": "Resuming" in errors}
         for file in (folder / "policy.pt", *folder.glob("checkpoint/step_*.pt")):
-            found |= flat(torch.load(file, weights_only=True), file.name)
+            found |= flat(contents(file), file.name)
         for file in (folder / "eval.csv", folder / "train.csv"):
             for number, row in enumerate(csv.DictReader(file.open())):
                 row.pop("steps_per_second", None)
                 found[f"{file.name}:{number}"] = row
         return found
+
+
+def contents(file: Path) -> Any:
+    """What a file holds; for a checkpoint, with its transitions, which are in segments."""
+    state = torch.load(file, weights_only=True)
+    folder = file.parent / "segments"
+    for number, name in enumerate(state.pop("segments", [])):
+        state[f"segment {number}"] = torch.load(folder / name, weights_only=True)
+    return state
 
 
 def flat(value: Any, name: str) -> dict[str, Any]:

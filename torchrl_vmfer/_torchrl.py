@@ -8,10 +8,13 @@ therefore breaks in one place, with a clear message.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -228,6 +231,39 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
 
 # --- Storages and writers -------------------------------------------------------------------
 
+
+class MappableStorage(LazyTensorStorage):
+    """TorchRL's storage, whose rows can be in memory-mapped files.
+
+    Unlike those of TorchRL's ``LazyMemmapStorage``, the files have no name, so that the kernel
+    deletes them when the process ends, for any reason, and their disk space is reserved first:
+    a process that writes to a mapped file on a full disk is killed.
+
+    Args:
+        max_size: the capacity.
+        folder: the folder of the files; ``None`` for rows in memory.
+        **kwargs: as in :class:`~torchrl.data.LazyTensorStorage`.
+    """
+
+    def __init__(self, max_size: int, *, folder: Path | None = None, **kwargs: Any) -> None:
+        super().__init__(max_size, **kwargs)
+        self._folder = folder
+
+    def _init(self, data: TensorDictBase) -> None:
+        if self._folder is None:
+            super()._init(data)
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._storage = data.expand(self.max_size, *data.shape).apply(self._mapped)
+        self.initialized = True
+
+    def _mapped(self, column: Tensor) -> Tensor:
+        with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+            os.posix_fallocate(file.fileno(), 0, max(column.numel() * column.element_size(), 1))
+            mapped = torch.from_file(file.name, True, column.numel(), dtype=column.dtype)
+        return mapped.view(column.shape)
+
+
 unchecked_tensordict = TensorDict._new_unsafe
 
 
@@ -242,11 +278,15 @@ def stored_rows(storage: Storage) -> TensorDictBase | None:
     return rows if isinstance(rows, TensorDictBase) else None
 
 
-def replace_rows(storage: Storage, rows: Any, count: int, writer: Writer) -> None:
-    """Replaces the contents of a storage with ``count`` rows along the first dimension."""
+def replace_rows(storage: Storage, pieces: list[TensorDict], writer: Writer) -> None:
+    """Replaces the contents of a storage with rows, in the order of their slots."""
     storage._empty()
-    if count:
-        storage.set(torch.arange(count), rows)
+    count = 0
+    for piece in pieces:
+        # A list storage keeps the rows themselves.
+        rows = piece if isinstance(storage, TensorStorage) else piece.clone()
+        storage.set(torch.arange(count, count + len(piece)), rows)
+        count += len(piece)
     if isinstance(writer, RoundRobinWriter):
         # Slice samplers use it to find the newest row.
         storage._set_last_cursor(writer._cursor - 1 if writer._cursor else count - 1)

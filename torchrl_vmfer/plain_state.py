@@ -58,17 +58,20 @@ def plain(value: Any, where: str, *, copy: bool = True) -> Any:
     )
 
 
-def tensordict_to_plain(data: TensorDictBase, where: str) -> dict[str, Any]:
-    """Copies a TensorDict of tensors and plain values into plain dictionaries."""
+def tensordict_to_plain(data: TensorDictBase, where: str, *, copy: bool = True) -> dict[str, Any]:
+    """Converts a TensorDict of tensors and plain values to plain dictionaries.
+
+    With ``copy=False``, these hold the tensors themselves.
+    """
     tensors, nested, values = {}, {}, {}
     for key, entry in data.items():
         name = f"{where}[{key!r}]"
         if is_non_tensor(entry):
             values[key] = plain(entry.tolist(), name)
         elif isinstance(entry, TensorDictBase):
-            nested[key] = tensordict_to_plain(entry, name)
+            nested[key] = tensordict_to_plain(entry, name, copy=copy)
         else:
-            tensors[key] = plain(entry, name)
+            tensors[key] = plain(entry, name) if copy else entry
     return {
         "batch_size": list(data.batch_size),
         "device": None if data.device is None else str(data.device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from vmfer_recipes.config.errors import diverged
 from vmfer_recipes.config.groups import SamplerConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
+from vmfer_recipes.run.checkpoints import Part
 from vmfer_recipes.run.session import Averages
 
 LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
@@ -80,7 +82,10 @@ class Agent:
             "critic_optimizer": self.critic_optimizer,
             "actor_optimizer": self.actor_optimizer,
             "alpha_optimizer": self.alpha_optimizer,
-            "replay": self.buffer,
+            # Its rows are saved without a copy of them.
+            "replay": Part(
+                partial(self.buffer.state_dict, copy_rows=False), self.buffer.load_state_dict
+            ),
             "collector": self.collector,
             # Forks draw with a separate random generator.
             "actor_draws": self.sample_actor if hasattr(self.sample_actor, "state_dict") else None,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torchrl.data import LazyTensorStorage, RandomSampler, TensorDictRoundRobinWriter
+from torchrl.data import RandomSampler, TensorDictRoundRobinWriter
 from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
@@ -25,6 +27,7 @@ from torchrl_vmfer import (
     VMFSampler,
     VMFUncertainty,
 )
+from torchrl_vmfer._torchrl import MappableStorage
 from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
@@ -56,12 +59,13 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     It has a separate random generator, so that sampling does not affect the random numbers of the
     environment and of exploration.
     """
-    _check_memory(env, cfg.replay.buffer_size)
-    storage = RowStorage if cfg.fast else LazyTensorStorage
+    _check_room(env, cfg)
+    storage = RowStorage if cfg.fast else MappableStorage
+    folder = Path(cfg.run_dir) if cfg.replay.storage == "memmap" else None
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
     options: dict[str, Any] = {
         # `compilable=True`: no other process reads the counters, so they need no shared memory.
-        "storage": storage(cfg.replay.buffer_size, compilable=True),
+        "storage": storage(cfg.replay.buffer_size, folder=folder, compilable=True),
         "writer": writer(compilable=True),
         "critic_sampler": instantiate(cfg.replay, Sampler, "replay"),
         "actor_sampler": _actor_sampler(cfg.sampler),
@@ -83,15 +87,24 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     return buffer
 
 
-def _check_memory(env: GymWrapper, buffer_size: int) -> None:
-    """Raises an error if the transitions of a full buffer exceed the memory of this machine."""
+def _check_room(env: GymWrapper, cfg: TrainingConfig) -> None:
+    """Raises an error if a full buffer exceeds the memory of this machine, or the disk's space."""
     seen, action = env.observation_spec.zero().bytes(), env.action_spec.zero().nbytes
+    buffer_size = cfg.replay.buffer_size
     size = buffer_size * (2 * seen + action + 4 + 2)  # a reward and two flags
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
+    if cfg.replay.storage == "memmap":
+        folder = Path(cfg.run_dir).absolute()
+        while not folder.exists():
+            folder = folder.parent
+        room = shutil.disk_usage(folder).free
+        what, cure = f"free disk space in {cfg.run_dir}", "lower it, or choose another run_dir"
+    else:
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        what, cure = "memory", "lower it, or use replay.storage=memmap"
+    if size > room:
         raise UserError(
             f"replay.buffer_size={buffer_size} needs {size / 1e9:,.1f} GB for the transitions of "
-            f"this task, but this machine has {memory / 1e9:,.1f} GB of memory: lower it."
+            f"this task, but this machine has {room / 1e9:,.1f} GB of {what}: {cure}."
         )
 
 

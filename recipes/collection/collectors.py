@@ -112,7 +112,7 @@ class SingleCollector(Collector):
         cfg = self._cfg
         seeds = environment_seeds(cfg.seed, cfg.num_envs)[1:]
         others = [make_environment(cfg.env, seed, cfg.replay.has_goals) for seed in seeds]
-        self._worker = Worker([self._env, *others], self._policy)
+        self._worker = Worker([self._env, *others], self._policy, cfg.env.blocking)
         if not others:
             # TorchRL's collector also calls the policy once first, which may draw random numbers.
             with torch.no_grad():

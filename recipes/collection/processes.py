@@ -16,6 +16,7 @@ from tensordict.nn import TensorDictModuleBase
 
 from vmfer_recipes.collection.worker import LostError, RemoteWorker, reported, versions
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.interruption import SIGNALS
 
 
 class ProcessPool:
@@ -79,7 +80,7 @@ def _close(processes: dict[int, Any], pipes: dict[int, Any]) -> None:
 
 def _serve(pipe: Any, parts: bytes, number: int) -> None:
     """The main function of a worker process, which ends when the learner closes the pipe."""
-    for sign in (signal.SIGINT, signal.SIGTERM):  # the learner saves, then stops the workers
+    for sign in SIGNALS:  # the learner saves, then stops the workers
         signal.signal(sign, signal.SIG_IGN)
     worker: RemoteWorker | None = None
     request: Any = ()

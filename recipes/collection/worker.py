@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -59,11 +60,15 @@ class Worker:
     Args:
         envs: the environments, which the constructor resets.
         policy: the exploring policy. With one environment, its input has no batch dimension.
+        is_blocking: whether the environments are stepped at the same time, each in a thread.
     """
 
-    def __init__(self, envs: list[Environment], policy: TensorDictModuleBase) -> None:
+    def __init__(
+        self, envs: list[Environment], policy: TensorDictModuleBase, is_blocking: bool = False
+    ) -> None:
         self._envs = envs
         self._policy = policy
+        self._map: Any = ThreadPoolExecutor(len(envs)).map if is_blocking else map
         self._batches: dict[int, tuple[TensorDictBase, list[list[tuple[str, np.ndarray]]]]] = {}
         self._seen = [entries(env.simulator.reset()[0]) for env in envs]
 
@@ -85,20 +90,16 @@ class Worker:
             number = row % count
             if number == 0:
                 actions = self._act(min(max(num_random - row, 0), count))
+                outcomes = self._map(_advance, self._envs, actions)
             action, seen = actions[number], self._seen[number]
-            simulator = self._envs[number].simulator
-            for key, column in now:  # before the step: a simulator may change the action in place
+            for key, column in now:
                 column[row] = action if key == "action" else seen[key]
             try:
-                after, reward, terminated, truncated, _ = simulator.step(action)
-                is_over = terminated or truncated
-                outcome = {"reward": reward, "done": is_over, "terminated": terminated}
-                outcome |= entries(after)
-                for key, column in following:
-                    column[row] = outcome[key]
-                self._seen[number] = entries(simulator.reset()[0] if is_over else after)
+                outcome, self._seen[number] = next(outcomes)
             except UserError as error:
                 raise UserError(f"At step {first + row}: {error}") from error
+            for key, column in following:
+                column[row] = outcome[key]
         return transitions
 
     def _batch(self, count: int) -> tuple[TensorDictBase, list[list[tuple[str, np.ndarray]]]]:
@@ -156,6 +157,15 @@ class Worker:
         seeds = environment_seeds(seed, len(self._envs))
         for env, number in zip(self._envs, seeds, strict=True):
             reseed_environment(env, number)
+
+
+def _advance(env: Environment, action: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Takes a step, and starts the next episode. Returns the outcome and the new observation."""
+    # A simulator may change the action in place.
+    after, reward, terminated, truncated, _ = env.simulator.step(action.copy())
+    is_over = terminated or truncated
+    outcome = {"reward": reward, "done": is_over, "terminated": terminated, **entries(after)}
+    return outcome, entries(env.simulator.reset()[0]) if is_over else entries(after)
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:
@@ -227,7 +237,7 @@ class RemoteWorker:
             seeds = [_seed(*place, 1 + number) for number in range(cfg.num_envs)]
             goals = cfg.replay.has_goals
             envs = [make_environment(cfg.env, seed, goals) for seed in seeds]
-            self._worker = Worker(envs, self._policy)
+            self._worker = Worker(envs, self._policy, cfg.env.blocking)
             if request.state is not None:
                 self._worker.load_state_dict(request.state)
         assert self._worker is not None

@@ -34,6 +34,9 @@ class EnvConfig(Config):
     normalize_observations: bool = key(
         False, "normalize by running mean and variance; replay=her always does"
     )
+    blocking: bool = key(
+        False, "a step waits for a device or a server: step those of num_envs= at the same time"
+    )
     clip: float = key(5.0, "bound of normalized observations; replay=her has its own", low=1e-9)
 
 
@@ -162,6 +165,11 @@ class ReplayConfig(PartConfig):
     name: str = key(MISSING, _RUN_NAME)
     _target_: str = _UNIFORM
     buffer_size: int = key(1_000_000, "capacity in transitions", low=1)
+    storage: str = key(
+        "memory",
+        "memmap: in files in run_dir, for buffers larger than the memory",
+        choices=("memory", "memmap"),
+    )
 
     @property
     def has_goals(self) -> bool:

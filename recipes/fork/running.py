@@ -51,7 +51,7 @@ def run_forks(plan: Plan) -> list[UserError]:
     failures, elsewhere = [], []
     moments = [moment for moment in plan.moments if _is_waiting(moment)]
     for moment in moments:  # all of them, before anything is written
-        load_source(moment.source, mmap=True)
+        load_source(moment.source)
     total = len(plan.forks)
     number = sum(fork.is_finished for fork in plan.forks)
     for moment in moments:
@@ -125,9 +125,9 @@ class _ForkCheckpoints(Checkpoints):
 
     first: Callable[[], dict[str, Any]]
 
-    def load(self, **kwargs: Any) -> dict[str, Any] | None:
+    def load(self) -> dict[str, Any] | None:
         """The newest state of the fork, or the one in which it starts."""
-        state = super().load(**kwargs)
+        state = super().load()
         return self.first() if state is None else state
 
 

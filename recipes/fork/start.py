@@ -19,14 +19,13 @@ from torch.optim import Optimizer
 from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer import ActorCriticReplayBuffer
-from torchrl_vmfer.plain_state import load_checked
 from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
-from vmfer_recipes.run.checkpoints import MismatchError, Stateful, load_parts
+from vmfer_recipes.run.checkpoints import MismatchError, Stateful, load_checkpoint, load_parts
 from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.log import EMPTY
 from vmfer_recipes.run.session import Averages, TrainingSession
@@ -34,10 +33,10 @@ from vmfer_recipes.run.session import Averages, TrainingSession
 _CHUNK = 2048
 
 
-def load_source(source: Source, **kwargs: Any) -> dict[str, Any]:
-    """Loads a checkpoint. The arguments are those of ``torch.load``."""
+def load_source(source: Source) -> dict[str, Any]:
+    """Loads a checkpoint."""
     try:
-        return load_checked(source.file, **kwargs)
+        return load_checkpoint(source.file)
     except Exception as error:
         raise UserError(
             f"The checkpoint {source.file} cannot be read ({first_line(error)}): choose another "
@@ -145,9 +144,11 @@ def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict
     first, draws, actor_draws, environment = map(int, seeds)
     components = {name: part for name, part in agent.components().items() if name != "policy"}
     # Copied, because optimizers and environments keep the tensors that they are given.
-    parts = copy.deepcopy(checkpoint["parts"])
+    parts = dict(checkpoint["parts"])
+    replay = parts.pop("replay", {})  # which a buffer copies
+    parts = copy.deepcopy(parts)
     parts["replay"] = {
-        **parts.get("replay", {}),
+        **replay,
         "actor_sampler": _actor_sampler_state(agent),
         "generator": (torch.Generator().manual_seed(draws).get_state(), "cpu"),
     }

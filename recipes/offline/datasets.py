@@ -77,9 +77,8 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     _, env = read_run(run_dir)
     recorded = {key: getattr(env, key) for key in ("name", "backend", "kwargs", "wrappers")}
     _check_environment(recorded, cfg, str(run_dir))
-    # Memory-mapped: the checkpoint also holds networks and optimizers.
     try:
-        state = Checkpoints(run_dir / "checkpoint").load(mmap=True)
+        state = Checkpoints(run_dir / "checkpoint").load()
     except UnreadableError as error:
         raise UserError(
             f"No checkpoint in {run_dir} can be read: try again, or choose another dataset."
@@ -92,21 +91,26 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
         )
     try:
         rows = state["parts"]["replay"]["storage"]["rows"]
-        now, after = rows["tensors"], rows["nested"]["next"]["tensors"]
-        if "desired_goal" in now:
+        now = [piece["tensors"] for piece in rows]
+        after = [piece["nested"]["next"]["tensors"] for piece in rows]
+        if "desired_goal" in now[0]:
             raise UserError(
                 f"dataset={run_dir} is a run with replay=her, whose buffer stores goals separately "
                 "from observations: use a run with another replay=."
             )
-        columns: dict[Any, Any] = {key: now[key] for key in ("observation", "action")}
+        columns: dict[Any, Tensor] = {key: _joined(now, key) for key in ("observation", "action")}
         for key in ("observation", "reward", "done", "terminated"):
-            columns["next", key] = after[key]
-    except KeyError as error:
+            columns["next", key] = _joined(after, key)
+    except (KeyError, IndexError) as error:
         raise UserError(
             f"The newest checkpoint of {run_dir} holds no replay buffer ({first_line(error)}): use "
             "the directory of another run."
         ) from error
     return columns
+
+
+def _joined(pieces: list[dict[str, Tensor]], key: str) -> Tensor:
+    return torch.cat([piece[key] for piece in pieces])
 
 
 def _columns_of_minari(

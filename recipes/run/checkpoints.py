@@ -1,6 +1,6 @@
 """Checkpoints that survive a crash at any moment.
 
-A checkpoint is one file of plain data with checksums, which is loaded without executing code
+A checkpoint consists of files of plain data with checksums, which are loaded without executing code
 (``weights_only=True``). Only plain data are written, so that each file can be read back.
 (TorchRL's ``Checkpoint`` writes folders of raw memory maps: it does not detect a flipped or missing
 byte, and it writes storages at full capacity.)
@@ -16,9 +16,12 @@ from typing import Any, Protocol
 
 import torch
 
-from torchrl_vmfer.plain_state import load_checked, plain
+from torchrl_vmfer.plain_state import load_checked, plain, save_file
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.run.files import checkpoint_files, replacing, step_of
+from vmfer_recipes.run.files import checkpoint_files, step_of
+from vmfer_recipes.run.segments import Segments
+
+_KEPT, _SEGMENTS = "kept", "segments"  # folders
 
 
 class Stateful(Protocol):
@@ -64,38 +67,63 @@ def plain_data(value: Any, place: str) -> Any:
         raise UserError(f"A checkpoint cannot be saved: {error}") from error
 
 
-class Checkpoints:
-    """The newest checkpoints in a folder; with ``keep=None``, all of them."""
+def load_checkpoint(file: Path) -> dict[str, Any]:
+    """Loads a checkpoint after verifying its checksums. Its transitions are memory-mapped."""
+    state = load_checked(file)
+    if not (isinstance(state, dict) and "step" in state):
+        raise ValueError("it holds no step")
+    if state["step"] != step_of(file):  # it would outlive all others
+        raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
+    if storage := _storage(state):
+        folder = file.parent.parent if file.parent.name == _KEPT else file.parent
+        segments = Segments(folder / _SEGMENTS)
+        storage["rows"] = segments.load(storage, state["segments"])
+    return state
 
-    def __init__(self, folder: Path, keep: int | None = 2) -> None:
+
+def _storage(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of the storage of the replay buffer, which some states lack."""
+    return state.get("parts", {}).get("replay", {}).get("storage", {})
+
+
+class Checkpoints:
+    """The newest checkpoints in a folder, and those that are kept permanently.
+
+    A checkpoint is a file ``step_<step>.pt`` and the segments to which it refers: files with the
+    transitions, which all checkpoints of the run share.
+    """
+
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._keep = keep
+        self._segments = Segments(folder / _SEGMENTS)
 
     def _files(self) -> list[Path]:
         return sorted(checkpoint_files(self._folder), reverse=True)
 
     @property
-    def steps(self) -> set[int]:
-        """The steps of all checkpoints, read from their names."""
-        return {step_of(file) for file in self._files()}
+    def kept(self) -> set[int]:
+        """The steps of the checkpoints that are kept permanently, read from their names."""
+        return {step_of(file) for file in checkpoint_files(self._folder / _KEPT)}
 
     def reduce(self, to: int) -> Path | None:
         """Deletes the oldest until this many are left. Returns the newest of these."""
         files = self._files()
         for old in files[to:]:
             old.unlink()
+        self._clean()
         if to == 0 and self._folder.exists() and not any(self._folder.iterdir()):
             self._folder.rmdir()
         return files[0] if files[:to] else None
 
-    def save(self, step: int, state: dict[str, Any]) -> bool:
+    def save(self, step: int, state: dict[str, Any], *, is_kept: bool = False) -> bool:
         """Saves a state, then deletes the oldest. Returns whether saving succeeded."""
+        rows = _storage(state).pop("rows", [])
         state = plain_data(state, f"the state of step {step}")
-        file = self._folder / f"step_{step:012d}.pt"
+        folder = self._folder / _KEPT if is_kept else self._folder
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with replacing(file, "wb") as stream:
-                torch.save(state, stream)
+            if storage := _storage(state):
+                state["segments"] = self._segments.save(storage, rows)
+            save_file(state, folder / f"step_{step:012d}.pt")
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as the latter
             kept = self._files()
             print(
@@ -103,26 +131,36 @@ class Checkpoints:
                 "space. " + (f"{kept[0].name} is intact." if kept else "There is no older one."),
                 file=sys.stderr,
             )
+            self._clean()
             return False
-        if self._keep is not None:
-            self.reduce(to=self._keep)
+        if not is_kept:
+            self.reduce(to=2)
         return True
 
-    def load(self, **kwargs: Any) -> dict[str, Any] | None:
+    def _clean(self) -> None:
+        """Deletes the segments to which no checkpoint refers."""
+        used: set[str] = set()
+        for file in [*self._files(), *checkpoint_files(self._folder / _KEPT)]:
+            try:
+                used.update(torch.load(file, weights_only=True, mmap=True).get("segments", []))
+            except OSError:  # the file may be readable later
+                return
+            except Exception:  # it is damaged
+                continue
+        self._segments.clean(used)
+
+    def load(self) -> dict[str, Any] | None:
         """The newest readable state, or ``None`` if there is no file.
 
         Unreadable files are reported. If no file is readable, it raises an error: restarting from
         step 0 would overwrite the output of the run.
-
-        Args:
-            **kwargs: passed to ``torch.load``.
         """
         files = self._files()
         for file in files:
             try:
-                state = load_checked(file, **kwargs)
-                if not (isinstance(state, dict) and "step" in state):
-                    raise ValueError("it holds no step")
+                state = load_checkpoint(file)
+            except UserError:
+                raise
             except Exception as error:
                 print(
                     f"The checkpoint {file} cannot be read ({first_line(error)}); "
@@ -130,8 +168,7 @@ class Checkpoints:
                     file=sys.stderr,
                 )
                 continue
-            if state["step"] != step_of(file):  # it would outlive all others
-                raise UserError(f"{file} is a checkpoint of step {state['step']}: delete it.")
+            self._segments.names = state.get("segments", [])
             return state
         if files:
             raise UnreadableError(

@@ -150,9 +150,9 @@ class RunDirectory:
         """
         with self.writing():
             held = lock(self.path)
-            for folder in (self.path, self.path / "checkpoint", self.path / "checkpoint" / "kept"):
-                for leftover in folder.glob("*.unfinished"):
-                    leftover.unlink()
+            checkpoints = (self.path / "checkpoint").rglob("*.unfinished")
+            for leftover in (*self.path.glob("*.unfinished"), *checkpoints):
+                leftover.unlink()
         return held
 
     def write_config(self) -> None:

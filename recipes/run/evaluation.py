@@ -220,6 +220,7 @@ def print_results(
         "checkpoint": checkpoint,
     }.items():
         if file is not None:
-            size = file.stat().st_size / 1e6
+            # The folder also holds the transitions of the checkpoint.
+            size = sum(each.stat().st_size for each in file.parent.rglob("*.pt")) / 1e6
             use = f" ({size:,.1f} MB, to train longer)" if file == checkpoint else ""
             print(f"  {label:<17} {file}{use}")

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: a run saves its state before it stops."""
+"""Handling of Ctrl-C, SIGTERM and SIGUSR2: a run saves its state before it stops."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 _PATIENCE = 10.0  # seconds
+# Slurm sends the last one before the time limit of a job.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class SignalError(Exception):
@@ -21,10 +23,12 @@ class SignalError(Exception):
 
 
 class Interruption:
-    """A context that records SIGINT and SIGTERM and exits the program at its end if one arrived.
+    """A context that records :data:`SIGNALS` and exits the program at its end if one arrived.
 
-    The exit code is then 130 or 143. Further signals have no effect, unless they arrive more than
-    ten seconds later: the step does not seem to end, so ``KeyboardInterrupt`` is raised.
+    The exit code is then 130, 143 or 140. If another handler of SIGUSR2 was installed, such as that
+    of a Slurm launcher, which queues the job again, it is called instead. Further signals have no
+    effect, unless they arrive more than ten seconds later: the step does not seem to end, so
+    ``KeyboardInterrupt`` is raised.
 
     Attributes:
         signal: the signal that arrived, or ``None``.
@@ -42,12 +46,15 @@ class Interruption:
         Interruption.came = False
         # Python allows this only in the main thread; runs in other threads do not handle signals.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.signal is not None and error[0] is None:
+            handler = self._before[self.signal]
+            if self.signal == signal.SIGUSR2 and callable(handler):
+                handler(self.signal, None)
             sys.exit(128 + self.signal)  # while signals are still blocked
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)

@@ -153,7 +153,6 @@ class Session(TrainingSession):
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
-        self._kept = Checkpoints(path / "checkpoint" / "kept", keep=None)
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
         self._shown_at = 0.0  # the time at which progress was last reported
@@ -260,9 +259,9 @@ class Session(TrainingSession):
                 file=sys.stderr,
             )
         missing = {step for step in self.cfg.keep_checkpoints_at if step <= start}
-        missing -= self._kept.steps
+        missing -= self._checkpoints.kept
         if start in missing:
-            self._save(start, self._kept)
+            self._save(start, is_kept=True)
         for step in sorted(missing - {start}):
             print(
                 f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
@@ -283,7 +282,7 @@ class Session(TrainingSession):
         if step % cfg.eval_interval == 0:
             self._evaluate(step)
         if step in cfg.keep_checkpoints_at:
-            self._save(step, self._kept)
+            self._save(step, is_kept=True)
         self._interruption.check()
         is_last = step == cfg.total_frames
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
@@ -316,9 +315,9 @@ class Session(TrainingSession):
     def _policy_data(self, step: int) -> dict[str, Any]:
         return policy_data(self._policy, self._environment, self.cfg, step)
 
-    def _save(self, step: int, checkpoints: Checkpoints | None = None) -> bool:
+    def _save(self, step: int, is_kept: bool = False) -> bool:
         _check_finite(self.metrics.means(), step)
-        return (checkpoints or self._checkpoints).save(step, self._state(step))
+        return self._checkpoints.save(step, self._state(step), is_kept=is_kept)
 
     def _evaluate(self, step: int) -> None:
         try:

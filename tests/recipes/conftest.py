@@ -26,6 +26,7 @@ from vmfer_recipes import td3_bc
 from vmfer_recipes.collection.collectors import SingleCollector, WorkersCollector
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.run import session
+from vmfer_recipes.run.checkpoints import load_checkpoint
 from vmfer_recipes.run.curve import draw_learning_curve
 
 # absl, which rliable imports, keeps a reference to the current stderr and closes it when Hydra
@@ -245,7 +246,7 @@ def table(file: Path) -> list[dict[str, str]]:
 def checkpoint(run_dir: Path, position: int = -1):
     """The contents of a checkpoint, the newest by default."""
     files = sorted((run_dir / "checkpoint").glob("step_*.pt"))
-    return torch.load(files[position], weights_only=True)
+    return load_checkpoint(files[position])
 
 
 @offered

@@ -24,7 +24,7 @@ def run_copy(recorded_run, tmp_path):
 
 def test_all_transitions_of_a_run_are_loaded_as_they_were_stored(recorded_run, checkpoint):
     transitions = load(recorded_run)
-    rows = checkpoint(recorded_run)["parts"]["replay"]["storage"]["rows"]
+    (rows,) = checkpoint(recorded_run)["parts"]["replay"]["storage"]["rows"]
     assert len(transitions) == 100
     for key in ("observation", "action"):
         assert torch.equal(transitions[key], rows["tensors"][key])
@@ -60,10 +60,10 @@ def test_only_the_time_limit_may_differ_from_that_of_the_run(recorded_run):
     ],
 )
 def test_a_bad_buffer_is_an_error_with_value_and_cure(run_copy, change, message):
-    (file,) = (run_copy / "checkpoint").glob("step_*.pt")
-    state = torch.load(file, weights_only=True)
-    change(state["parts"]["replay"]["storage"]["rows"])
-    torch.save(state, file)
+    (file,) = (run_copy / "checkpoint" / "segments").iterdir()
+    rows = torch.load(file, weights_only=True)
+    change(rows)
+    torch.save(rows, file)
     with pytest.raises(UserError, match=message) as caught:
         load(run_copy)
     assert ": " in str(caught.value)

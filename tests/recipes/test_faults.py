@@ -71,7 +71,7 @@ BREAKING = (
 
 
 def steps_saved(run_dir: Path) -> list[int]:
-    return sorted(int(file.stem[5:]) for file in (run_dir / "checkpoint").iterdir())
+    return sorted(int(file.stem[5:]) for file in (run_dir / "checkpoint").glob("*.pt"))
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,31 @@ def test_a_signal_makes_all_workers_of_a_sweep_save(sign, seeds, count, command,
     assert all(f"Stopped runs/{seed} at step" in error for seed in (0, 1)), error
     assert all(list((tmp_path / f"runs/{seed}/checkpoint").iterdir()) for seed in (0, 1))
     assert not (tmp_path / "runs/2").exists()
+
+
+SBATCH = """#!/bin/sh
+cp "$1" "$(dirname "$0")/submitted.part"
+mv "$(dirname "$0")/submitted.part" "$(dirname "$0")/submitted"
+echo "Submitted batch job 12"
+"""
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm_are_named_after_the_recipe_and_signaled_before_their_time_limit(
+    command, tmp_path
+):
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    for name in ("sbatch", "srun", "squeue", "sacct", "scancel"):
+        (tmp_path / name).write_text(SBATCH if name == "sbatch" else "#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    words = command("sac", tmp_path / "${seed}", "hydra/launcher=slurm", "seed=0,1")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        [*words, "-m"], cwd=tmp_path, env={**os.environ, "PATH": path}, stderr=subprocess.PIPE
+    ) as sweep:
+        while not (tmp_path / "submitted").exists():
+            assert sweep.poll() is None, sweep.stderr.read()
+            time.sleep(0.1)
+        sweep.kill()
+    lines = (tmp_path / "submitted").read_text().splitlines()
+    assert {"#SBATCH --job-name=sac", "#SBATCH --signal=USR2@120"} <= {*lines}

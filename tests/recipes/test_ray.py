@@ -37,76 +37,152 @@ def user_folder(tmp_path):
     return folder
 
 
-@pytest.fixture
-def two_nodes(tmp_path):
-    """A Ray cluster of two namespaces with 1 and 2 CPUs. The second cannot see this project."""
-    spaces = [f"vmfer{os.getpid()}{end}" for end in "ab"]
-    try:
-        for space in spaces:
+class Cluster:
+    """Ray nodes in two network namespaces. The second cannot see this project.
+
+    Their object stores have the smallest size that Ray accepts.
+    """
+
+    def __init__(self):
+        self.spaces = [f"vmfer{os.getpid()}{end}" for end in "ab"]
+        self._temporary = Path("/tmp") / f"ray{os.getpid()}"  # Ray's sockets need short paths
+        self._nodes = []
+        for space in self.spaces:
             netns("netns", "add", space)
             netns("-n", space, "link", "set", "lo", "up")
-        pair = ("link", "add", "eth1", "netns", spaces[0], "type", "veth")
-        netns(*pair, "peer", "name", "eth1", "netns", spaces[1])
-        for space, address in zip(spaces, (HEAD, OTHER), strict=True):
+        pair = ("link", "add", "eth1", "netns", self.spaces[0], "type", "veth")
+        netns(*pair, "peer", "name", "eth1", "netns", self.spaces[1])
+        for space, address in zip(self.spaces, (HEAD, OTHER), strict=True):
             netns("-n", space, "addr", "add", f"{address}/24", "dev", "eth1")
             netns("-n", space, "link", "set", "eth1", "up")
-    except (OSError, subprocess.CalledProcessError) as error:
-        for space in spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True)
-        pytest.skip(f"this machine does not permit network namespaces: {error}")
-    start = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats", "--block"]
-    head = ["--head", "--port=6379", "--num-cpus=1", "--include-dashboard=false"]
-    hide = "mount --make-rprivate / && "
-    for folder in ("recipes", "torchrl_vmfer"):
-        hide += f"mount -t tmpfs none {ROOT / folder} && "
-    temporary = Path("/tmp") / f"ray{os.getpid()}"  # Ray's sockets need short paths
-    commands = [
-        [*start, *head, f"--node-ip-address={HEAD}", f"--temp-dir={temporary}a"],
-        [*start, f"--address={HEAD}:6379", f"--node-ip-address={OTHER}", "--num-cpus=2"],
-    ]
-    commands[1] = ["unshare", "-m", "sh", "-c", f'{hide} exec "$@"', "sh", *commands[1]]
-    nodes = []
-    for space, words in zip(spaces, commands, strict=True):
-        nodes.append(
-            subprocess.Popen(
-                ["ip", "netns", "exec", space, *words],
-                env={**os.environ, **TOKEN},
-                cwd="/",
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
+
+    def start(self, number: int, cpus: int) -> None:
+        """Starts the head (number 0) or the other node."""
+        ray = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats"]
+        words = [*ray, "--block", f"--num-cpus={cpus}", "--object-store-memory=80000000"]
+        if number == 0:
+            words += ["--head", "--port=6379", "--include-dashboard=false"]
+            words += [f"--node-ip-address={HEAD}", f"--temp-dir={self._temporary}"]
+        else:
+            hide = "mount --make-rprivate / && "
+            for folder in ("recipes", "torchrl_vmfer"):
+                hide += f"mount -t tmpfs none {ROOT / folder} && "
+            words += [f"--address={HEAD}:6379", f"--node-ip-address={OTHER}"]
+            words = ["unshare", "-m", "sh", "-c", f'{hide} exec "$@"', "sh", *words]
+        self._nodes.append(self.popen(number, words, env={**os.environ, **TOKEN}, cwd="/"))
         time.sleep(10)
-    yield spaces
-    for space in spaces:
-        found = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True)
-        for pid in found.stdout.split():
+
+    def popen(self, number: int, words: list[str], **options) -> subprocess.Popen:
+        """Starts a process in a namespace."""
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.spaces[number], *words], **(quiet | options)
+        )
+
+    def received(self) -> int:
+        """The bytes that the head has received from the other node."""
+        file = "/sys/class/net/eth1/statistics/rx_bytes"
+        with self.popen(0, ["cat", file], stdout=subprocess.PIPE) as process:
+            return int(process.stdout.read())
+
+    def kill(self, number: int) -> None:
+        """Kills all processes of a node."""
+        words = ["ip", "netns", "pids", self.spaces[number]]
+        for pid in subprocess.run(words, capture_output=True, text=True).stdout.split():
             subprocess.run(["kill", "-9", pid], capture_output=True)
-        netns("netns", "del", space)
-    for node in nodes:
-        node.wait(30)
-    shutil.rmtree(f"{temporary}a", ignore_errors=True)
+
+    def close(self) -> None:
+        """Kills all nodes and deletes the namespaces."""
+        for number, space in enumerate(self.spaces):
+            self.kill(number)
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+        for node in self._nodes:
+            node.wait(30)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def cluster():
+    cluster = Cluster.__new__(Cluster)
+    try:
+        cluster.__init__()
+    except (OSError, subprocess.CalledProcessError) as error:
+        cluster.close()
+        pytest.skip(f"this machine does not permit network namespaces: {error}")
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def run_on(cluster, command):
+    """Starts a run on the head of a cluster."""
+
+    def start(run_dir, *overrides, path=""):
+        environment = {**os.environ, **TOKEN, "RAY_ADDRESS": f"{HEAD}:6379", "PYTHONPATH": path}
+        words = command("td3", run_dir, *overrides, "collector=ray")
+        return cluster.popen(0, words, env=environment, stderr=subprocess.PIPE, text=True)
+
+    return start
 
 
 @pytest.mark.slow
 def test_two_nodes_give_the_results_of_processes_on_one_machine(
-    two_nodes, user_folder, command, run_command, assert_same_run, tmp_path
+    cluster, run_on, user_folder, run_command, tmp_path
 ):
-    environment = {**os.environ, **TOKEN, "PYTHONPATH": str(user_folder)}
-    words = command("td3", tmp_path / "two", *OPTIONS, "collector=ray")
-    two = subprocess.run(
-        ["ip", "netns", "exec", two_nodes[0], *words],
-        env={**environment, "RAY_ADDRESS": f"{HEAD}:6379"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert two.returncode == 0, two.stderr
+    cluster.start(0, cpus=1)
+    cluster.start(1, cpus=2)
+    two = run_on(tmp_path / "two", *OPTIONS, path=str(user_folder))
+    _, error = two.communicate(timeout=600)
+    assert two.returncode == 0, error
     options = (*OPTIONS, "collector=processes")
+    environment = {**os.environ, "PYTHONPATH": str(user_folder)}
     one = run_command("td3", tmp_path / "one", *options, env=environment)
     assert one.returncode == 0, one.stderr
     for name in ("eval.csv", "policy.pt"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_each_transition_crosses_the_network_about_once(cluster, run_on, tmp_path):
+    cluster.start(0, cpus=0)  # all workers are on the other node
+    cluster.start(1, cpus=2)
+    before = cluster.received()
+    options = ("env=Humanoid-v4", "total_frames=6000", "utd_ratio=1/16", "eval_interval=6000")
+    run = run_on(tmp_path, *options, "collector.chunk=32", "checkpoint_interval=6000")
+    _, error = run.communicate(timeout=600)
+    assert run.returncode == 0, error
+    size = 4 * (2 * 376 + 17 + 1) + 2  # two observations, action, reward and two flags
+    assert 1 <= (cluster.received() - before) / (6000 * size) <= 2
+
+
+@pytest.mark.slow
+def test_run_uses_a_node_that_joins_late_and_survives_its_loss(
+    cluster, run_on, user_folder, table, tmp_path
+):
+    def wait_for(words):
+        lines = []
+        while not any(words in line for line in lines):
+            lines.append(run.stderr.readline())
+            assert lines[-1], "".join(lines)
+
+    cluster.start(0, cpus=1)
+    options = ("total_frames=1000000", "collector.sync=false", "checkpoint_interval=200")
+    run = run_on(tmp_path, *OPTIONS, *options, path=str(user_folder))
+    wait_for("2 of 3 workers are waiting for CPUs, of which the cluster has 1.")
+    cluster.start(1, cpus=2)
+    before = cluster.received()
+    end = time.monotonic() + 200
+    while cluster.received() - before < 500_000:  # more than a node without workers sends
+        assert time.monotonic() < end
+        time.sleep(1)
+    cluster.kill(1)
+    wait_for("was lost")
+    reached = table(tmp_path / "train.csv")[-1]["step"]
+    while table(tmp_path / "train.csv")[-1]["step"] == reached:
+        assert run.poll() is None
+        time.sleep(1)
+    cluster.kill(0)  # the learner is on this node, too
+    run.wait(30)
 
 
 @pytest.mark.slow

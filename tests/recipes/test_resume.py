@@ -112,3 +112,30 @@ def test_rows_without_an_actor_update_have_the_same_columns(train, tmp_path):
     assert [len(row) for row in rows] == [len(header)] * 2
     assert rows[1][header.index("actor_loss")] == ""
     assert float(rows[1][header.index("steps_per_second")]) > 0
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_a_buffer_in_files_gives_the_same_run_and_leaves_no_file(
+    fast, straight_run, failing_at, finish, assert_equal, tmp_path
+):
+    options = ("sampler=vmf_rank", f"fast={fast}")
+    run_dir = tmp_path / "run"
+    mapped = (*options, "replay.storage=memmap")
+    with failing_at(150):
+        finish("td3", run_dir, *mapped)
+    files = [file for file in run_dir.iterdir() if file.is_file()]
+    assert all(file.stat().st_size < 60_000 for file in files)  # 5000 rows are 830 kB
+    finish("td3", run_dir, *mapped)
+    other = straight_run("td3", *options)
+    assert (run_dir / "eval.csv").read_bytes() == (other / "eval.csv").read_bytes()
+    policies = [torch.load(each / "policy.pt", weights_only=True) for each in (run_dir, other)]
+    assert_equal(*(policy["weights"] for policy in policies))
+
+
+def test_a_buffer_larger_than_memory_or_disk_is_refused_with_the_cure(agent_of, tmp_path):
+    huge = ("env=Humanoid-v4", f"replay.buffer_size={10**9}")  # 3 TB
+    with pytest.raises(UserError, match=r"GB of memory: lower it, or use replay.storage=memmap"):
+        agent_of("td3", tmp_path, *huge)
+    with pytest.raises(UserError, match=r"GB of free disk space in .*: lower it, or choose anothe"):
+        agent_of("td3", tmp_path / "runs" / "new", *huge, "replay.storage=memmap")
+    assert not (tmp_path / "runs").exists()

@@ -11,14 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from vmfer_recipes import td3
 from vmfer_recipes.run import evaluation, interruption
+from vmfer_recipes.run.checkpoints import load_checkpoint
 from vmfer_recipes.run.files import LockedError, lock
 
 RUN = ("td3", "sampler=vmf_rank")
@@ -36,7 +35,7 @@ runpy.run_path(arguments[0], run_name="__main__")
 @pytest.fixture(autouse=True)
 def _handlers():
     """Restores signal handlers: a stopped run blocks signals until its process ends."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in interruption.SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -75,8 +74,13 @@ def wait_until(ready, process, seconds: float = 300) -> None:
         time.sleep(0.001)
 
 
+def rows_of(state: dict) -> list:
+    """The actions in the pieces of a replay buffer."""
+    return [piece["tensors"]["action"] for piece in state["parts"]["replay"]["storage"]["rows"]]
+
+
 def is_saving(run_dir: Path) -> bool:
-    return any((run_dir / "checkpoint").glob("*.unfinished"))
+    return any((run_dir / "checkpoint").rglob("*.unfinished"))
 
 
 def newest(run_dir: Path) -> int:
@@ -86,15 +90,15 @@ def newest(run_dir: Path) -> int:
 # Checkpoints and evaluations take a good part of the time.
 KILLED = (
     *("total_frames=203", "checkpoint_interval=20", "log_interval=10", "eval_interval=50"),
-    *("batch_size=16", "num_eval_episodes=3"),
+    *("batch_size=16", "num_eval_episodes=3", "replay.buffer_size=90"),
 )
 
 
 def assert_intact(run_dir: Path, table) -> None:
     """Asserts that all checkpoints are readable, and that at most one interval was lost."""
     for file in (run_dir / "checkpoint").glob("*.pt"):
-        assert zipfile.ZipFile(file).testzip() is None
-        assert torch.load(file, weights_only=True)["step"] == int(file.stem[5:])
+        state = load_checkpoint(file)
+        assert sum(map(len, rows_of(state))) == min(state["step"], 90)
     for name in ("eval.csv", "train.csv"):
         if (run_dir / name).exists():
             # The last row may be half written.
@@ -182,7 +186,10 @@ time.sleep(60)
 
 @pytest.mark.parametrize(
     ("number", "code", "step"),
-    [(signal.SIGINT, 130, 97), (signal.SIGTERM, 143, 97), (signal.SIGINT, 130, 161)],
+    [
+        *[(signal.SIGINT, 130, 97), (signal.SIGTERM, 143, 97), (signal.SIGINT, 130, 161)],
+        (signal.SIGUSR2, 140, 97),
+    ],
 )
 def test_signal_saves_the_exact_step_from_which_the_run_resumes(
     number, code, step, straight_run, finish, at_step, assert_same_run, tmp_path, capfd
@@ -196,6 +203,23 @@ def test_signal_saves_the_exact_step_from_which_the_run_resumes(
     finish(RUN[0], tmp_path, *RUN[1:])
     assert f"at step {step}." in capfd.readouterr().err
     assert_same_run(straight_run(*RUN), tmp_path)
+
+
+def test_launcher_that_handles_the_time_limit_of_a_job_is_called_after_the_run_has_saved(
+    train, at_step, checkpoint, tmp_path
+):
+    def requeue(number, frame):
+        calls.append((number, checkpoint(tmp_path)["step"]))
+        sys.exit(255)  # as submitit does
+
+    calls = []
+    signal.signal(signal.SIGUSR2, requeue)
+    with (
+        at_step(97, lambda: signal.raise_signal(signal.SIGUSR2)),
+        pytest.raises(SystemExit) as stop,
+    ):
+        train("td3", tmp_path)
+    assert (stop.value.code, calls) == (255, [(signal.SIGUSR2, 97)])
 
 
 @pytest.mark.parametrize(

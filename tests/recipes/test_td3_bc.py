@@ -62,7 +62,8 @@ def compose(configuration, recorded_run, tmp_path):
 @pytest.fixture
 def recorded(recorded_run, checkpoint):
     """The rows of the dataset, as the checkpoint of the run holds them."""
-    return checkpoint(recorded_run)["parts"]["replay"]["storage"]["rows"]
+    (rows,) = checkpoint(recorded_run)["parts"]["replay"]["storage"]["rows"]
+    return rows
 
 
 def trained(cfg, count, prepare=lambda agent: None):
@@ -174,10 +175,10 @@ def test_a_crashed_run_resumes_exactly_even_if_its_source_has_changed(
     source = shutil.copytree(recorded_run, tmp_path / "source")
     arguments = (tmp_path / "crashed", f"dataset={source}", *OFFLINE, *overrides)
     crash("td3_bc", *arguments, at=21)
-    (file,) = (source / "checkpoint").glob("step_*.pt")
-    state = torch.load(file, weights_only=True)
-    state["parts"]["replay"]["storage"]["rows"]["tensors"]["observation"] += 1
-    torch.save(state, file)
+    (file,) = (source / "checkpoint" / "segments").iterdir()
+    rows = torch.load(file, weights_only=True)
+    rows["tensors"]["observation"] += 1
+    torch.save(rows, file)
     assert_same_run(straight, train("td3_bc", *arguments))
 
 

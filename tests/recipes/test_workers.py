@@ -202,6 +202,16 @@ def test_processes_give_the_results_of_workers_in_this_process(
     assert_same_run(real, train("td3", tmp_path / "inline", *options))
 
 
+@pytest.mark.slow
+def test_hindsight_replay_with_four_workers_learns_to_reach_every_goal(train, table, tmp_path):
+    run_dir = train(
+        "td3", tmp_path, *SYNC, "env=FetchReach-v4", "replay=her", "collector.num_workers=4",
+        "total_frames=6000", "init_random_frames=1000", "hidden=[128,128]", "batch_size=128",
+        "eval_interval=6000", "num_eval_episodes=20", "log_interval=6000", "utd_ratio=1/2",
+    )  # fmt: skip
+    assert float(table(run_dir / "eval.csv")[-1]["success_rate"]) == 1
+
+
 def processes_of(session: int) -> list[int]:
     """Returns the processes of a session."""
     found = []

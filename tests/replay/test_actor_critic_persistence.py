@@ -233,7 +233,7 @@ def test_a_full_grid_loads_if_its_capacity_was_rounded_up():
 DAMAGES = {
     "writer": lambda state: state["writer"].pop("_cursor"),
     "critic_sampler": lambda state: state.update(critic_sampler={"sampler": "Other"}),
-    "rows": lambda state: state["storage"]["rows"]["tensors"].update(action=torch.zeros(32, 7)),
+    "rows": lambda state: state["storage"]["rows"][0]["tensors"].update(action=torch.zeros(32, 7)),
     "generator": lambda state: state.update(generator=(torch.zeros(3, dtype=torch.uint8), "cpu")),
     "storage": lambda state: state.pop("storage"),
     "prefetched": lambda state: state.pop("prefetched"),
@@ -260,7 +260,7 @@ def test_a_failed_load_changes_nothing(name, critic, tmp_path):
 def test_a_state_saved_on_another_device_is_loaded_onto_that_of_the_storage():
     source = used_buffer("rank_per", "vmf_uncertainty", prefetch=2)
     state = source.state_dict()
-    for part in (state["storage"]["rows"], *(one["batch"] for one in state["prefetched"])):
+    for part in (*state["storage"]["rows"], *(one["batch"] for one in state["prefetched"])):
         part["device"] = "cuda:7"  # the tensors themselves were loaded onto the CPU
     target = make("rank_per", "vmf_uncertainty", seed=99, prefetch=2)
     target.load_state_dict(state)

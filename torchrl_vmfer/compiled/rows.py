@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torchrl.data import ConsumingSampler, LazyTensorStorage, TensorDictRoundRobinWriter
+from torchrl.data import ConsumingSampler, TensorDictRoundRobinWriter
 
 from torchrl_vmfer._torchrl import (
+    MappableStorage,
     append_rows,
     count_write,
     entries_of,
@@ -24,7 +25,7 @@ from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 __all__ = ["RowStorage", "RowWriter", "extend"]
 
 
-class RowStorage(LazyTensorStorage):
+class RowStorage(MappableStorage):
     """TorchRL's :class:`~torchrl.data.LazyTensorStorage`, read and written column by column.
 
     For the data that the recipes store, it takes a third of the time. The rows must be

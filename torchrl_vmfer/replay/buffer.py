@@ -371,10 +371,14 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     # --- Saving and loading.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Copies live rows, writer, both samplers, generator, transform and prefetched batches."""
+    def state_dict(self, *, copy_rows: bool = True) -> dict[str, Any]:
+        """Copies live rows, writer, both samplers, generator, transform and prefetched batches.
+
+        Args:
+            copy_rows: with ``False``, the rows are views of the storage, which change with it.
+        """
         with self.holding_prefetched() as prefetched, self.locked():
-            return state.state_of(self, prefetched)
+            return state.state_of(self, prefetched, copy_rows)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replaces everything with a copy of a state. An incompatible state changes nothing."""

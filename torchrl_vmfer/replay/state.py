@@ -9,8 +9,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
+from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
-from torchrl_vmfer._torchrl import replace_rows, stored_rows
+from torchrl_vmfer._torchrl import position, replace_rows, stored_rows
 from torchrl_vmfer.plain_state import plain, tensordict_from_plain, tensordict_to_plain
 from torchrl_vmfer.samplers.adapters import load_sampler_state, sampler_state
 
@@ -21,15 +22,17 @@ _PARTS = ("writer", "critic_sampler", "actor_sampler", "transform", "generator")
 
 
 def state_of(
-    buffer: ActorCriticReplayBuffer, prefetched: list[tuple[TensorDictBase, dict[str, Any]]]
+    buffer: ActorCriticReplayBuffer,
+    prefetched: list[tuple[TensorDictBase, dict[str, Any]]],
+    copy: bool,
 ) -> dict[str, Any]:
-    """Copies the state of a buffer, with its prefetched batches, while its locks are held."""
+    """Returns the state of a buffer, with its prefetched batches, while its locks are held."""
     batches = [
         {"batch": tensordict_to_plain(batch, "The prefetched entry "), "info": plain(info, "info")}
         for batch, info in prefetched
     ]
     return {
-        "storage": _storage_state(buffer.storage),
+        "storage": _storage_state(buffer, copy),
         **_parts_state(buffer),
         "prefetched": batches,
     }
@@ -64,7 +67,7 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
             )
     device = buffer.storage.device  # the saved one may not exist here
     device = None if device == "auto" else device
-    rows = _rows_from_plain(state["storage"]["rows"], device)
+    rows = [tensordict_from_plain(piece, device) for piece in state["storage"]["rows"]]
     prefetched = [
         (_batch_from_plain(one["batch"], device), plain(one["info"], "info"))
         for one in state["prefetched"]
@@ -86,7 +89,7 @@ def load_state(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
     except Exception:
         _load_parts(buffer, before)
         raise
-    replace_rows(buffer.storage, rows, 0 if rows is None else len(rows), buffer.writer)
+    replace_rows(buffer.storage, rows, buffer.writer)
     buffer.replace_prefetched(prefetched)
 
 
@@ -103,17 +106,21 @@ def _load_parts(buffer: ActorCriticReplayBuffer, state: dict[str, Any]) -> None:
         buffer.set_rng(generator)
 
 
-def _storage_state(storage: Storage) -> dict[str, Any]:
-    """Copies the live rows of a storage: one TensorDict, or a list of them for a ListStorage."""
-    length = len(storage)
-    rows: Any = None
+def _storage_state(buffer: ActorCriticReplayBuffer, copy: bool) -> dict[str, Any]:
+    """The live rows, in the order of their slots, as the TensorDicts that form them together."""
+    storage, length = buffer.storage, len(buffer.storage)
+    pieces: list[TensorDictBase] = []
     if length:
         found = storage.get(slice(0, length if storage.ndim == 1 else storage.shape[0]))
-        if isinstance(found, TensorDictBase):
-            rows = tensordict_to_plain(found, "The stored entry ")
-        else:
-            rows = [tensordict_to_plain(row, f"Row {i}, entry ") for i, row in enumerate(found)]
-    return {"length": length, "capacity": storage.max_size, "rows": rows}
+        is_one = isinstance(found, TensorDictBase)
+        pieces = [found] if is_one else [row.unsqueeze(0) for row in found]
+    is_ring = isinstance(buffer.writer, RoundRobinWriter)
+    return {
+        "length": length,
+        "capacity": storage.max_size,
+        "written": position(buffer.writer)[0] if is_ring else length,
+        "rows": [tensordict_to_plain(piece, "The stored entry ", copy=copy) for piece in pieces],
+    }
 
 
 def _batch_from_plain(state: dict[str, Any], device: torch.device | None) -> TensorDict:
@@ -126,19 +133,11 @@ def _batch_from_plain(state: dict[str, Any], device: torch.device | None) -> Ten
     return tensordict_from_plain(state, device).clone()
 
 
-def _rows_from_plain(state: Any, device: torch.device | None) -> Any:
-    """Restores the rows of :func:`_storage_state`."""
-    if isinstance(state, list):  # its storage keeps the objects themselves
-        return [tensordict_from_plain(row, device).clone() for row in state]
-    return None if state is None else tensordict_from_plain(state, device)
-
-
-def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
+def _check_rows(storage: Storage, state: dict[str, Any], rows: list[TensorDict]) -> None:
     """Raises an error if saved rows do not fit a storage."""
     length, capacity = state["length"], state["capacity"]
-    is_grid = storage.ndim > 1 and isinstance(rows, TensorDictBase)
-    row_size = rows.batch_size[1 : storage.ndim].numel() if is_grid else 1
-    count = 0 if rows is None else len(rows)
+    row_size = rows[0].batch_size[1 : storage.ndim].numel() if rows else 1
+    count = sum(map(len, rows))
     # TorchRL rounds the capacity of a grid up at the first write.
     saved_room, room = (math.ceil(size / row_size) for size in (capacity, storage.max_size))
     # Where a full storage continues to write depends on its capacity.
@@ -148,19 +147,17 @@ def _check_rows(storage: Storage, state: dict[str, Any], rows: Any) -> None:
             f"storage has the capacity {storage.max_size}: construct it with the same capacity."
         )
     present = stored_rows(storage)
-    if rows is None or present is None:
+    if not rows or present is None:
         return
-    if not isinstance(rows, TensorDictBase):
-        raise ValueError(
-            f"The state holds a list of rows, which {type(storage).__name__} cannot load."
-        )
-    saved, known = _schema(rows, storage.ndim), _schema(present, storage.ndim)
-    for key in sorted(saved.keys() | known.keys(), key=str):
-        if saved.get(key) != known.get(key):
-            raise ValueError(
-                f"The saved entry {key!r} is {saved.get(key, 'missing')}, but the stored one is "
-                f"{known.get(key, 'missing')}: load the state into a buffer with the same entries."
-            )
+    known = _schema(present, storage.ndim)
+    for saved in (_schema(piece, storage.ndim) for piece in rows):
+        for key in sorted(saved.keys() | known.keys(), key=str):
+            if saved.get(key) != known.get(key):
+                raise ValueError(
+                    f"The saved entry {key!r} is {saved.get(key, 'missing')}, but the stored one "
+                    f"is {known.get(key, 'missing')}: load the state into a buffer with the same "
+                    "entries."
+                )
 
 
 def _schema(rows: TensorDictBase, ndim: int) -> dict[Any, str]:
