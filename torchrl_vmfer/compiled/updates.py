@@ -46,7 +46,8 @@ class CompiledUpdates:
     It serves :class:`~torchrl_vmfer.VMFTD3Loss`, ``VMFTD3BCLoss``, ``VMFSACLoss``, ``VMFREDQLoss``
     and ``VMFTQCLoss`` whose networks are linear layers with ReLU and, optionally, ``LayerNorm``, in
     single precision on the CPU, with ``TanhNormal`` and
-    :class:`~torchrl_vmfer.networks.LocAndScale` for stochastic policies.
+    :class:`~torchrl_vmfer.networks.LocAndScale` for stochastic policies. Deterministic policies end
+    with tanh, critics read the observation before the action, and losses are means.
 
     Parameters or optimizer states that were replaced or moved are noticed at the next update.
 
