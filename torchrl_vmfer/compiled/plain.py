@@ -29,8 +29,7 @@ from torchrl.modules import (
 )
 
 from torchrl_vmfer._torchrl import entries_of, global_hooks, hooks_of, members_of
-from torchrl_vmfer.compiled.extension import functions
-from torchrl_vmfer.compiled.stacked import NotServedError
+from torchrl_vmfer.compiled.stacked import NotServedError, built_functions
 from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["PlainNetwork", "Squashed", "Watch", "read_network", "read_policy", "watched_parts"]
@@ -181,7 +180,7 @@ class Watch:
     """
 
     def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
-        self._holds = functions().holds
+        self._holds = built_functions().holds
         self._dicts = tuple(dicts)
         self._held = tuple(chain.from_iterable(map(dict.values, dicts)))
 

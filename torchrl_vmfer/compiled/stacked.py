@@ -13,7 +13,15 @@ from torch import Tensor
 
 from torchrl_vmfer.compiled.extension import functions
 
-__all__ = ["AdamState", "Columns", "NotServedError", "Settings", "StackedNetwork", "StackedUpdates"]
+__all__ = [
+    "AdamState",
+    "Columns",
+    "NotServedError",
+    "Settings",
+    "StackedNetwork",
+    "StackedUpdates",
+    "built_functions",
+]
 
 _MEASURED = ("vmf_factor", "vmf_resultant_length", "vmf_gradient_norm", "log_prob")
 _NUMBERS = {"first": 0, "min": 1, "mean": 2, "l2": 0, "l1": 1, "smooth_l1": 2}
@@ -21,6 +29,17 @@ _NUMBERS = {"first": 0, "min": 1, "mean": 2, "l2": 0, "l1": 1, "smooth_l1": 2}
 
 class NotServedError(TypeError):
     """Raised for what the compiled updates do not serve; the message is the reason."""
+
+
+def built_functions() -> Any:
+    """The extension module for this processor, which must have been built."""
+    module = functions()
+    if module is None:
+        raise NotServedError(
+            "the extension modules of torchrl_vmfer were not built: install the package where "
+            "there is a C compiler"
+        )
+    return module
 
 
 class AdamState(NamedTuple):
@@ -139,12 +158,7 @@ class StackedUpdates:
         temperature: tuple[AdamState, tuple[float, float, float]] | None = None,
         module: Any = None,
     ) -> None:
-        module = module or functions()
-        if module is None:
-            raise NotServedError(
-                "the extension modules of torchrl_vmfer were not built: install the package where "
-                "there is a C compiler"
-            )
+        module = module or built_functions()
         self.settings = settings
         networks = (actor, critics or StackedNetwork((), [], 0))
         self._updates = module.Updates(
