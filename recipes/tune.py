@@ -5,7 +5,6 @@ python recipes/tune.py td3 env=Hopper-v4 'critic_lr=tag(log,interval(1e-4,1e-2))
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import sys
@@ -24,8 +23,8 @@ from vmfer_recipes.config.launch import Recipe, program
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.report.runs import objective
 from vmfer_recipes.run.directory import identity
-from vmfer_recipes.run.files import lock, replacing
-from vmfer_recipes.run.tables import Evaluation
+from vmfer_recipes.run.files import lock
+from vmfer_recipes.run.tables import Evaluation, Table
 from vmfer_recipes.train import load_recipe
 
 optuna: Any = import_module("optuna") if util.find_spec("optuna") else None
@@ -75,12 +74,12 @@ def main() -> None:
             sys.argv[1:] = [*fixed, *_written(values), f"run_dir='{run_dir}'"]
             trial = {"params": values, "distributions": space, **_result(recipe, run_dir, options)}
             study.add_trial(optuna.trial.create_trial(**trial))
-            with replacing(folder / "trials.csv") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(["trial", "state", options.objective, *space])
-                for each in study.trials:
-                    found = (each.params[name] for name in space)
-                    writer.writerow([each.number, each.state.name.lower(), each.value, *found])
+            column = options.objective
+            rows = [
+                {"trial": t.number, "state": t.state.name.lower(), column: t.value, **t.params}
+                for t in study.trials
+            ]
+            Table(folder / "trials.csv").rewrite(rows, ["trial", "state", column, *space])
     failed = sum(each.value is None for each in study.trials)
     if failed == len(study.trials):
         raise UserError(f"All {failed} trials of {folder} failed: change the ranges.")

@@ -117,6 +117,8 @@ class Checkout:
             for number, row in enumerate(csv.DictReader(file.open())):
                 row.pop("steps_per_second", None)
                 found[f"{file.name}:{number}"] = row
+        dataset = next((name for name in found if name.endswith("run/dataset")), "")
+        found.pop(dataset, None)  # the path of the folder of this checkout
         return found
 
 

@@ -31,7 +31,7 @@ from torchrl_vmfer._torchrl import MappableStorage
 from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
-from vmfer_recipes.collection.transitions import ENVIRONMENT
+from vmfer_recipes.collection.worker import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import (
     DirectSamplerConfig,

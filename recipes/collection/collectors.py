@@ -20,9 +20,10 @@ from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.collection.processes import ProcessPool
-from vmfer_recipes.collection.transitions import ENVIRONMENT, EpisodeReturns
 from vmfer_recipes.collection.worker import (
+    ENVIRONMENT,
     Chunk,
+    EpisodeReturns,
     LostError,
     Request,
     Worker,

@@ -24,8 +24,17 @@ import torch
 
 from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import Environment
-from vmfer_recipes.environments.simulation import SIMULATORS, load_simulation, simulation_state
 
+_SIMULATORS = (mujoco.MjData, mujoco.MjModel)
+# MuJoCo's definition of a state (the first two lines) omits the positions, velocities and forces of
+# the last step, which affect the rewards and observations of the next step.
+_SIMULATION = (
+    *("time", "qpos", "qvel", "act", "ctrl", "qacc_warmstart", "qfrc_applied", "xfrc_applied"),
+    *("eq_active", "mocap_pos", "mocap_quat", "userdata", "plugin_state"),
+    *("qacc", "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat"),
+    *("site_xpos", "site_xmat", "subtree_com", "cinert", "cvel", "cacc", "cfrc_int", "cfrc_ext"),
+    *("qfrc_actuator", "actuator_force", "sensordata"),
+)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "deque": deque}
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -55,13 +64,14 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
 
 def reseed_environment(env: Environment, seed: int) -> None:
     """Seeds every random generator of an environment, each differently. The episode continues."""
-    writer, seeds = _Writer(), np.random.SeedSequence(seed)
+    writer = _Writer()
     writer.value(env.simulator, "")
-    attributes = [
-        each for layer in filter(_is_layer, writer.found) for each in vars(layer).values()
-    ]
-    for generator in [each for each in attributes if isinstance(each, _GENERATORS)]:
-        number = int(seeds.spawn(1)[0].generate_state(1)[0])
+    layers = [vars(each) for each in writer.found if _is_layer(each)]
+    values = [value for attributes in layers for value in attributes.values()]
+    generators = [value for value in values if isinstance(value, _GENERATORS)]
+    seeds = np.random.SeedSequence(seed).spawn(len(generators))
+    for generator, sequence in zip(generators, seeds, strict=True):
+        number = int(sequence.generate_state(1)[0])
         # In place: several objects may share a generator.
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(number).state
@@ -76,7 +86,7 @@ def _is_layer(value: Any) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    if isinstance(value, SIMULATORS) or _is_layer(value):
+    if isinstance(value, _SIMULATORS) or _is_layer(value):
         return False
     package = type(value).__module__.partition(".")[0]
     return isinstance(value, (*_CODE, np.dtype, gym.Space)) or package in _CONSTANT
@@ -89,18 +99,8 @@ def _is_view(value: Any) -> bool:
     return type(value).__name__ == "PyCapsule"
 
 
-def _has_methods(value: Any) -> bool:
-    return all(callable(getattr(type(value), f"{name}state_dict", 0)) for name in ("", "load_"))
-
-
 def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-_CREATED: dict[str, Any] = {
-    **{_name(kind): kind for kind in (np.random.RandomState, random.Random, torch.Generator)},
-    _name(np.random.Generator): np.random.default_rng,
-}
 
 
 class _Writer:
@@ -179,8 +179,8 @@ class _Reader:
 
     def _restored(self, kind: str, current: Any, saved: Any, more: Any = None) -> Any:
         if kind == "object":
-            if current is None and more in _CREATED:  # a generator that is created after the reset
-                current = _CREATED[more]()
+            if current is None and more == _name(np.random.Generator):
+                current = np.random.default_rng()  # Gymnasium creates `np_random` at its first use
             access = _access(current)
             if access is None or _name(type(current)) != more:
                 raise ValueError(f"the environment has no {more} where the saved one has one")
@@ -209,7 +209,7 @@ class _Reader:
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
     """The functions that return and load the state of an object; ``None`` if it has no state."""
-    if _has_methods(value):
+    if all(callable(getattr(type(value), f"{name}state_dict", 0)) for name in ("", "load_")):
         return value.state_dict, value.load_state_dict
     if isinstance(value, np.random.Generator):
         generator = value.bit_generator
@@ -218,21 +218,41 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None
         return value.getstate, value.setstate
     if isinstance(value, (np.random.RandomState, torch.Generator)):
         return value.get_state, value.set_state
-    if isinstance(value, SIMULATORS):
-        return partial(simulation_state, value), partial(load_simulation, value)
+    if isinstance(value, _SIMULATORS):
+        return partial(_simulation, value), partial(_load_simulation, value)
     if _is_layer(value):
-        return partial(_attributes, value), partial(_load_attributes, value)
+        attributes = {key: item for key, item in vars(value).items() if not _is_constant(item)}
+        return attributes.copy, partial(_load_attributes, value)
     return None
-
-
-def _attributes(layer: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(layer).items() if not _is_constant(value)}
 
 
 def _load_attributes(layer: Any, attributes: dict[str, Any]) -> None:
     vars(layer).update(attributes)  # not setattr, which a frozen dataclass forbids
     if isinstance(layer, ControlSuite):
         # A step of dm_control ends with mj_step1, whose results its next step uses.
-        saved = simulation_state(layer.data)
+        saved = _simulation(layer.data)
         mujoco.mj_step1(layer.model, layer.data)
-        load_simulation(layer.data, saved)
+        _load_simulation(layer.data, saved)
+
+
+def _simulation(value: Any) -> dict[str, torch.Tensor]:
+    return {key: torch.from_numpy(np.array(getattr(*at))) for key, at in _fields(value).items()}
+
+
+def _load_simulation(value: Any, saved: dict[str, torch.Tensor]) -> None:
+    for key, at in _fields(value).items():
+        setattr(*at, saved[key].numpy())  # MuJoCo copies the values into its own arrays
+
+
+def _fields(value: Any) -> dict[str, tuple[Any, str]]:
+    """The state of a simulation, or what a task may change in a model: no meshes and textures."""
+    if isinstance(value, mujoco.MjData):
+        return {name: (value, name) for name in _SIMULATION}
+    fields = {"timestep": (value.opt, "timestep")}
+    for owner, prefix in ((value, ""), (value.opt, "opt.")):
+        for name in dir(owner):
+            array = None if name.startswith(("_", "bvh", "oct")) else getattr(owner, name)
+            is_terrain = name == "hfield_data"  # float32, like meshes and textures
+            if isinstance(array, np.ndarray) and (array.dtype == np.float64 or is_terrain):
+                fields[f"{prefix}{name}"] = (owner, name)
+    return fields

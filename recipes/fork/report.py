@@ -85,18 +85,12 @@ def _table(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison])
         rows = [(f"{name} (reference)", reference.mean(), *[None] * 5)]
     for each in comparisons:
         tested = (each.wins, each.pairs, each.p, each.corrected_p)
-        rows.append((each.arm, each.after, _shown(each.difference), *tested))
+        rows.append((each.arm, each.after, each.difference.shown("{:+.1f}", "–"), *tested))
     caption = (
         "Returns after the fork, as means over the finished forks, and their paired differences "
         "from the reference."
     )
     return Table("forks", caption, columns, rows)
-
-
-def _shown(estimate: Estimate) -> str:
-    if math.isnan(estimate.low):
-        return f"{estimate.value:+.1f} [–]"
-    return f"{estimate.value:+.1f} [{estimate.low:+.1f}, {estimate.high:+.1f}]"
 
 
 def _notes(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison]) -> list[str]:

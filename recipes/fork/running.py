@@ -73,8 +73,7 @@ def run_forks(plan: Plan) -> list[UserError]:
             except UserError as error:
                 print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
                 failures.append(error)
-    running = sum(not fork.is_finished for fork in elsewhere)
-    if running:
+    if running := sum(not fork.is_finished for fork in elsewhere):
         print(
             f"Another process runs {counted(running, 'fork')}, skipped here: run the same "
             "command when it has ended.",

@@ -28,10 +28,10 @@ class Estimate(NamedTuple):
     low: float = math.nan
     high: float = math.nan
 
-    def shown(self, pattern: str) -> str:
-        """Number and interval as a string."""
+    def shown(self, pattern: str, without: str = "one seed") -> str:
+        """Number and interval as a string, with the reason if there is no interval."""
         value, low, high = map(pattern.format, self)
-        return f"{value} [one seed]" if math.isnan(self.low) else f"{value} [{low}, {high}]"
+        return f"{value} [{without if math.isnan(self.low) else f'{low}, {high}'}]"
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class SignalError(Exception):
-    """Raised by :meth:`Interruption.check` if a signal arrived."""
+    """Raised between two steps of a run or an evaluation if a signal arrived."""
 
 
 class Interruption:
@@ -58,11 +58,6 @@ class Interruption:
             sys.exit(128 + self.signal)  # while signals are still blocked
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
-
-    def check(self) -> None:
-        """Raises :class:`SignalError` if a signal arrived."""
-        if self.signal is not None:
-            raise SignalError
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:

@@ -283,10 +283,14 @@ class Session(TrainingSession):
             self._evaluate(step)
         if step in cfg.keep_checkpoints_at:
             self._save(step, is_kept=True)
-        self._interruption.check()
+        self._check_signal()
         is_last = step == cfg.total_frames
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
             self._save(step)
+
+    def _check_signal(self) -> None:
+        if self._interruption.signal is not None:
+            raise SignalError
 
     def _parts(self) -> dict[str, Stateful]:
         """Everything in a checkpoint that later steps depend on."""
@@ -337,7 +341,7 @@ class Session(TrainingSession):
             self.cfg.num_eval_episodes,
             EVALUATION_SEED + self.cfg.seed,
             self._progress.evaluate,
-            self._interruption.check,
+            self._check_signal,
             self.cfg.max_eval_steps,
         )
 
@@ -370,7 +374,7 @@ class Session(TrainingSession):
         at_random = self._play(None) if self.draws else None
         self._progress.close()
         with self._directory.writing():
-            self._write_policy()
+            save_file(self._policy_data(cfg.total_frames), path / "policy.pt")
             picture = None
             if at_random is not None:
                 self._log.write_random(at_random)
@@ -379,9 +383,6 @@ class Session(TrainingSession):
             # The older ones were for the case that the last could not be saved.
             checkpoint = self._checkpoints.reduce(to=1 if cfg.keep_checkpoint else 0)
         self.report(trained, at_random, picture, checkpoint)
-
-    def _write_policy(self) -> None:
-        save_file(self._policy_data(self.cfg.total_frames), self._directory.path / "policy.pt")
 
     def report(self, trained: Evaluation, *others: Any) -> None:
         """Prints the results of a finished run, and where its files are."""

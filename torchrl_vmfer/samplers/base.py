@@ -107,6 +107,7 @@ class BaseSampler(SeamSampler):
     """
 
     signal: Any = None
+    smoothing = 0.0  # the weight of the old priority in an update
     records_updates: ClassVar[bool] = True  # whether to record when each priority was updated
     settings: ClassVar[tuple[str, ...]] = ()  # fixed arguments; a loaded state must agree with them
     _shown: ClassVar[tuple[str, ...]] = ()  # arguments that `repr` shows; by default, `settings`
@@ -250,8 +251,12 @@ class BaseSampler(SeamSampler):
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         """The priorities to store for slots that were given ``priorities``."""
-        self.max_priority = max(self.max_priority, float(priorities.max()))
-        return priorities
+        found = np.minimum(priorities, np.float32(self._range[1]))  # a rounding error above it
+        if self.smoothing:
+            old = self._priorities.array[slots]
+            found = np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * found
+        self.max_priority = max(self.max_priority, float(found.max()))
+        return found
 
     def check_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None

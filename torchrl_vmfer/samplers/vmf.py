@@ -74,6 +74,7 @@ class VMFSampler(BaseSampler):
     """
 
     signal = "factor"
+    default_priority = arguments.INITIAL_FACTOR.default
     settings = ("power", "pool_size")
     _shown = ("mode", "power", "initial_factor", "smoothing", "pool_size")
     _numbers = ()
@@ -110,7 +111,8 @@ class VMFSampler(BaseSampler):
         bounds = f"[{smallest:.3g}, e] with power={power:g}" if is_bounded else "(0, e]"
         self._rule = f"a sampling factor exp(R μᵀx) lies in {bounds}: check its gradients."
         self.mode, self.power, self.pool_size = mode, float(power), pool_size
-        self.initial_factor, self.smoothing = initial_factor, smoothing
+        self.initial_factor = self.default_priority = initial_factor
+        self.smoothing = smoothing
         distribution: Distribution
         if pool_size is not None:
             distribution = PoolDistribution(pool_size, mode, self.power)
@@ -121,15 +123,3 @@ class VMFSampler(BaseSampler):
         else:
             distribution = PowerDistribution(self.power)
         super().__init__(distribution)
-
-    @property
-    def default_priority(self) -> float:
-        """The factor of a newly written slot."""
-        return self.initial_factor
-
-    def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
-        new = np.minimum(priorities, np.float32(MAX_FACTOR))
-        if not self.smoothing:
-            return new
-        old = self._priorities.array[slots]
-        return np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * new
