@@ -28,8 +28,12 @@ GROUPS = {
     "compiled updates and actions": ("Updates",),  # methods of the extension module's objects
     "simulator": ("mj_step",),
     "compiled draws and rows": (
-        *("read_rows", "write_rows", "index_select"),
-        *("ranks_update", "ranks_draw", "ranks_at"),
+        "Ranks",
+        "read_rows",
+        "write_rows",
+        "index_select",
+        "fits",
+        "holds",
     ),
     "random numbers": ("randn", "rand"),
 }

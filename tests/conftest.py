@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from torchrl_vmfer.compiled import extension
+from torchrl_vmfer.samplers.ranks import compiled_functions
 
 # Failed assertions in helpers show their values, as in tests.
 pytest.register_assert_rewrite("helpers")
@@ -69,6 +70,8 @@ def use_kernels(monkeypatch):
 
     def use(wanted):
         monkeypatch.setattr(extension, "modules", _MODULES if wanted else dict)
-        assert (extension.functions() is not None) == wanted
+        compiled_functions.cache_clear()
+        assert (compiled_functions() is not None) == wanted
 
-    return use
+    yield use
+    compiled_functions.cache_clear()

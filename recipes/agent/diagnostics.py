@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from torchrl_vmfer import ActorCriticReplayBuffer, VMFUncertainty, effective_sample_size
 from torchrl_vmfer.samplers.adapters import probabilities_of
+from torchrl_vmfer.samplers.base import BaseSampler
 from vmfer_recipes.agent.replay import policy_action, unchanged_random_numbers
 from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
@@ -138,8 +139,10 @@ def _distribution(
     sampler = buffer.critic_sampler if is_shared else buffer.actor_sampler
     # A pool and some custom samplers have no probabilities for the whole buffer.
     with suppress(NotImplementedError):
-        found["effective_sample_size"] = effective_sample_size(
-            probabilities_of(sampler, buffer.storage)
+        found["effective_sample_size"] = (
+            sampler.effective_sample_size(buffer.storage)
+            if isinstance(sampler, BaseSampler)
+            else effective_sample_size(probabilities_of(sampler, buffer.storage))
         )
     if getattr(sampler, "records_updates", False):
         found["factor_age"] = sampler.priority_age()

@@ -124,8 +124,7 @@ class Worker:
 
     def _act(self, num_random: int) -> list[np.ndarray]:
         """Returns one action for each environment: random actions first, then the policy's."""
-        spec = self._envs[0].action_spec
-        actions = [spec.rand() for _ in range(num_random)]
+        actions = [self._envs[0].action_spec.rand() for _ in range(num_random)]
         if num_random < len(self._envs):
             with set_exploration_type(ExplorationType.RANDOM):
                 actions += self.choose(self._seen[num_random:])

@@ -8,35 +8,55 @@ import pytest
 from torchrl_vmfer.samplers.ranks import RankIndex, bits_of, codes_of
 
 
+def mass_of_ranks(count, exponent):
+    """Cumulative masses with the last term as their origin, as in the samplers."""
+    mass = np.append(0, np.cumsum(np.arange(1, count + 1) ** -exponent))
+    return mass - mass[-1]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.7])
 @pytest.mark.parametrize("levels", [3, 10**6])
-def test_ranks_equal_those_of_the_index_in_numpy(levels, module):
+def test_ranks_equal_those_of_the_index_in_numpy(levels, exponent, module):
     random = np.random.default_rng(0)
     priorities = random.integers(levels, size=700).astype(np.float32)
     bits, ranks, index = bits_of(priorities), module.Ranks(), RankIndex()
     ranks.fill(np.sort(codes_of(bits, np.arange(700))))
     index.rebuild(priorities)
+    mass = mass_of_ranks(1000, exponent)
     for _ in range(60):  # also adds blocks
-        slots = random.choice(700, 64, replace=False)
-        new = random.integers(levels, size=64).astype(np.float32)
-        ranks.update(bits, slots, bits_of(new))
-        index.update(slots, new)
-        at, numbers = random.integers(700, size=100), random.random(100)
-        found = np.empty((3, 100), np.int64)
-        ranks.draw(at, numbers, found)
-        for ours, theirs in zip(found, index.draw_at(at, numbers), strict=True):
+        slots = random.choice(700, 64)
+        priorities[slots] = random.integers(levels, size=64)
+        ranks.update(bits, slots, priorities)
+        index.update(slots, priorities)
+        numbers, found = random.random((2, 100)), np.empty((3, 100), np.int64)
+        expected = index.draw(numbers, mass, 700, exponent)
+        ranks.draw(numbers, mass, 700, 1 - exponent, found)
+        for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
+        assert ranks.ties(int(found[1, 0])) == index.ties(int(found[1, 0])) == tuple(found[1:, 0])
+    with pytest.raises(IndexError, match="slot 700"):
+        ranks.update(bits, np.array([700]), priorities)
+    with pytest.raises(ValueError, match="length"):
+        ranks.draw(numbers, mass, 701, 1.0, found)
 
 
-@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0, 1.7])
-def test_ranks_at_points_of_the_cumulative_mass(exponent, module):
-    masses = np.arange(1, 1001) ** -exponent
-    mass = np.concatenate([np.zeros(1), np.cumsum(masses)])
-    # The last term is the origin, as in the samplers.
-    mass -= mass[-1]
-    points = np.sort(np.random.default_rng(0).uniform(mass[0], mass[800], 500))
-    found = np.empty(500, np.int64)
-    module.ranks_at(points, mass, 800, 1 - exponent, found)
-    np.testing.assert_array_equal(found, np.searchsorted(mass[1:801], points, side="right"))
+@pytest.mark.parametrize("exponent", [0.7, 1.0, 1.5])
+def test_the_first_guess_of_a_rank_is_usually_correct(exponent, module):
+    """Otherwise a draw would take the time of the search that it avoids."""
+    ranks, count = module.Ranks(), 300_000
+    ranks.fill(np.sort(codes_of(bits_of(np.arange(count, dtype=np.float32)), np.arange(count))))
+    numbers, found = np.random.default_rng(0).random((2, 10_000)), np.empty((3, 10_000), np.int64)
+    assert ranks.draw(numbers, mass_of_ranks(1 << 19, exponent), count, 1 - exponent, found) < 500
+
+
+def test_slots_and_values_that_do_not_fit_are_found(module):
+    slots, values = np.array([3, 0, 9]), np.array([1.0, 2.5, 1.5], np.float32)
+    assert module.fits(slots, values, 10, 1.0, 2.5)
+    assert not module.fits(slots, values, 9, 1.0, 2.5)
+    assert not module.fits(slots, values, 10, 1.1, 2.5)
+    assert not module.fits(slots, values, 10, 1.0, 2.4)
+    assert not module.fits(np.array([3, -1, 9]), values, 10, 1.0, 2.5)
+    assert not module.fits(slots, np.float32([1, np.nan, 1]), 10, 0.0, 3.0)
 
 
 def test_rows_of_columns_are_read_and_written(module):

@@ -24,18 +24,22 @@ def index(request):
     return request.param()
 
 
-def slots_at(index, ranks):
-    """The slots at some ranks: of equal priorities, the random number chooses one."""
-    first, end = index.ties_at(ranks)
-    return index.draw_at(ranks, (ranks - first + 0.5) / (end - first))[0]
+def drawn_at(index, ranks, count):
+    """Slots and ties at some ranks of ``count``: equal priorities are told apart by the numbers."""
+    first, end = np.array([index.ties(int(rank)) for rank in ranks]).reshape(-1, 2).T
+    random = np.stack([(ranks + 0.5) / count, (ranks - first + 0.5) / (end - first)])
+    mass = np.arange(count + 2, dtype=np.float64) - count - 1  # the ranks have equal masses
+    found = index.draw(random, mass, count, 0.0) if count else (ranks, ranks, ranks)
+    np.testing.assert_array_equal(found[1:], (first, end))
+    return found
 
 
 def assert_in_order(index, priorities):
     """Asserts that slots and ties at every rank equal those of a full sort."""
     ranks = np.arange(len(priorities))
     order = np.lexsort((ranks, -priorities))
-    first, end = index.ties_at(ranks)
-    np.testing.assert_array_equal(slots_at(index, ranks), order)
+    slots, first, end = drawn_at(index, ranks, len(ranks))
+    np.testing.assert_array_equal(slots, order)
     rising, in_order = np.sort(priorities), priorities[order]
     expected = len(priorities) - np.searchsorted(rising, in_order, "right")
     np.testing.assert_array_equal(first, expected)
@@ -45,10 +49,10 @@ def assert_in_order(index, priorities):
 def changed(index, priorities, slots, values):
     """Updates the index, checks it, and returns the priorities that it should now have."""
     slots, values = np.asarray(slots, np.int64), np.asarray(values, np.float32)
-    index.update(np.append(slots, slots[:2]), np.append(values, values[:2]))
     missing = max(0, slots.max(initial=-1) + 1 - len(priorities))
     priorities = np.append(priorities, np.zeros(missing)).astype(np.float32)
     priorities[slots] = values
+    index.update(np.append(slots, slots[:2]), priorities)
     assert_in_order(index, priorities)
     return priorities
 
@@ -103,13 +107,13 @@ def test_priorities_that_only_rise_or_fall(index, sign):
 
 def test_both_zeros_are_tied_and_adjacent_numbers_are_not(index):
     priorities = rebuilt(index, np.array([0.0, -0.0, 1.0, -0.0, 0.0], np.float32))
-    assert slots_at(index, np.arange(5)).tolist() == [2, 0, 1, 3, 4]
+    assert drawn_at(index, np.arange(5), 5)[0].tolist() == [2, 0, 1, 3, 4]
     for slots, values in (([0, 2], [-0.0, -0.0]), ([1, 4], [0.0, SMALLEST]), ([4], [-0.0])):
         priorities = changed(index, priorities, slots, values)
-    assert [ends.tolist() for ends in index.ties_at(np.array([3]))] == [[0], [5]]
+    assert index.ties(3) == (0, 5)
     above = np.nextafter(np.float32(1), 2, dtype=np.float32)
     rebuilt(index, np.array([1, above, 1, LARGEST], np.float32))
-    assert index.ties_at(np.arange(4))[0].tolist() == [0, 1, 2, 2]
+    assert [index.ties(rank)[0] for rank in range(4)] == [0, 1, 2, 2]
 
 
 def test_rebuild_discards_all_previous_priorities_and_copies_its_argument(index):
@@ -152,5 +156,3 @@ def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
     priorities = rebuilt(index, np.array(start, np.float32))
     for slots, values in steps:
         priorities = changed(index, priorities, slots, values)
-    index.update(np.array([0], np.int32), np.array([7], np.float32))  # of any integer type
-    assert slots_at(index, np.array([int((priorities[1:] > 7).sum())])).tolist() == [0]

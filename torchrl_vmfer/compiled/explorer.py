@@ -9,7 +9,6 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrl.envs.utils import ExplorationType, exploration_type
 
-from torchrl_vmfer.compiled.extension import functions
 from torchrl_vmfer.compiled.plain import Squashed, read_network
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
@@ -90,8 +89,6 @@ def make_explorer(explorer: nn.Module) -> nn.Module:
         explorer: a module that returns the action for an observation, with the actor's ``network``
             and the standard deviation of its ``noise``, or ``None`` for a Gaussian actor.
     """
-    if functions() is None:
-        return explorer
     try:
         return CompiledExplorer(explorer)
     except NotServedError:

@@ -134,33 +134,11 @@ INLINE void gradient_tile(int rows, int vectors, long count, const float *slopes
     UNROLL for (int i = 0; i < rows; i++) store_part(gradient + in * i, width, vectors, sums[i]);
 }
 
-/* The gradient of a weight with one row: four sums at a time, because one would wait for itself. */
-INLINE void gradient_row(int vectors, long count, const float *slopes, const float *inputs,
-                         long width, float *gradient) {
-    vec sums[4][NUM_VECTORS] = {0};
-    long k = 0;
-    for (; k + 4 <= count; k += 4)
-        UNROLL for (int i = 0; i < 4; i++)
-            UNROLL for (int v = 0; v < vectors; v++)
-                sums[i][v] += slopes[LANES * (k + i)] * load(inputs + LANES * (k + i) + VECTOR * v);
-    for (; k < count; k++)
-        UNROLL for (int v = 0; v < vectors; v++)
-            sums[0][v] += slopes[LANES * k] * load(inputs + LANES * k + VECTOR * v);
-    UNROLL for (int v = 0; v < vectors; v++)
-        sums[0][v] = (sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v]);
-    store_part(gradient, width, vectors, sums[0]);
-}
-
 /* weight[o][i] = Σ_row slopes[row][o] inputs[row][i] from input `start` on, row-major. */
 static void dense_gradient(long rows, long start, long in, long out, const float *slopes,
                            const float *inputs, float *weight) {
     for (long i = start; i < in; i += LANES) {
         const float *panel = inputs + i * rows;
-        if (out == 1) {
-            if (in - i <= VECTOR) gradient_row(1, rows, slopes, panel, in - i, weight + i);
-            else gradient_row(NUM_VECTORS, rows, slopes, panel, in - i, weight + i);
-            continue;
-        }
         for (long o = 0, next; o < out; o = next) {
             next = least(out, least(o + ROWS, o - o % LANES + LANES)); /* within a panel */
             const float *factors = slopes + (o - o % LANES) * rows + o % LANES;
@@ -183,28 +161,21 @@ static void column_sums(long rows, long units, const float *values, float *sums)
         }
 }
 
-INLINE void dot_tile(int rows, long in, const float *inputs, long stride, const float *weight,
-                     float bias, float *outputs) {
-    vec sums[ROWS] = {0};
-    float ends[ROWS] = {0};
-    for (long i = 0; i < in; i += LANES, inputs += stride, weight += LANES) {
-        long width = least(LANES, in - i), v = 0;
-        for (; v + VECTOR <= width; v += VECTOR)
-            UNROLL for (int r = 0; r < rows; r++)
-                sums[r] += load(inputs + LANES * r + v) * load(weight + v);
-        for (; v < width; v++)
-            UNROLL for (int r = 0; r < rows; r++) ends[r] += inputs[LANES * r + v] * weight[v];
-    }
-    UNROLL for (int r = 0; r < rows; r++) outputs[LANES * r] = total(sums[r]) + (ends[r] + bias);
-}
-
 /* The outputs of a layer with one unit, such as the last of a critic: a panel would be mostly
  * padding. */
 static void single_output(long rows, long in, const float *inputs, const float *weight, float bias,
                           float *outputs) {
-    for (long r = 0; r < rows; r += ROWS)
-        FOR_ROWS(least(ROWS, rows - r), dot_tile(N, in, inputs + LANES * r, LANES * rows, weight,
-                                                 bias, outputs + LANES * r))
+    for (long r = 0; r < rows; r++) {
+        vec sum = {0};
+        float rest = bias;
+        for (long i = 0; i < in; i += VECTOR) {
+            const float *units = inputs + place_in(rows, r, i);
+            if (i + VECTOR <= in) sum += load(units) * load(weight + i);
+            else
+                for (long j = 0; i + j < in; j++) rest += units[j] * weight[i + j];
+        }
+        outputs[LANES * r] = total(sum) + rest;
+    }
 }
 
 #ifdef __clang__

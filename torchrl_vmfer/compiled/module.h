@@ -177,30 +177,50 @@ static void updates_dealloc(Updates *self) {
     Py_DECREF(type);
 }
 
-/* What updates of critics and actors have in common. */
-typedef struct { Batch batch; const double *lr; double clip, *loss; const uint8_t *active; } Call;
+/* The arguments of an update: numbers, the batch, one number for each agent, and the results. */
+typedef struct {
+    Batch batch;
+    double clip, *loss;
+    const double *lr, *rate; /* rate: the discount, or the learning rate of the temperature */
+    const uint8_t *active;
+    float *found[NUM_REPORTS]; /* the TD errors; or factors, resultant lengths, norms and log-densities */
+} Call;
 
-static Call read_call(In *in, const Agents *a, const Network *net, int reads_action,
-                      int reads_noise, long num_losses) {
+static Call read_call(In *in, const Agents *a, int is_actor) {
     Call call = {{0}};
     Batch *b = &call.batch;
-    b->rows = whole(in), b->size = whole(in);
+    b->rows = whole(in), b->size = whole(in), call.clip = number(in);
     long m = a->members, all = m * b->rows, stored = m * b->size;
-    PyObject *is_indexed = in->at < in->count ? in->args[in->at] : Py_None;
+    int of_critics = is_actor ? UNUSED : READ, is_cloning = is_actor && a->cloning >= 0;
+    int is_noisy = !is_actor || a->is_gaussian || a->actor_noise;
     b->index = array(in, "index", 'l', all, OPTIONAL);
     b->observation = array(in, "observation", 'f', stored * a->observation, READ);
-    b->action = array(in, "action", 'f', stored * a->action, reads_action ? READ : UNUSED);
+    b->action = array(in, "action", 'f', stored * a->action, is_cloning ? READ : of_critics);
+    b->reward = array(in, "reward", 'f', stored, of_critics);
+    b->terminated = array(in, "terminated", '?', stored, of_critics);
+    b->next_observation = array(in, "next_observation", 'f', stored * a->observation, of_critics);
     b->weights = array(in, "weights", 'f', all, OPTIONAL);
-    b->noise = array(in, "noise", 'f', all * a->action, reads_noise ? READ : UNUSED);
+    b->noise = array(in, "noise", 'f', all * a->action, is_noisy ? READ : UNUSED);
+    b->subset = array(in, "subset", 'l', ANY, OPTIONAL);
+    long chosen = in->size;
+    b->num_subset = chosen / m;
     call.lr = array(in, "lr", 'd', m, READ);
-    call.clip = number(in);
+    call.rate = array(in, is_actor ? "alpha_lr" : "gamma", 'd', m, is_actor ? OPTIONAL : READ);
     call.active = array(in, "active", '?', m, OPTIONAL);
-    call.loss = array(in, "loss", 'd', num_losses * m, WRITTEN);
-    if (PyErr_Occurred()) return call;
-    if (b->rows < 1 || (is_indexed == Py_None && b->size != b->rows) || !a->critics.depth ||
-        !net->layers[0].params[WEIGHT].step)
+    call.loss = array(in, "loss", 'd', 3 * m, WRITTEN);
+    int is_found[] = {!is_actor || a->measures, is_actor && a->measures, is_actor && a->has_norms,
+                      is_actor && a->is_gaussian};
+    for (int i = 0; i < NUM_REPORTS; i++)
+        call.found[i] = array(in, "a result", 'f', all, is_found[i] ? WRITTEN : UNUSED);
+    if (!is_read(in)) return call;
+    const Layer *first = is_actor ? a->actor.layers : a->critics.layers;
+    if (b->rows < 1 || (!b->index && b->size != b->rows) || !a->critics.depth ||
+        !first->params[WEIGHT].step || (is_actor && call.rate && !a->log_alpha.step))
         PyErr_SetString(PyExc_ValueError, "no rows, no index or no optimizer.");
-    else if (b->index) are_within(b->index, all, b->size, "slot");
+    else if (b->subset && (chosen % m || !chosen))
+        PyErr_SetString(PyExc_ValueError, "every agent needs a subset.");
+    else if (!b->index || are_within(b->index, all, b->size, "slot"))
+        are_within(b->subset, chosen, a->critics.count, "critic");
     return call;
 }
 
@@ -209,26 +229,15 @@ static Call read_call(In *in, const Agents *a, const Network *net, int reads_act
 static PyObject *update_critics_of(ARGUMENTS) {
     In in = {args, nargs};
     Agents *a = &self->agents;
-    Call call = read_call(&in, a, &a->critics, 1, 1, 1);
-    Batch *b = &call.batch;
+    Call call = read_call(&in, a, 0);
+    if (PyErr_Occurred()) return 0;
     Adam adam = a->adam_of_critics;
-    long m = a->members, stored = m * b->size;
-    b->reward = array(&in, "reward", 'f', stored, READ);
-    b->terminated = array(&in, "terminated", '?', stored, READ);
-    b->next_observation = array(&in, "next_observation", 'f', stored * a->observation, READ);
-    b->subset = array(&in, "subset", 'l', ANY, OPTIONAL);
-    long chosen = in.size;
-    const double *gamma = array(&in, "gamma", 'd', m, READ);
-    float *error = array(&in, "error", 'f', m * b->rows, WRITTEN);
-    if (!is_read(&in)) return 0;
-    b->num_subset = chosen / m, adam.clip = call.clip;
-    if (b->subset && (chosen % m || !chosen))
-        return PyErr_SetString(PyExc_ValueError, "every agent needs a subset."), NULL;
-    if (!are_within(b->subset, chosen, a->critics.count, "critic")) return 0;
-    for (long i = 0; i < m; i++) {
+    adam.clip = call.clip;
+    for (long i = 0; i < a->members; i++) {
         if (call.active && !call.active[i]) continue;
         adam.lr = call.lr[i];
-        call.loss[i] = update_critics(a, b, i, gamma[i], &adam, error + b->rows * i);
+        call.loss[3 * i] = update_critics(a, &call.batch, i, call.rate[i], &adam,
+                                          call.found[0] + call.batch.rows * i);
     }
     Py_RETURN_NONE;
 }
@@ -236,28 +245,18 @@ static PyObject *update_critics_of(ARGUMENTS) {
 static PyObject *update_actor_of(ARGUMENTS) {
     In in = {args, nargs};
     Agents *a = &self->agents;
-    int is_noisy = a->is_gaussian || a->actor_noise;
-    Call call = read_call(&in, a, &a->actor, a->cloning >= 0, is_noisy, 3);
+    Call call = read_call(&in, a, 1);
+    if (PyErr_Occurred()) return 0;
     Adam adam = a->adam_of_actor, adam_of_alpha = a->adam_of_alpha;
-    long m = a->members, rows = call.batch.rows;
-    const double *alpha_lr = array(&in, "alpha_lr", 'd', m, OPTIONAL);
-    float *factor = array(&in, "factor", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
-    float *length = array(&in, "length", 'f', m * rows, a->measures ? WRITTEN : UNUSED);
-    float *norm = array(&in, "norm", 'f', m * rows, a->has_norms ? WRITTEN : UNUSED);
-    float *density = array(&in, "density", 'f', m * rows, a->is_gaussian ? WRITTEN : UNUSED);
-    if (!is_read(&in)) return 0;
-    if (alpha_lr && !a->log_alpha.step)
-        return PyErr_SetString(PyExc_ValueError, "the temperature has no optimizer."), NULL;
     adam.clip = call.clip;
-    for (long i = 0; i < m; i++) {
+    for (long i = 0; i < a->members; i++) {
         if (call.active && !call.active[i]) continue;
-        long at = rows * i;
-        Report report = {factor ? factor + at : 0, length ? length + at : 0, norm ? norm + at : 0,
-                         density ? density + at : 0, 0, 0, 0};
-        adam.lr = call.lr[i], adam_of_alpha.lr = alpha_lr ? alpha_lr[i] : 0;
-        update_actor(a, &call.batch, i, &adam, alpha_lr ? &adam_of_alpha : 0, &report);
-        memcpy(call.loss + 3 * i, (double[]){report.loss, report.cloning, report.scale},
-               3 * sizeof(double));
+        float *found[NUM_REPORTS];
+        for (int k = 0; k < NUM_REPORTS; k++)
+            found[k] = call.found[k] ? call.found[k] + call.batch.rows * i : 0;
+        adam.lr = call.lr[i], adam_of_alpha.lr = call.rate ? call.rate[i] : 0;
+        update_actor(a, &call.batch, i, &adam, call.rate ? &adam_of_alpha : 0, found,
+                     call.loss + 3 * i);
     }
     Py_RETURN_NONE;
 }
@@ -321,38 +320,51 @@ static PyObject *ranks_update_of(ARGUMENTS) {
     long size = in.size;
     int64_t *slots = array(&in, "slots", 'l', ANY, READ);
     long count = in.size;
-    int32_t *values = array(&in, "values", 'i', count, READ);
-    if (!is_read(&in) || !are_within(slots, count, size, "slot")) return 0;
-    ranks_update(&self->ranks, known, count, slots, values);
+    float *priorities = array(&in, "priorities", 'f', ANY, READ);
+    if (!is_read(&in) || !are_within(slots, count, least(size, in.size), "slot")) return 0;
+    ranks_update(&self->ranks, known, count, slots, priorities);
     Py_RETURN_NONE;
 }
 
 static PyObject *ranks_draw_of(ARGUMENTS) {
     In in = {args, nargs};
-    int64_t *at = array(&in, "ranks", 'l', ANY, READ);
-    long count = in.size;
-    double *random = array(&in, "random", 'd', count, READ);
+    double *random = array(&in, "random", 'd', ANY, WRITTEN);
+    long count = in.size / 2;
+    double *mass = array(&in, "mass", 'd', ANY, READ);
+    long terms = in.size, length = whole(&in);
+    double power = number(&in);
     int64_t *found = array(&in, "found", 'l', 3 * count, WRITTEN);
-    if (!is_read(&in) || !are_within(at, count, ranks_size(&self->ranks), "rank")) return 0;
-    ranks_draw(&self->ranks, count, at, random, found, found + count, found + 2 * count);
-    Py_RETURN_NONE;
+    if (!is_read(&in)) return 0;
+    if (length < 1 || length >= terms || length > ranks_size(&self->ranks))
+        return PyErr_Format(PyExc_ValueError, "length %ld for %ld terms.", length, terms), NULL;
+    return PyLong_FromLong(ranks_draw(&self->ranks, count, random, mass, terms, length, power,
+                                      found, found + count, found + 2 * count));
+}
+
+static PyObject *ranks_ties_of(ARGUMENTS) {
+    In in = {args, nargs};
+    int64_t rank = whole(&in), first, end;
+    if (!is_read(&in) || !are_within(&rank, 1, ranks_size(&self->ranks), "rank")) return 0;
+    ties_of(&self->ranks, rank, &first, &end);
+    return Py_BuildValue("(ll)", first, end);
 }
 
 #undef ARGUMENTS
 #define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t nargs
 
-static PyObject *py_ranks_at(ARGUMENTS) {
+/* fits(slots, values, size, low, high): whether slots are within a size, and values in a range. */
+static PyObject *py_fits(ARGUMENTS) {
     In in = {args, nargs};
-    double *points = array(&in, "points", 'd', ANY, READ);
-    long count = in.size;
-    double *mass = array(&in, "mass", 'd', ANY, READ);
-    long terms = in.size, length = whole(&in);
-    double power = number(&in);
-    int64_t *found = array(&in, "found", 'l', count, WRITTEN);
+    int64_t *slots = array(&in, "slots", 'l', ANY, READ);
+    Py_ssize_t count = in.size;
+    float *values = array(&in, "values", 'f', count, READ);
+    int64_t size = whole(&in);
+    double low = number(&in), high = number(&in);
     if (!is_read(&in)) return 0;
-    if (length < 1 || length >= terms)
-        return PyErr_Format(PyExc_ValueError, "length %ld for %ld terms.", length, terms), NULL;
-    return PyLong_FromLong(ranks_at(count, points, mass, terms, length, power, found));
+    int fits = 1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        fits &= slots[i] >= 0 && slots[i] < size && values[i] >= low && values[i] <= high;
+    return PyBool_FromLong(fits);
 }
 
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
@@ -388,19 +400,18 @@ static PyObject *copy_rows(PyObject *const *args, Py_ssize_t nargs, int is_write
 static PyObject *py_read_rows(ARGUMENTS) { return copy_rows(args, nargs, 0); }
 static PyObject *py_write_rows(ARGUMENTS) { return copy_rows(args, nargs, 1); }
 
-/* The instruction sets of this processor for which there may be a module, best first. */
-static PyObject *py_processor(PyObject *module, PyObject *args) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    int is_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi2");
-    int is_avx512 = is_avx2 && __builtin_cpu_supports("avx512f") &&
-                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                    __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-    if (is_avx512) return Py_BuildValue("[sss]", "avx512", "avx2", "portable");
-    if (is_avx2) return Py_BuildValue("[ss]", "avx2", "portable");
-#endif
-    return Py_BuildValue("[s]", "portable");
+/* holds(dicts, values): whether the values of dictionaries are exactly these objects, in order. */
+static PyObject *py_holds(ARGUMENTS) {
+    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyTuple_Check(args[1]))
+        return PyErr_SetString(PyExc_TypeError, "two tuples are required."), NULL;
+    Py_ssize_t seen = 0, count = PyTuple_GET_SIZE(args[1]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[0]); i++) {
+        PyObject *dict = PyTuple_GET_ITEM(args[0], i), *key, *value;
+        if (!PyDict_Check(dict)) return PyErr_SetString(PyExc_TypeError, "not a dictionary."), NULL;
+        for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &key, &value); seen++)
+            if (seen == count || value != PyTuple_GET_ITEM(args[1], seen)) Py_RETURN_FALSE;
+    }
+    return PyBool_FromLong(seen == count);
 }
 
 #define FUNCTION(name, function) {name, (PyCFunction)(void (*)(void))function, METH_FASTCALL, 0}
@@ -415,11 +426,12 @@ static PyMethodDef updates_methods[] = {
 };
 static PyMethodDef ranks_methods[] = {
     FUNCTION("fill", ranks_fill_of), FUNCTION("update", ranks_update_of),
-    FUNCTION("draw", ranks_draw_of), {0},
+    FUNCTION("draw", ranks_draw_of), FUNCTION("ties", ranks_ties_of), {0},
 };
 static PyMethodDef functions[] = {
-    {"processor", py_processor, METH_NOARGS, 0}, FUNCTION("ranks_at", py_ranks_at),
-    FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows), {0},
+    FUNCTION("fits", py_fits),
+    FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows),
+    FUNCTION("holds", py_holds), {0},
 };
 static PyType_Slot updates_slots[] = {
     {Py_tp_init, updates_init}, {Py_tp_dealloc, updates_dealloc}, {Py_tp_methods, updates_methods},

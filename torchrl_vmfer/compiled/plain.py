@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import chain, pairwise, repeat
-from operator import contains
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,10 +29,10 @@ from torchrl.modules import (
 )
 
 from torchrl_vmfer._torchrl import entries_of, global_hooks, hooks_of, members_of
-from torchrl_vmfer.compiled.stacked import NotServedError
+from torchrl_vmfer.compiled.stacked import NotServedError, built_functions
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["ModuleWatch", "PlainNetwork", "Squashed", "read_network", "read_policy"]
+__all__ = ["PlainNetwork", "Squashed", "Watch", "read_network", "read_policy", "watched_parts"]
 
 # Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
@@ -115,38 +114,33 @@ def read_network(module: nn.Module, params: Any) -> PlainNetwork:
     return PlainNetwork(tuple(sizes), places, next(iter(norms), -1.0), last)
 
 
-def read_policy(actor: Any, params: Any, is_gaussian: bool) -> PlainNetwork:
-    """Reads a policy, whose ``last`` is then ``Squashed`` or ``None``.
+def read_policy(actor: Any, params: Any) -> PlainNetwork:
+    """Reads a squashed Gaussian policy, whose ``last`` is then ``Squashed``.
 
     Args:
-        actor: a deterministic policy, or a squashed Gaussian one with a ``LocAndScale``.
+        actor: the policy.
         params: its parameters.
-        is_gaussian: which of them it is.
     """
-    if not is_gaussian:
-        network = read_network(actor, params)
-        if isinstance(network.last, LocAndScale):
-            raise NotServedError("the actor ends with a LocAndScale")
-        return network
-    if _has_hooks(actor):
-        raise NotServedError(f"{type(actor).__name__} has hooks")
     parts = list(actor.module.children()) if type(actor) in _POLICIES else []
-    if len(parts) < 2 or type(parts[-1]) not in _HEADS:
+    if len(parts) < 2 or type(parts[-1]) not in _HEADS or _has_hooks(actor):
         raise NotServedError(f"{type(actor).__name__} is not a network with a distribution")
     *networks, head = parts
-    if not list(networks[-1].out_keys) == list(head.in_keys) == ["loc", "scale"]:
-        raise NotServedError("the network does not return `loc` and `scale`, in this order")
-    given = head.distribution_kwargs
-    known = {"low", "high", "event_dims", "safe_tanh", "tanh_loc", "upscale"}
-    if head.distribution_class is not TanhNormal or not given.keys() <= known:
-        raise NotServedError("the policy is not a TanhNormal")
-    if given.get("tanh_loc") or not given.get("safe_tanh", True):
-        raise NotServedError("the TanhNormal has tanh_loc=True or safe_tanh=False")
-    if head.num_samples is not None or given.get("event_dims") not in (None, 1):
-        raise NotServedError("the policy draws several actions, or matrices of them")
+    given, keys = head.distribution_kwargs, ["loc", "scale"]
+    is_served = (
+        list(networks[-1].out_keys) == list(head.in_keys) == keys
+        and head.distribution_class is TanhNormal
+        and given.keys() <= {"low", "high", "event_dims", "safe_tanh", "tanh_loc", "upscale"}
+        and not given.get("tanh_loc")
+        and given.get("safe_tanh", True)
+        and given.get("event_dims") in (None, 1)
+        and head.num_samples is None
+    )
     network = read_network(TensorDictSequential(*networks), params)
-    if type(network.last) is not LocAndScale:
-        raise NotServedError("the policy's network does not end with a LocAndScale")
+    if not is_served or type(network.last) is not LocAndScale:
+        raise NotServedError(
+            "the policy is not a TanhNormal with default options, of a LocAndScale's `loc` and "
+            "`scale`"
+        )
     low, high = (torch.as_tensor(given.get(k, d)) for k, d in (("low", -1.0), ("high", 1.0)))
     return network._replace(last=Squashed(low.float(), high.float()))
 
@@ -178,32 +172,31 @@ def _has_hooks(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(hooks_of(module))
 
 
-class ModuleWatch:
-    """Detects hooks on networks, replaced submodules and replaced tensors, within microseconds.
+class Watch:
+    """Detects that dictionaries hold other objects than before, within a microsecond.
 
     Args:
-        loss: a loss, whose own parameters and modules are watched.
-        *networks: networks, which are watched with all their parts.
+        dicts: the dictionaries.
     """
 
-    def __init__(self, loss: nn.Module, *networks: nn.Module) -> None:
-        parts = [part for network in networks for part in network.modules()]
-        self._attributes = [vars(part) for part in parts]
-        self._hooks = [hooks for part in parts for hooks in hooks_of(part)] + global_hooks()
-        submodules = [members_of(part)[0] for part in parts]
-        self._entries = [*filter(None, submodules), *members_of(loss)]
-        self._seen = self._identities()
-
-    def _identities(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._entries))))
-
-    def has_hooks(self) -> bool:
-        """Whether any of the networks has a hook, or a global module hook is registered.
-
-        A ``forward`` that was assigned to an instance counts as a hook.
-        """
-        return any(self._hooks) or any(map(contains, self._attributes, repeat("forward")))
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._holds = built_functions().holds
+        self._dicts = tuple(dicts)
+        self._held = tuple(chain.from_iterable(map(dict.values, dicts)))
 
     def is_unchanged(self) -> bool:
-        """Whether the networks still have the same parts, and the loss the same members."""
-        return self._identities() == self._seen
+        """Whether the dictionaries hold the same objects, in the same order."""
+        return self._holds(self._dicts, self._held)
+
+
+def watched_parts(loss: nn.Module, *networks: nn.Module) -> list[dict[Any, Any]]:
+    """The dictionaries with the members of a loss, and the attributes and hooks of its networks.
+
+    Raises:
+        NotServedError: if a network has hooks, or there are hooks of all modules.
+    """
+    parts = [part for network in networks for part in network.modules()]
+    hooks = [each for part in parts for each in hooks_of(part)] + global_hooks()
+    if any(hooks):
+        raise NotServedError("a network has hooks")
+    return [*hooks, *map(vars, parts), *(members_of(part)[0] for part in parts), *members_of(loss)]

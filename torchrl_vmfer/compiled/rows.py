@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -76,27 +77,21 @@ class _Columns:
         self._columns = [column for _, column in columns]
         self._keys = [key for key, _ in columns if isinstance(key, str)]
         self._next_keys = [key[1] for key, _ in columns if not isinstance(key, str)]
-        self._size = len(self._columns[0])
-        self._shapes = [column.shape[1:] for column in self._columns]
         self._functions = functions()
-        self._addresses: list[int] = []
-        self._arrays: tuple[Any, ...] = ()
-        self._written: list[Tensor] = [torch.empty(0)] * len(self._columns)
+        self._stored = self._written = _Arrays([])
 
     def read(self, index: Tensor) -> TensorDictBase:
         """Reads rows of all columns."""
-        count = len(index)
-        if self._can_copy(index):
-            found = [
-                column.new_empty((count, *shape))
-                for column, shape in zip(self._columns, self._shapes, strict=True)
-            ]
-            self._copy(self._functions.read_rows, index, found)
+        columns, slots = self._arrays(), np.ascontiguousarray(index.numpy(), np.int64)
+        count = len(slots)
+        if self._functions is None:
+            found = [column[slots] for column in columns]
         else:
-            found = [column.index_select(0, index) for column in self._columns]
-        size = torch.Size([count])  # all columns have this size
-        rows: dict[str, Any] = dict(zip(self._keys, found, strict=False))
-        following = dict(zip(self._next_keys, found[len(self._keys) :], strict=True))
+            found = [np.empty((count, *column.shape[1:]), column.dtype) for column in columns]
+            self._functions.read_rows(columns, slots, len(columns[0]), tuple(found))
+        size, tensors = torch.Size([count]), [torch.from_numpy(values) for values in found]
+        rows: dict[str, Any] = dict(zip(self._keys, tensors, strict=False))
+        following = dict(zip(self._next_keys, tensors[len(self._keys) :], strict=True))
         rows["next"] = unchecked_tensordict(following, size)
         return unchecked_tensordict(rows, size)
 
@@ -107,53 +102,43 @@ class _Columns:
         if self._next_keys:
             entries = entries_of(entries["next"])
             given += [entries[key] for key in self._next_keys]
-        if self._can_copy(index) and self._fit(given, len(index)):
-            self._copy(self._functions.write_rows, index, given)
+        written, slots = self._written, index.numpy()
+        if not written.are_of(given):
+            written = _Arrays(given)
+            if len(slots) == 1:  # a collector overwrites the same transition at every step
+                self._written = written
+        columns = self._arrays()
+        is_same = written.is_contiguous and written.layout == self._stored.layout
+        if self._functions is not None and is_same:
+            self._functions.write_rows(columns, slots, len(columns[0]), written.arrays)
             return
-        slots = index.numpy()
-        for column, row in zip(self._columns, given, strict=True):
-            column.numpy()[slots] = row.numpy()  # much faster than PyTorch for few rows
+        for column, row in zip(columns, written.arrays, strict=True):
+            column[slots] = row  # converts other types
 
-    def _can_copy(self, index: Tensor) -> bool:
-        """Whether compiled functions can copy these rows."""
-        addresses = [column.data_ptr() for column in self._columns]
-        if addresses != self._addresses:  # PyTorch may move a column to shared memory
-            self._addresses = addresses
-            self._are_plain = all(
-                column.is_cpu and column.is_contiguous() for column in self._columns
-            )
-            if self._are_plain:
-                self._arrays = tuple(column.numpy() for column in self._columns)
+    def _arrays(self) -> tuple[np.ndarray, ...]:
+        """The columns as arrays."""
+        if not self._stored.are_of(self._columns):  # PyTorch may move a column to shared memory
+            self._stored = _Arrays(self._columns)
+        return self._stored.arrays
+
+
+class _Arrays:
+    """The arrays of some tensors."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._addresses = [tensor.data_ptr() for tensor in tensors]
+        self.arrays = tuple(tensor.numpy() for tensor in tensors)
+        self.layout = [(array.dtype, array.shape[1:]) for array in self.arrays]
+        self.is_contiguous = all(array.flags.c_contiguous for array in self.arrays)
+
+    def are_of(self, tensors: list[Tensor]) -> bool:
+        """Whether they are those of these tensors."""
         return (
-            self._functions is not None
-            and self._are_plain
-            and index.dtype is torch.int64
-            and index.is_cpu
-            and index.is_contiguous()
+            len(tensors) == len(self._tensors)
+            and all(map(is_, tensors, self._tensors))
+            and list(map(Tensor.data_ptr, tensors)) == self._addresses
         )
-
-    def _fit(self, given: list[Tensor], count: int) -> bool:
-        """Whether new rows have the same layout in memory as those of the columns."""
-        if all(map(is_, given, self._written)) and len(given[0]) == count:
-            return True  # a collector may overwrite the same transition at every step
-        fit = all(
-            row.dtype is column.dtype
-            and row.is_cpu
-            and row.is_contiguous()
-            and row.shape == (count, *shape)
-            for row, column, shape in zip(given, self._columns, self._shapes, strict=True)
-        )
-        if fit and count == 1:  # larger batches are not kept in memory
-            self._written = given
-        return fit
-
-    def _copy(self, copy: Any, index: Tensor, rows: list[Tensor]) -> None:
-        try:
-            copy(self._arrays, index.numpy(), self._size, tuple(row.numpy() for row in rows))
-        except IndexError as error:
-            raise IndexError(
-                f"A row of {index.tolist()} is outside a storage of {self._size} rows."
-            ) from error
 
 
 class RowWriter(TensorDictRoundRobinWriter):

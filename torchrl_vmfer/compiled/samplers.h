@@ -9,7 +9,7 @@
 
 #include "updates.h"
 
-enum { WIDTH = 128 };
+enum { WIDTH = 128, GROUP = 16 }; /* codes of a block, blocks of a group */
 enum { BLOCKS_AHEAD = 8 }; /* slots whose blocks are requested before they are needed */
 #define SLOT_BITS 32
 #define SLOT_MASK 0xffffffffLL
@@ -21,16 +21,19 @@ typedef struct {
     int64_t *block;  /* [capacity], the row of `codes` of the i-th block in order */
     int64_t *count;  /* [capacity], the number of its codes */
     int64_t *lowest; /* [capacity], larger than all earlier codes, not larger than its own codes */
-    int64_t *before; /* [capacity + 1], the number of codes in all earlier blocks */
+    int64_t *inside; /* [capacity], the number of codes in each group of blocks */
+    int64_t *before; /* [capacity + 1], the number of codes in all earlier groups */
 } Ranks;
 
-static int64_t ranks_size(const Ranks *ranks) { return ranks->before[ranks->blocks]; }
+static int64_t groups_of(const Ranks *ranks) { return (ranks->blocks + GROUP - 1) / GROUP; }
+static int64_t ranks_size(const Ranks *ranks) { return ranks->before[groups_of(ranks)]; }
 
 /* Makes room for `capacity` blocks, or frees everything if it is 0. */
 static void ranks_reserve(Ranks *ranks, int64_t capacity) {
-    int64_t **arrays[] = {&ranks->codes, &ranks->block, &ranks->count, &ranks->lowest, &ranks->before};
-    for (int i = 0; i < 5; i++) {
-        int64_t size = i ? capacity + (i == 4) : capacity * WIDTH;
+    int64_t **arrays[] = {&ranks->codes, &ranks->block, &ranks->count,
+                          &ranks->lowest, &ranks->inside, &ranks->before};
+    for (int i = 0; i < 6; i++) {
+        int64_t size = i ? capacity + 1 : capacity * WIDTH;
         if (!capacity) free(*arrays[i]), *arrays[i] = 0;
         else if (!(*arrays[i] = realloc(*arrays[i], sizeof(int64_t) * size))) abort();
     }
@@ -38,6 +41,9 @@ static void ranks_reserve(Ranks *ranks, int64_t capacity) {
 }
 
 static int64_t code_of(int32_t bits, int64_t slot) { return (TOP - bits) << SLOT_BITS | slot; }
+
+/* The bits of a priority, which sort like non-negative numbers. Adding 0 turns -0 into 0. */
+INLINE int32_t bits_of(float priority) { return (int32_t)as_bits(priority + 0.0f); }
 
 /* The number of values that are at most `key`, for ascending values. */
 static int64_t at_most(const int64_t *values, int64_t size, int64_t key) {
@@ -70,7 +76,19 @@ static void withdraw(Ranks *ranks, int64_t code, int64_t guess) {
     int64_t position = block_near(ranks, code, guess), *codes = codes_of(ranks, position);
     int64_t at = at_most(codes, ranks->count[position], code) - 1;
     int64_t behind = --ranks->count[position] - at;
+    ranks->inside[position / GROUP]--;
     memmove(codes + at, codes + at + 1, sizeof(*codes) * behind);
+}
+
+static void count_inside(Ranks *ranks) {
+    memset(ranks->inside, 0, sizeof(int64_t) * groups_of(ranks));
+    for (int64_t i = 0; i < ranks->blocks; i++) ranks->inside[i / GROUP] += ranks->count[i];
+}
+
+static void count_before(Ranks *ranks) {
+    ranks->before[0] = 0;
+    for (int64_t i = 0; i < groups_of(ranks); i++)
+        ranks->before[i + 1] = ranks->before[i] + ranks->inside[i];
 }
 
 /* Moves the upper half of a full block to a new block after it. */
@@ -85,6 +103,7 @@ static void split(Ranks *ranks, int64_t position) {
     memcpy(codes_of(ranks, position + 1), codes + half, sizeof(int64_t) * half);
     ranks->count[position] = ranks->count[position + 1] = half;
     ranks->lowest[position + 1] = codes[half];
+    count_inside(ranks);
 }
 
 static void insert(Ranks *ranks, int64_t code, int64_t guess) {
@@ -95,14 +114,9 @@ static void insert(Ranks *ranks, int64_t code, int64_t guess) {
     }
     int64_t *codes = codes_of(ranks, position), size = ranks->count[position]++;
     int64_t at = at_most(codes, size, code);
+    ranks->inside[position / GROUP]++;
     memmove(codes + at + 1, codes + at, sizeof(*codes) * (size - at));
     codes[at] = code;
-}
-
-static void count_before(Ranks *ranks) {
-    ranks->before[0] = 0;
-    for (int64_t i = 0; i < ranks->blocks; i++)
-        ranks->before[i + 1] = ranks->before[i] + ranks->count[i];
 }
 
 /* Divides sorted codes into half-full blocks. */
@@ -117,7 +131,7 @@ static void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
         ranks->block[i] = i, ranks->count[i] = count, ranks->lowest[i] = codes[i * half];
     }
     ranks->lowest[0] = 0; /* smaller codes may be inserted before the first */
-    count_before(ranks);
+    count_inside(ranks), count_before(ranks);
 }
 
 /* Prefetches the block that holds or will hold a code, and returns its position. */
@@ -128,71 +142,71 @@ static int64_t prefetch(const Ranks *ranks, int64_t code) {
     return position;
 }
 
-/* Sets the priorities of slots. `known` holds the bits of the priorities of all slots, -1 for none. */
+/* Reads the priorities of some slots again. `known` holds the bits of those in use, -1 for none. */
 static void ranks_update(Ranks *ranks, int32_t *known, int64_t size, const int64_t *slots,
-                         const int32_t *bits) {
+                         const float *priorities) {
     int64_t from[BLOCKS_AHEAD] = {0}, to[BLOCKS_AHEAD] = {0}; /* the blocks of prefetched codes */
     for (int64_t next = 0; next < size + BLOCKS_AHEAD; next++) {
         int64_t i = next - BLOCKS_AHEAD, place = next % BLOCKS_AHEAD;
         int64_t source = from[place], target = to[place];
-        if (next + BLOCKS_AHEAD < size) __builtin_prefetch(known + slots[next + BLOCKS_AHEAD], 1);
+        if (next + BLOCKS_AHEAD < size) {
+            __builtin_prefetch(known + slots[next + BLOCKS_AHEAD], 1);
+            __builtin_prefetch(priorities + slots[next + BLOCKS_AHEAD]);
+        }
         if (next < size) {
-            int32_t old = known[slots[next]];
-            if (old >= 0) from[place] = prefetch(ranks, code_of(old, slots[next]));
-            to[place] = prefetch(ranks, code_of(bits[next], slots[next]));
+            int64_t slot = slots[next];
+            if (known[slot] >= 0) from[place] = prefetch(ranks, code_of(known[slot], slot));
+            to[place] = prefetch(ranks, code_of(bits_of(priorities[slot]), slot));
         }
         if (i < 0) continue;
-        int32_t old = known[slots[i]];
-        if (old == bits[i]) continue;
+        int32_t old = known[slots[i]], bits = bits_of(priorities[slots[i]]);
+        if (old == bits) continue;
         if (old >= 0) withdraw(ranks, code_of(old, slots[i]), source);
-        known[slots[i]] = bits[i];
-        insert(ranks, code_of(bits[i], slots[i]), target);
+        known[slots[i]] = bits;
+        insert(ranks, code_of(bits, slots[i]), target);
     }
     count_before(ranks);
 }
 
-/* Where the code of a rank is. `position` receives its block. */
-static const int64_t *place_of(const Ranks *ranks, int64_t rank, int64_t *position) {
-    *position = at_most(ranks->before, ranks->blocks, rank) - 1;
-    return codes_of(ranks, *position) + (rank - ranks->before[*position]);
+/* The block of a rank, and the place of its code in the block. */
+typedef struct { const int64_t *codes; int64_t at, count; } Place;
+
+static Place place_of(const Ranks *ranks, int64_t rank) {
+    int64_t group = at_most(ranks->before, groups_of(ranks), rank) - 1, position = group * GROUP;
+    for (rank -= ranks->before[group]; rank >= ranks->count[position]; position++)
+        rank -= ranks->count[position];
+    return (Place){codes_of(ranks, position), rank, ranks->count[position]};
+}
+
+static int64_t code_at(const Ranks *ranks, int64_t rank) {
+    Place place = place_of(ranks, rank);
+    return place.codes[place.at];
 }
 
 /* The number of codes that are smaller than one. */
 static int64_t rank_of(const Ranks *ranks, int64_t code) {
-    int64_t position = block_of(ranks, code - 1);
-    return ranks->before[position] +
-           at_most(codes_of(ranks, position), ranks->count[position], code - 1);
+    int64_t position = block_of(ranks, code - 1), group = position / GROUP;
+    int64_t rank = ranks->before[group];
+    for (int64_t i = group * GROUP; i < position; i++) rank += ranks->count[i];
+    return rank + at_most(codes_of(ranks, position), ranks->count[position], code - 1);
 }
 
-static int is_tied(const Ranks *ranks, int64_t rank, int64_t position, int64_t code) {
-    if (rank < 0 || rank >= ranks_size(ranks)) return 0;
-    int64_t first = ranks->before[position];
-    int is_inside = rank >= first && rank < first + ranks->count[position];
-    int64_t other =
-        is_inside ? codes_of(ranks, position)[rank - first] : *place_of(ranks, rank, &position);
-    return other >> SLOT_BITS == code >> SLOT_BITS;
-}
-
-/* For each rank, a slot drawn uniformly among those with equal priority, and their ranks. */
-static void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, const double *random,
-                int64_t *slots, int64_t *first, int64_t *end) {
-    for (int64_t i = 0; i < size; i++) {
-        int64_t position;
-        if (i + BLOCKS_AHEAD < size) __builtin_prefetch(place_of(ranks, at[i + BLOCKS_AHEAD], &position));
-        int64_t code = *place_of(ranks, at[i], &position);
-        first[i] = at[i], end[i] = at[i] + 1;
-        if (is_tied(ranks, at[i] - 1, position, code) ||
-            is_tied(ranks, at[i] + 1, position, code)) {
-            first[i] = rank_of(ranks, code & ~SLOT_MASK);
-            end[i] = rank_of(ranks, code | SLOT_MASK);
-            int64_t chosen = first[i] + (int64_t)(random[i] * (end[i] - first[i]));
-            code = *place_of(ranks, chosen, &position);
-        }
-        slots[i] = code & SLOT_MASK;
+/* The ranks with the same priority as one of them, from *first to before *end. Returns its code. */
+static int64_t ties_of(const Ranks *ranks, int64_t rank, int64_t *first, int64_t *end) {
+    Place place = place_of(ranks, rank);
+    const int64_t *codes = place.codes + place.at, code = *codes;
+    int is_first = !rank, is_last = rank + 1 == ranks_size(ranks);
+    int64_t above = is_first ? -1 : place.at ? codes[-1] : code_at(ranks, rank - 1);
+    int64_t below = is_last ? -1 : place.at + 1 < place.count ? codes[1] : code_at(ranks, rank + 1);
+    *first = rank, *end = rank + 1;
+    if (above >> SLOT_BITS == code >> SLOT_BITS || below >> SLOT_BITS == code >> SLOT_BITS) {
+        *first = rank_of(ranks, code & ~SLOT_MASK);
+        *end = rank_of(ranks, code | SLOT_MASK);
     }
+    return code;
 }
 
-/* Finds the ranks, counted from 0, at given points of the cumulative mass of `length` ranks.
+/* Finds the rank, counted from 0, at each of some points of the cumulative mass of `length` ranks.
  *
  * points: [size], from mass[0] to mass[length]
  * mass:   [terms], ascending; mass[r + 1] - mass[r] is the mass of rank r, (r + 1)^(power - 1)
@@ -201,7 +215,7 @@ static void ranks_draw(const Ranks *ranks, int64_t size, const int64_t *at, cons
  * Returns the number of points for which the first guess was wrong.
  */
 static long ranks_at(int64_t size, const double *points, const double *mass, int64_t terms,
-              int64_t length, double power, int64_t *ranks) {
+                     int64_t length, double power, int64_t *ranks) {
     /* The sum of k^-a over k > r is close to the integral from r + 1/2, which can be solved for r.
      * This guess usually avoids a search, which would be limited by memory latency. */
     double last = terms - 0.5, end = power == 0 ? 0 : pow(last, power);
@@ -222,6 +236,31 @@ static long ranks_at(int64_t size, const double *points, const double *mass, int
             else left = half;
         }
         ranks[i] = base - mass - 1;
+    }
+    return wrong;
+}
+
+/* Draws slots: a rank by the mass of the ranks, and one of the slots that share its priority.
+ *
+ * random: [2][size], from 0 to 1; the first become points
+ * slots, first, end: [size], receive the slots, and the ranks that share their priorities
+ *
+ * Returns the result of ranks_at.
+ */
+static long ranks_draw(const Ranks *ranks, int64_t size, double *random, const double *mass,
+                       int64_t terms, int64_t length, double power, int64_t *slots, int64_t *first,
+                       int64_t *end) {
+    for (int64_t i = 0; i < size; i++)
+        random[i] = random[i] * (mass[length] - mass[0]) + mass[0];
+    long wrong = ranks_at(size, random, mass, terms, length, power, slots);
+    for (int64_t i = 0; i < size; i++) {
+        if (i + BLOCKS_AHEAD < size) {
+            Place place = place_of(ranks, slots[i + BLOCKS_AHEAD]);
+            __builtin_prefetch(place.codes + place.at);
+        }
+        int64_t code = ties_of(ranks, slots[i], first + i, end + i);
+        int64_t chosen = first[i] + (int64_t)(random[size + i] * (end[i] - first[i]));
+        slots[i] = (chosen == slots[i] ? code : code_at(ranks, chosen)) & SLOT_MASK;
     }
     return wrong;
 }

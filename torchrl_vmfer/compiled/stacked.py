@@ -13,7 +13,15 @@ from torch import Tensor
 
 from torchrl_vmfer.compiled.extension import functions
 
-__all__ = ["AdamState", "Columns", "NotServedError", "Settings", "StackedNetwork", "StackedUpdates"]
+__all__ = [
+    "AdamState",
+    "Columns",
+    "NotServedError",
+    "Settings",
+    "StackedNetwork",
+    "StackedUpdates",
+    "built_functions",
+]
 
 _MEASURED = ("vmf_factor", "vmf_resultant_length", "vmf_gradient_norm", "log_prob")
 _NUMBERS = {"first": 0, "min": 1, "mean": 2, "l2": 0, "l1": 1, "smooth_l1": 2}
@@ -21,6 +29,17 @@ _NUMBERS = {"first": 0, "min": 1, "mean": 2, "l2": 0, "l1": 1, "smooth_l1": 2}
 
 class NotServedError(TypeError):
     """Raised for what the compiled updates do not serve; the message is the reason."""
+
+
+def built_functions() -> Any:
+    """The extension module for this processor, which must have been built."""
+    module = functions()
+    if module is None:
+        raise NotServedError(
+            "the extension modules of torchrl_vmfer were not built: install the package where "
+            "there is a C compiler"
+        )
+    return module
 
 
 class AdamState(NamedTuple):
@@ -66,11 +85,7 @@ class Settings:
     has_norms: bool = False  # whether they compute the norm of the gradient that moves the actor
     is_pre_tanh: bool = False  # whether directions and norms refer to the pre-tanh action
     distance: Literal["l2", "l1", "smooth_l1"] = "l2"  # of values to targets
-    is_mean: bool = True  # whether losses are means over the batch, not sums
-    is_action_first: bool = False  # whether the critics read the action before the observation
-    is_squashed: bool = True  # whether a deterministic policy ends with tanh
-    critic_scale: float = 1.0  # factors of the losses
-    actor_scale: float = 1.0
+    critic_scale: float = 1.0  # a factor of the critics' loss
     policy_noise: float = 0.2  # the deviation of the noise on target actions, and its bound
     noise_clip: float = 0.5
     actor_noise: float = 0.0  # the same for the actions of the actor's batch
@@ -143,12 +158,7 @@ class StackedUpdates:
         temperature: tuple[AdamState, tuple[float, float, float]] | None = None,
         module: Any = None,
     ) -> None:
-        module = module or functions()
-        if module is None:
-            raise NotServedError(
-                "the extension modules of torchrl_vmfer were not built: install the package where "
-                "there is a C compiler"
-            )
+        module = module or built_functions()
         self.settings = settings
         networks = (actor, critics or StackedNetwork((), [], 0))
         self._updates = module.Updates(
@@ -166,11 +176,8 @@ class StackedUpdates:
         *,
         lr: Any,
         gamma: Any,
-        index: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
         subset: np.ndarray | None = None,
-        clip: float = 0.0,
-        active: np.ndarray | None = None,
+        **options: Any,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Takes one step of the critics.
 
@@ -181,15 +188,9 @@ class StackedUpdates:
             the loss of each agent, and the largest absolute TD error of its critics for each
             transition, ``[M, B]``; for quantiles, the largest mean absolute difference.
         """
-        rows, members = noise.shape[1], self.settings.members
-        loss, error = np.zeros(members), np.zeros((members, rows), np.float32)
-        observation, action, reward, terminated, next_observation = columns
-        self._updates.update_critics(
-            *(rows, observation.shape[1], index, observation, action, weights, noise),
-            *(self._each(lr), clip, active, loss, reward, terminated, next_observation),
-            *(subset, self._each(gamma), error),
-        )
-        return loss, error
+        update, wanted = self._updates.update_critics, (True, False, False, False)
+        losses, found = self._update(update, wanted, columns, noise, subset, lr, gamma, **options)
+        return losses[:, 0], found[0]
 
     def update_actor(
         self,
@@ -198,10 +199,7 @@ class StackedUpdates:
         *,
         lr: Any,
         alpha_lr: Any = None,
-        index: np.ndarray | None = None,
-        weights: np.ndarray | None = None,
-        clip: float = 0.0,
-        active: np.ndarray | None = None,
+        **options: Any,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Takes one step of the actor, and of the temperature if ``alpha_lr`` is given.
 
@@ -212,17 +210,34 @@ class StackedUpdates:
             ``[M, 3]``; and the metadata that the settings request, under the names that the losses
             use, ``[M, B]`` each.
         """
+        update, wanted = self._updates.update_actor, self._is_measured
+        losses, found = self._update(update, wanted, columns, noise, None, lr, alpha_lr, **options)
+        measured = zip(_MEASURED, found, strict=True)
+        return losses, {name: values for name, values in measured if values is not None}
+
+    def _update(
+        self,
+        update: Any,
+        wanted: tuple[bool, ...],
+        columns: Columns,
+        noise: np.ndarray | None,
+        subset: np.ndarray | None,
+        *rates: Any,
+        index: np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+        clip: float = 0.0,
+        active: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, Any]:
+        """Calls an update. Returns the losses, and one array for each wanted result."""
         size = columns.observation.shape[1]
         rows, members = size if index is None else index.shape[1], self.settings.members
-        loss, shape = np.zeros((members, 3)), (members, rows)
-        found = [np.zeros(shape, np.float32) if wanted else None for wanted in self._is_measured]
-        self._updates.update_actor(
-            *(rows, size, index, columns.observation, columns.action, weights, noise),
-            *(self._each(lr), clip, active, loss),
-            *(None if alpha_lr is None else self._each(alpha_lr), *found),
+        losses, shape = np.zeros((members, 3)), (members, rows)
+        found = [np.zeros(shape, np.float32) if each else None for each in wanted]
+        update(
+            *(rows, size, clip, index, *columns, weights, noise, subset),
+            *(*map(self._each, rates), active, losses, *found),
         )
-        measured = zip(_MEASURED, found, strict=True)
-        return loss, {name: values for name, values in measured if values is not None}
+        return losses, found
 
     def update_targets(self, tau: Any, active: np.ndarray | None = None) -> None:
         """Moves the target networks by the fraction ``tau`` towards the networks."""

@@ -11,11 +11,10 @@ enum { L2, L1, SMOOTH_L1 };         /* distances of values to targets */
 /* The settings of stacked.py, which says what they mean. */
 #define WHOLE_SETTINGS(each)                                                                      \
     each(members) each(observation) each(action) each(num_targets) each(dropped)                  \
-    each(is_gaussian) each(is_quantile) each(is_action_first) each(is_squashed) each(followed)    \
-    each(used) each(measures) each(has_norms) each(is_pre_tanh) each(distance) each(is_mean)      \
-    each(is_alpha_loss_exp)
+    each(is_gaussian) each(is_quantile) each(followed) each(used) each(measures) each(has_norms)  \
+    each(is_pre_tanh) each(distance) each(is_alpha_loss_exp)
 #define REAL_SETTINGS(each)                                                                       \
-    each(critic_scale) each(actor_scale) each(policy_noise) each(noise_clip) each(actor_noise)    \
+    each(critic_scale) each(policy_noise) each(noise_clip) each(actor_noise)                      \
     each(actor_noise_clip) each(cloning) each(log_low) each(log_high) each(alpha_low)             \
     each(alpha_high) each(target_entropy)
 #define ARRAY_SETTINGS(each)                                                                      \
@@ -69,12 +68,6 @@ static void fill(const Batch *batch, long member, const float *column, long widt
     }
 }
 
-/* The same for dense rows of this batch. */
-static void fill_dense(long rows, const float *values, long width, long first, float *inputs) {
-    Batch dense = {.rows = rows, .size = rows};
-    fill(&dense, 0, values, width, first, inputs);
-}
-
 /* Copies units of panels to dense rows. */
 static void unpanel(long rows, long width, const float *panels, float *to) {
     for (long u = 0; u < width; u += LANES, panels += LANES * rows)
@@ -96,7 +89,7 @@ static float *row_weights(Agents *agents, const Batch *batch, long member, doubl
     double sum = 0;
     for (long r = 0; r < batch->rows; r++) sum += given ? given[r] : 1;
     for (long r = 0; r < batch->rows; r++)
-        weights[r] = (float)((given ? given[r] : 1) * scale / (agents->is_mean ? sum : 1));
+        weights[r] = (float)((given ? given[r] : 1) * scale / sum);
     return weights;
 }
 
@@ -138,9 +131,8 @@ static Acts acts_of(Agents *agents, const Batch *batch, long member, int is_targ
         for (long i = 0; i < width; i++) stretch += log(agents->half[i]);
         if (stretch != 0)
             for (long r = 0; r < rows; r++) acts.density[r] -= (float)stretch;
-    } else if (agents->is_squashed)
+    } else
         for (long i = 0; i < size; i++) acts.squashed[i] = squash(acts.outputs[i]);
-    else memcpy(acts.squashed, acts.outputs, sizeof(float) * size);
     for (long r = 0; r < rows; r++)
         for (long i = 0; i < width; i++)
             acts.action[width * r + i] =
@@ -159,16 +151,16 @@ static void perturb(const Agents *agents, long rows, const float *noise, double 
         }
 }
 
-static float *critic_inputs(Agents *agents, const Batch *batch, long member, const float *column) {
-    long width = agents->observation + agents->action;
-    float *inputs = new_inputs(&agents->arena, batch->rows, width);
-    fill(batch, member, column, agents->observation, agents->is_action_first ? agents->action : 0,
-         inputs);
+/* The inputs of the critics: rows of a column, and actions, either stored ones or dense rows. */
+static float *critic_inputs(Agents *agents, const Batch *batch, long member, const float *column,
+                            const float *action) {
+    long size = agents->observation, width = agents->action;
+    Batch dense = {.rows = batch->rows, .size = batch->rows};
+    float *inputs = new_inputs(&agents->arena, batch->rows, size + width);
+    fill(batch, member, column, size, 0, inputs);
+    if (action) fill(&dense, 0, action, width, size, inputs);
+    else fill(batch, member, batch->action, width, size, inputs);
     return inputs;
-}
-
-INLINE long action_place(const Agents *agents) {
-    return agents->is_action_first ? 0 : agents->observation;
 }
 
 /* The distance between value and target, and its derivative. */
@@ -251,7 +243,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
                              const Adam *adam, float *error) {
     Arena *arena = &agents->arena;
     Network *net = &agents->critics;
-    long rows = batch->rows, outputs = net->layers[net->depth - 1].out, place = action_place(agents);
+    long rows = batch->rows, outputs = net->layers[net->depth - 1].out;
     const float *noise = batch->noise + rows * agents->action * member;
     reset(arena);
     float *targets = take(arena, rows * outputs * (batch->subset ? batch->num_subset
@@ -264,9 +256,8 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
     if (!agents->is_gaussian)
         perturb(agents, rows, noise, agents->policy_noise, agents->noise_clip, acts.action);
     release(arena, acts.mark);
-    float *inputs = critic_inputs(agents, batch, member, batch->next_observation);
-    fill_dense(rows, acts.action, agents->action, place, inputs);
-    Pass pass = new_pass(arena, net, rows, inputs);
+    Pass pass = new_pass(
+        arena, net, rows, critic_inputs(agents, batch, member, batch->next_observation, acts.action));
     long num_nets = batch->subset ? batch->num_subset : agents->num_targets, kept = 1;
     long width = num_nets * outputs; /* of the targets of a row */
     for (long i = 0; i < num_nets; i++) {
@@ -291,9 +282,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
         }
     }
 
-    inputs = critic_inputs(agents, batch, member, batch->observation);
-    fill(batch, member, batch->action, agents->action, place, inputs);
-    pass.units[0] = inputs;
+    pass.units[0] = critic_inputs(agents, batch, member, batch->observation, 0);
     float *weights = row_weights(agents, batch, member, agents->critic_scale);
     float *slopes = take(arena, rows * padded(outputs));
     float *dense = take(arena, outputs), *changes = take(arena, outputs);
@@ -372,8 +361,8 @@ static void agreement(long critics, long stride, long width, const float *gradie
     *length = (float)(square < 1 ? sqrt(square) : 1);
 }
 
-/* What an actor update reports; [rows] each, of one member. */
-typedef struct { float *factor, *length, *norm, *density; double loss, cloning, scale; } Report;
+/* What an actor update reports, [rows] each, of one member. */
+enum { FACTOR, LENGTH, NORM, DENSITY, NUM_REPORTS };
 
 /* Values [N][rows] and gradients [N][rows][action] of the critics at actions [rows][action]. */
 static void evaluate(Agents *agents, const Batch *batch, long member, long count,
@@ -381,9 +370,8 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
     Arena *arena = &agents->arena;
     Network *net = &agents->critics;
     long rows = batch->rows, width = agents->action, outputs = net->layers[net->depth - 1].out;
-    float *inputs = critic_inputs(agents, batch, member, batch->observation);
-    fill_dense(rows, action, width, action_place(agents), inputs);
-    Pass pass = new_pass(arena, net, rows, inputs);
+    Pass pass = new_pass(arena, net, rows,
+                         critic_inputs(agents, batch, member, batch->observation, action));
     float *slopes = take(arena, rows * padded(outputs));
     for (long u = 0; u < padded(outputs) * rows; u++) slopes[u] = 1.0f / outputs;
     for (long n = 0; n < count; n++, values += rows, gradients += rows * width) {
@@ -397,14 +385,14 @@ static void evaluate(Agents *agents, const Batch *batch, long member, long count
             values[r] = outputs == 1 ? sum : sum / outputs;
         }
         unpanel(rows, width, backward(arena, net, member, which, rows, pass, slopes, 0, 0,
-                                      action_place(agents), width), gradients);
+                                      agents->observation, width), gradients);
         release(arena, mark);
     }
 }
 
 /* The agreement of the critics and the norm of the gradient that moves the actor. */
 static void report_agreement(Agents *agents, long rows, long count, const float *action,
-                             float *gradients, const long *lowest, Report *report) {
+                             float *gradients, const long *lowest, float *const *reports) {
     Arena *arena = &agents->arena;
     long width = agents->action, stride = rows * width, targets = agents->num_targets;
     float *mean = take(arena, width);
@@ -423,15 +411,15 @@ static void report_agreement(Agents *agents, long rows, long count, const float 
         if (agents->measures) {
             const float *used = gradient_of(agents->used, agents->followed == MEAN ? targets : count,
                                             lowest[r], stride, width, row, mean);
-            agreement(count, stride, width, row, used, inverse, report->factor + r,
-                      report->length + r);
+            agreement(count, stride, width, row, used, inverse, reports[FACTOR] + r,
+                      reports[LENGTH] + r);
         }
         if (agents->has_norms) {
             const float *moving =
                 gradient_of(agents->followed, targets, lowest[r], stride, width, row, mean);
             double square = 0;
             for (long i = 0; i < width; i++) square += (double)moving[i] * moving[i];
-            report->norm[r] = (float)sqrt(square);
+            reports[NORM][r] = (float)sqrt(square);
         }
     }
 }
@@ -451,9 +439,12 @@ static void update_alpha(Agents *agents, long member, long rows, const float *we
     param->step[member]++;
 }
 
-/* Updates the actor and the temperature of one member. */
+/* Updates the actor and the temperature of one member.
+ *
+ * loss: [3], receives the loss and, for cloning, the squared distance and λ
+ */
 static void update_actor(Agents *agents, const Batch *batch, long member, const Adam *adam,
-                         const Adam *adam_of_alpha, Report *report) {
+                         const Adam *adam_of_alpha, float *const *reports, double *loss) {
     Arena *arena = &agents->arena;
     Network *net = &agents->actor;
     long rows = batch->rows, width = agents->action, size = rows * width;
@@ -500,20 +491,20 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
             climb[width * r + i] *= agents->half[i] / (end - first);
     }
     if (agents->measures || agents->has_norms)
-        report_agreement(agents, rows, count, acts.action, gradients, lowest, report);
+        report_agreement(agents, rows, count, acts.action, gradients, lowest, reports);
 
-    float *weights = row_weights(agents, batch, member, agents->actor_scale);
+    float *weights = row_weights(agents, batch, member, 1);
     float *slopes = take(arena, rows * 2 * width);
-    report->loss = report->cloning = report->scale = 0;
+    loss[0] = loss[1] = loss[2] = 0;
     if (is_gaussian) {
         for (long r = 0; r < rows; r++)
-            report->loss += weights[r] * ((double)alpha * acts.density[r] - value[r]);
+            loss[0] += weights[r] * ((double)alpha * acts.density[r] - value[r]);
         draw_slopes(rows, width, acts.outputs, (float)agents->log_low, (float)agents->log_high,
                     noise, acts.squashed, climb, alpha, weights, slopes);
-        memcpy(report->density, acts.density, sizeof(float) * rows);
+        memcpy(reports[DENSITY], acts.density, sizeof(float) * rows);
     } else {
         double scale = 1, sum = 0, cloning = 0;
-        for (long r = 0; r < rows; r++) report->loss -= weights[r] * (double)value[r];
+        for (long r = 0; r < rows; r++) loss[0] -= weights[r] * (double)value[r];
         if (is_cloning) {
             double total = 0;
             for (long r = 0; r < rows; r++) total += fabsf(value[r]), sum += weights[r];
@@ -529,16 +520,17 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
                     slope += (float)(2 * sum / size) * d * agents->half[i];
                 }
                 float y = acts.squashed[place];
-                slopes[place] = agents->is_squashed ? slope * (1 - y * y) : slope;
+                slopes[place] = slope * (1 - y * y);
             }
         if (is_cloning) {
-            report->cloning = cloning / size, report->scale = scale;
-            report->loss = scale * report->loss + sum * report->cloning;
+            loss[1] = cloning / size, loss[2] = scale;
+            loss[0] = scale * loss[0] + sum * loss[1];
         }
     }
     long outputs = net->layers[net->depth - 1].out;
     float *panels = new_inputs(arena, rows, outputs);
-    fill_dense(rows, slopes, outputs, 0, panels);
+    Batch dense = {.rows = rows, .size = rows};
+    fill(&dense, 0, slopes, outputs, 0, panels);
     Gradient *gradients_of = adam->clip ? (Gradient *)take(arena, net->depth *
                                            (long)(sizeof(Gradient) / sizeof(float))) : 0;
     backward(arena, net, member, member, rows, acts.pass, panels, adam, gradients_of, 0, 0);

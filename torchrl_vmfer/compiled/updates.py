@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
-from operator import getitem, is_
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
-from torchrl.objectives.value import TD0Estimator
 
-from torchrl_vmfer._torchrl import entries_of, has_tensor_hooks, stored_rows, target_pairs
-from torchrl_vmfer.compiled.plain import ModuleWatch, PlainNetwork, read_network, read_policy
+from torchrl_vmfer._torchrl import (
+    entries_of,
+    stored_rows,
+)
+from torchrl_vmfer.compiled.binding import Binding
 from torchrl_vmfer.compiled.stacked import (
     AdamState,
     Columns,
     NotServedError,
-    Settings,
-    StackedNetwork,
     StackedUpdates,
 )
-from torchrl_vmfer.gradients import followed_critic
-from torchrl_vmfer.losses import VMFREDQLoss, VMFSACLoss, VMFTD3BCLoss, VMFTD3Loss, VMFTQCLoss
-from torchrl_vmfer.networks import LocAndScale
+from torchrl_vmfer.losses import VMFREDQLoss
 
 __all__ = ["CompiledUpdates"]
 
-_DETERMINISTIC = (VMFTD3Loss, VMFTD3BCLoss)
-_SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)
 # Entries that TorchRL's losses support: masks, and the number of steps of a transition.
 _NOT_SERVED = {
     key if isinstance(key, str) else key[0] for key in (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
@@ -52,7 +46,8 @@ class CompiledUpdates:
     It serves :class:`~torchrl_vmfer.VMFTD3Loss`, ``VMFTD3BCLoss``, ``VMFSACLoss``, ``VMFREDQLoss``
     and ``VMFTQCLoss`` whose networks are linear layers with ReLU and, optionally, ``LayerNorm``, in
     single precision on the CPU, with ``TanhNormal`` and
-    :class:`~torchrl_vmfer.networks.LocAndScale` for stochastic policies.
+    :class:`~torchrl_vmfer.networks.LocAndScale` for stochastic policies. Deterministic policies end
+    with tanh, critics read the observation before the action, and losses are means.
 
     Parameters or optimizer states that were replaced or moved are noticed at the next update.
 
@@ -122,113 +117,28 @@ class CompiledUpdates:
         self._loss = loss
         self._critic_optimizer, self._actor_optimizer = critic_optimizer, actor_optimizer
         self._alpha_optimizer = alpha_optimizer
-        given = (critic_optimizer, actor_optimizer, alpha_optimizer)
-        self._optimizers = [optimizer for optimizer in given if optimizer is not None]
         self._soft_update = targets
         self._clip = 0.0 if clip_norm is None else float(clip_norm)
         self._stored, self._module = storage, module
-        self._is_gaussian = not isinstance(loss, _DETERMINISTIC)
         self._bind()
-
-    # --- What is updated --------------------------------------------------------------------
 
     def _bind(self) -> None:
         """Reads the loss and its optimizers."""
         loss = self._loss
-        _check_loss(loss)
-        self._watch = ModuleWatch(loss, loss.actor_network, loss.qvalue_network)
-        if self._watch.has_hooks():
-            raise NotServedError("a network has hooks")
-        # The tensors in use, and the dictionaries and keys that hold them.
-        self._tensors: list[Tensor] = []
-        self._places: list[Any] = []
-        self._keys: list[Any] = []
+        given = (self._actor_optimizer, self._critic_optimizer, self._alpha_optimizer)
+        self._binding = Binding(loss, *given, self._soft_update)
+        self._stacked = StackedUpdates(*self._binding.parts, module=self._module)
         self._columns: tuple[Any, list[Tensor], list[int], Columns] | None = None
-        actor, target_actor = (
-            read_policy(loss.actor_network, params, self._is_gaussian)
-            for params in (loss.actor_network_params, loss.target_actor_network_params)
-        )
-        critics, target_critics = (
-            read_network(loss.qvalue_network, params)
-            for params in (loss.qvalue_network_params, loss.target_qvalue_network_params)
-        )
-        if critics.last is not None:
-            raise NotServedError("a module follows the last linear layer of the critics")
-        networks = (
-            self._network(actor, target_actor, self._actor_optimizer, "actor"),
-            self._network(critics, target_critics, self._critic_optimizer, "critics"),
-        )
-        temperature = None
-        if self._is_gaussian:
-            adam, optimizer = (0.0, 0.0, 0.0), self._alpha_optimizer
-            if optimizer is not None:
-                adam = _adam(optimizer, [loss.log_alpha], "temperature")
-            place = ({"log_alpha": loss.log_alpha}, "log_alpha")  # loss and its members are watched
-            temperature = self._parameter(place, None, optimizer), adam
-        self._parts = (_settings(loss, actor), *networks, temperature)
-        self._stacked = StackedUpdates(*self._parts, module=self._module)
+        self._gamma = loss.value_estimator.gamma
+        self._weight_key = None
+        if getattr(loss, "use_prioritized_weights", False) in (True, "auto"):
+            self._weight_key = getattr(loss.tensor_keys, "priority_weight", None)
         keys, (observation,) = loss.tensor_keys, loss.actor_network.in_keys
         self._names = (observation, keys.action, keys.reward, keys.terminated, keys.done)
-        self._states = self._current_states()
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        if len(set(self._addresses)) < len(self._addresses):
-            raise NotServedError("parameters are shared")
-
-    def _network(
-        self, network: PlainNetwork, target: PlainNetwork, optimizer: Optimizer, name: str
-    ) -> StackedNetwork:
-        adam = _adam(optimizer, network.tensors(), name)
-        pairs = [] if self._soft_update is None else target_pairs(self._soft_update)
-        moved = {tensor.data_ptr() for tensor, _ in pairs}
-        parameters = []
-        for value, following in zip(network.places, target.places, strict=True):
-            address = getitem(*following).data_ptr()
-            has_target = address != getitem(*value).data_ptr()
-            if has_target and self._soft_update is not None and address not in moved:
-                raise NotServedError("the SoftUpdate does not update all target networks")
-            place = following if has_target else None
-            parameters.append(self._parameter(value, place, optimizer))
-        copies = self._loss.num_qvalue_nets if name == "critics" else 1
-        return StackedNetwork(network.sizes, parameters, copies, network.norm_eps, adam)
-
-    def _parameter(self, place: Any, target: Any, optimizer: Any) -> AdamState:
-        """Returns a parameter, its target, and the state with which Adam starts."""
-        value = self._note(*place)
-        found = [value, None if target is None else self._note(*target)]
-        if optimizer is not None:
-            state = optimizer.state[value]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(value)
-                state["exp_avg_sq"] = torch.zeros_like(value)
-            found += [self._note(state, name) for name in ("exp_avg", "exp_avg_sq", "step")]
-        return AdamState(*(None if tensor is None else tensor.detach() for tensor in found))  # type: ignore[arg-type]
-
-    def _note(self, entries: dict[Any, Tensor], key: Any) -> Tensor:
-        tensor = entries[key]
-        if has_tensor_hooks(tensor):
-            raise NotServedError("a parameter has hooks")
-        self._tensors.append(tensor)
-        self._places.append(entries)
-        self._keys.append(key)
-        return tensor
-
-    def _current_states(self) -> list[int]:
-        states = (optimizer.state.values() for optimizer in self._optimizers)
-        return list(map(id, chain.from_iterable(states)))
 
     def _refresh(self) -> None:
-        """Binds again if parameters, states, networks or optimizers' options were replaced."""
-        # All loops are in C.
-        is_same = (
-            all(map(is_, map(getitem, self._places, self._keys), self._tensors))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-            and all(map(Tensor.is_contiguous, self._tensors))
-            and self._current_states() == self._states
-            and self._watch.is_unchanged()
-            and not self._watch.has_hooks()
-        )
-        if not is_same:
+        """Binds again if parameters, optimizer states or parts of the networks were replaced."""
+        if not self._binding.is_current():
             self._bind()
 
     @staticmethod
@@ -242,7 +152,7 @@ class CompiledUpdates:
             agents: the updates of each agent. They can no longer be used by themselves.
         """
         common: dict[int, Tensor] = {}
-        for same in zip(*(agent._tensors for agent in agents), strict=True):
+        for same in zip(*(agent._binding.tensors for agent in agents), strict=True):
             stack = torch.stack([tensor.detach() for tensor in same])
             common[same[0].data_ptr()] = stack
             for tensor, part in zip(same, stack, strict=True):
@@ -252,7 +162,7 @@ class CompiledUpdates:
             values = [None if tensor is None else common[tensor.data_ptr()] for tensor in state]
             return AdamState(*values)  # type: ignore[arg-type]
 
-        settings, actor, critics, temperature = agents[0]._parts
+        settings, actor, critics, temperature = agents[0]._binding.parts
         return StackedUpdates(
             replace(settings, members=len(agents)),
             actor._replace(parameters=[joined(state) for state in actor.parameters]),
@@ -282,7 +192,7 @@ class CompiledUpdates:
         losses, errors = self._stacked.update_critics(
             noise=self._noise(len(batch)),
             lr=self._critic_optimizer.param_groups[0]["lr"],
-            gamma=float(loss.value_estimator.gamma),
+            gamma=float(self._gamma),
             subset=subset,
             **self._rows(batch),
         )
@@ -300,7 +210,7 @@ class CompiledUpdates:
         """
         self._refresh()
         settings, alpha = self._stacked.settings, self._alpha_optimizer
-        has_noise = self._is_gaussian or settings.actor_noise
+        has_noise = settings.is_gaussian or settings.actor_noise
         losses, measured = self._stacked.update_actor(
             noise=self._noise(len(batch)) if has_noise else None,
             lr=self._actor_optimizer.param_groups[0]["lr"],
@@ -352,9 +262,7 @@ class CompiledUpdates:
             if not _NOT_SERVED.isdisjoint(entries):
                 raise NotServedError(f"the batch has one of the entries {sorted(_NOT_SERVED)}")
             columns = Columns(*map(_array, self._entries(batch, is_for_actor)))
-        key, weight = getattr(self._loss.tensor_keys, "priority_weight", None), None
-        if key is not None and self._loss.use_prioritized_weights in (True, "auto"):
-            weight = batch.get(key, None)
+        weight = None if self._weight_key is None else batch.get(self._weight_key, None)
         if weight is not None:
             if weight.shape != (len(batch),):
                 raise ValueError(
@@ -399,98 +307,3 @@ def _array(tensor: Tensor) -> np.ndarray:
     if not tensor.is_cpu or tensor.dtype not in (torch.float32, torch.bool):
         raise NotServedError(f"an entry is {tensor.dtype} on {tensor.device}")
     return tensor.detach().contiguous().numpy()[None]
-
-
-def _adam(optimizer: Any, tensors: list[Tensor], name: str) -> tuple[float, float, float]:
-    """Betas and eps of an optimizer of exactly these parameters."""
-    if type(optimizer) is not Adam:
-        raise NotServedError(f"the optimizer of the {name} is a {type(optimizer).__name__}")
-    if len(optimizer.param_groups) != 1:
-        raise NotServedError(f"the optimizer of the {name} has several groups")
-    (group,) = optimizer.param_groups
-    if {id(tensor) for tensor in group["params"]} != {id(tensor) for tensor in tensors}:
-        raise NotServedError(f"the optimizer of the {name} has other parameters")
-    for option in ("weight_decay", "amsgrad", "maximize", "capturable", "differentiable"):
-        if group.get(option):
-            raise NotServedError(f"the optimizer of the {name} has {option}={group[option]}")
-    if not all(isinstance(number, float) for number in (group["lr"], *group["betas"])):
-        raise NotServedError(f"the learning rate of the {name} is not a float")
-    return (*group["betas"], group["eps"])
-
-
-def _check_loss(loss: Any) -> None:
-    """Raises a :class:`NotServedError` if an option of the loss is not served."""
-    if type(loss) not in _SERVED:
-        raise NotServedError(f"{type(loss).__name__} is not one of the served losses")
-    estimator = loss.value_estimator
-    if type(estimator) is not TD0Estimator or estimator.average_rewards:
-        raise NotServedError(f"the value estimator {type(estimator).__name__} is not plain TD(0)")
-    for name in ("entropy_gradient", "skip_done_states", "gSDE"):
-        if getattr(loss, name, False):
-            raise NotServedError(f"{name}=True")
-    if getattr(loss, "value_network_params", None) is not None:
-        raise NotServedError("the loss has a value network")
-    if loss.loss_mask_key not in (None, "auto"):
-        raise NotServedError(f"the loss has a mask, {loss.loss_mask_key!r}")
-    if loss.reduction not in ("mean", "sum"):
-        raise NotServedError(f"reduction={loss.reduction!r}")
-    if not isinstance(loss, VMFTQCLoss) and loss.loss_function not in ("l2", "l1", "smooth_l1"):
-        raise NotServedError(f"loss_function={loss.loss_function!r}")
-    keys, action = list(loss.qvalue_network.in_keys), loss.tensor_keys.action
-    observed = [key for key in keys if key != action]
-    if len(keys) != 2 or action not in keys or len(observed) != 1:
-        raise NotServedError("the critics do not read one observation and the action")
-    if list(loss.actor_network.in_keys) != observed:
-        raise NotServedError("actor and critics read different entries")
-    if loss.actor_network.out_keys[-1] != action and isinstance(loss, _DETERMINISTIC):
-        raise NotServedError("the actor does not return the action last")
-
-
-def _settings(loss: Any, actor: PlainNetwork) -> Settings:
-    """The settings of a loss."""
-    is_gaussian, squashed = not isinstance(loss, _DETERMINISTIC), actor.last
-    options: dict[str, Any] = {
-        "is_gaussian": is_gaussian,
-        "num_targets": loss.target_count,
-        "followed": followed_critic(loss),
-        "used": loss.used,
-        "measures": bool(loss.measure),
-        "has_norms": bool(loss.gradient_norm),
-        "is_pre_tanh": loss.squashing is not None,
-        "is_mean": loss.reduction == "mean",
-        "is_action_first": loss.qvalue_network.in_keys[0] == loss.tensor_keys.action,
-        "is_squashed": squashed is not None,
-    }
-    if squashed is not None:
-        options["middle"] = ((squashed.low + squashed.high) / 2).numpy()
-        options["half"] = ((squashed.high - squashed.low) / 2).numpy()
-    if loss.squashing is not None:
-        options["seen_middle"] = loss.squashing.middle.numpy()
-        options["seen_half"] = loss.squashing.half_width.numpy()
-    if isinstance(loss, VMFTQCLoss):
-        options |= {"is_quantile": True, "dropped": loss.top_quantiles_to_drop_per_net}
-    else:
-        options["distance"] = loss.loss_function
-    if is_gaussian:
-        options["log_low"], options["log_high"] = LocAndScale.bounds
-        options["target_entropy"] = float(loss.target_entropy)
-        for name in ("low", "high"):
-            bound = loss.min_log_alpha if name == "low" else loss.max_log_alpha
-            options |= {} if bound is None else {f"alpha_{name}": float(bound)}
-    else:
-        options["policy_noise"] = float(loss.policy_noise)
-        options["noise_clip"] = float(loss.noise_clip)
-        options["low"] = loss.min_action.reshape(-1).numpy()
-        options["high"] = loss.max_action.reshape(-1).numpy()
-    if isinstance(loss, VMFTD3Loss):
-        options["actor_noise"] = loss.actor_noise
-        options["actor_noise_clip"] = loss.actor_noise_clip
-    if isinstance(loss, VMFTD3BCLoss):
-        options["cloning"] = float(loss.alpha)
-    if isinstance(loss, VMFREDQLoss):
-        options["is_alpha_loss_exp"] = True
-        if loss.reduction == "mean":
-            options["critic_scale"] = 1 / loss.num_qvalue_nets
-        else:
-            options["actor_scale"] = loss.num_qvalue_nets
-    return Settings(actor.sizes[0], actor.sizes[-1] // (1 + is_gaussian), **options)

@@ -14,7 +14,12 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import SeamSampler
 from torchrl_vmfer.plain_state import check_saved, load_file, save_file
-from torchrl_vmfer.samplers.distributions import Distribution, effective_sample_size
+from torchrl_vmfer.samplers.distributions import (
+    Distribution,
+    RankDistribution,
+    effective_sample_size,
+)
+from torchrl_vmfer.samplers.ranks import compiled_functions
 
 _PATIENCE = 100  # number of batches without any signal before a warning
 NEVER = -1
@@ -109,10 +114,11 @@ class BaseSampler(SeamSampler):
     _numbers: ClassVar[tuple[str, ...]] = ("max_priority",)  # attributes to save and load
     _first_maximum: ClassVar[float] = 0.0
     _range = (0.0, float(np.finfo(np.float32).max))  # the range of valid priorities
+    _distribution: Any = None
     _rule = "a priority is a finite number of at least 0: pass |TD error|."
 
     def __init__(self, distribution: Distribution) -> None:
-        self._distribution: Any = distribution
+        self._distribution = distribution
         self.reset()
 
     def reset(self) -> None:
@@ -178,8 +184,11 @@ class BaseSampler(SeamSampler):
 
     def effective_sample_size(self, storage: Storage | None = None) -> float:
         """The effective number of slots, 1 / Σ P²; NaN if the probabilities are not known."""
+        self.follow(storage)
+        if isinstance(self._distribution, RankDistribution):
+            return self._distribution.effective_sample_size(self._priorities.array)
         try:
-            return effective_sample_size(self.probabilities(storage))
+            return effective_sample_size(self.probabilities())
         except NotImplementedError:
             return math.nan
 
@@ -211,13 +220,16 @@ class BaseSampler(SeamSampler):
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
         """Records newly written slots. TorchRL calls it at every write."""
         slots = flat_slots(index, storage)
-        slots = slots[slots >= 0]  # a writer marks rows that it did not store with -1
+        # A writer marks rows that it did not store with -1. Most writes are of a single row.
+        if len(slots) != 1 or slots[0] < 0:
+            slots = slots[slots >= 0]
         if len(slots):
             self._mark(slots)
 
     def _mark(self, slots: np.ndarray) -> None:
         """Sets written slots to the default priority."""
-        self._resize(max(self.num_slots, int(slots.max()) + 1))
+        last = slots.item() if len(slots) == 1 else int(slots.max())
+        self._resize(max(self.num_slots, last + 1))
         self._write(slots, np.float32(self.default_priority), NEVER)
 
     @torch.compiler.disable
@@ -253,6 +265,8 @@ class BaseSampler(SeamSampler):
         self.follow(storage)
         slots = flat_slots(index, storage)
         given = torch.as_tensor(priority, device="cpu").detach()
+        if self._fits(slots, given):
+            return slots, given.numpy()
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
         if given.dtype is not torch.float32:
             given = given.to(torch.float64)
@@ -272,6 +286,18 @@ class BaseSampler(SeamSampler):
             slots, priorities = slots[slots >= 0], priorities[slots >= 0]
         self._validate(slots, priorities, epsilon)
         return slots, priorities.astype(np.float32, copy=False)
+
+    def _fits(self, slots: np.ndarray, given: Tensor) -> bool:
+        """Whether compiled code finds no fault: for small batches, NumPy takes most of the time."""
+        functions = compiled_functions()
+        return (
+            functions is not None
+            and given.dtype is torch.float32
+            and given.shape == slots.shape
+            and given.is_contiguous()
+            and slots.flags.c_contiguous
+            and functions.fits(slots, given.numpy(), self.num_slots, *self._range)
+        )
 
     def _validate(self, slots: np.ndarray, priorities: np.ndarray, epsilon: float) -> None:
         """Raises an error if a priority is out of range by more than its rounding error."""

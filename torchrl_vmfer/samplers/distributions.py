@@ -218,13 +218,11 @@ class RankDistribution(Distribution):
         """Also returns the first rank of each slot's group of equal priorities, and one past it."""
         self._refresh(priorities)
         random = uniform(2 * count, generator).reshape(2, count)
-        points = random[0] * (self._mass[len(priorities)] - self._mass[0]) + self._mass[0]
-        ranks = self._index.ranks_at(points, self._mass, len(priorities), self.exponent)
-        return self._index.draw_at(ranks, random[1])
+        return self._index.draw(random, self._mass, len(priorities), self.exponent)
 
     def ratios(self, first: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The lowest probability of any slot, divided by those of drawn slots."""
-        lowest = _share(self._mass, *self._index.ties_at(np.array([self._length - 1])))
+        lowest = _share(self._mass, *self._index.ties(self._length - 1))
         return lowest / _share(self._mass, first, end)
 
     def probabilities(self, priorities: np.ndarray) -> np.ndarray:
@@ -235,6 +233,16 @@ class RankDistribution(Distribution):
         shares = _share(mass, end - size, end) / (mass[len(priorities)] - mass[0])
         found[slots] = np.repeat(shares, size)
         return found
+
+    def effective_sample_size(self, priorities: np.ndarray) -> float:
+        """1 / Σ P². Only priorities are sorted, not slots, which is several times faster."""
+        if not len(priorities):
+            return 0.0
+        mass, rising = self._mass_for(len(priorities)), np.sort(priorities)
+        ends = np.flatnonzero(rising[1:] != rising[:-1]) + 1
+        ends = np.concatenate(([0], ends, [len(rising)]))  # of groups of equal priority
+        masses = np.diff(mass[len(rising) - ends])
+        return float((mass[len(rising)] - mass[0]) ** 2 / np.dot(masses, masses / np.diff(ends)))
 
     def _mass_for(self, length: int) -> np.ndarray:
         # The size depends only on the number of slots, so that a loaded sampler rounds like the
@@ -252,7 +260,7 @@ class RankDistribution(Distribution):
         if slots is None:
             self._index.rebuild(priorities)
         else:
-            self._index.update(slots, priorities[slots])
+            self._index.update(slots, priorities)
 
 
 class InversionDistribution(PowerDistribution):
@@ -311,6 +319,6 @@ def _sums(rows: np.ndarray) -> np.ndarray:
     return np.einsum("ij->i", rows)
 
 
-def _share(mass: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _share(mass: np.ndarray, first: Any, end: Any) -> Any:
     """The mass of one slot among those that share the ranks from ``first`` to ``end``."""
     return (mass[end] - mass[first]) / (end - first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,51 +45,52 @@ class RankIndex:
         self._fill(np.sort(codes_of(self._bits, np.arange(len(priorities)))))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Sets priorities, also of new slots after the last.
+        """Reads the priorities of some slots again, also of new slots after the last.
 
-        A slot that occurs twice must have the same priority.
+        Args:
+            slots: the slots.
+            priorities: the priorities of all slots.
         """
-        if not len(slots):
-            return
-        size = int(slots.max()) + 1
+        size = len(priorities)
         if size > len(self._bits):
             grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)  # -1: no priority yet
             grown[: len(self._bits)] = self._bits
             self._bits = grown
-        self._change(np.ascontiguousarray(slots, np.int64), bits_of(priorities))
+        self._change(slots, priorities)
 
-    def ranks_at(
-        self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
-    ) -> np.ndarray:
-        """The ranks of the first ``length`` slots at some points of the cumulative mass.
-
-        The mass of rank r, counted from 0, is ``mass[r + 1] - mass[r]`` = (r + 1)^-exponent.
-        """
-        return mass[1:length].searchsorted(points, side="right")
-
-    def ties_at(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each rank, the first rank with equal priority and one past the last."""
-        return self.draw_at(ranks, np.zeros(len(ranks)))[1:]
-
-    def draw_at(
-        self, ranks: np.ndarray, random: np.ndarray
+    def draw(
+        self, random: np.ndarray, mass: np.ndarray, length: int, exponent: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each rank, the slot of those with equal priority that a number in [0, 1) chooses.
+        """Draws from the first ``length`` ranks, and from the slots that share their priorities.
 
-        Also returns the first rank with equal priority and one past the last.
+        Args:
+            random: numbers in [0, 1), ``[2, count]``, which may be overwritten.
+            mass: the mass of rank r, counted from 0, is ``mass[r + 1] - mass[r]``.
+            length: the number of slots.
+            exponent: the mass of rank r is (r + 1)^-exponent.
+
+        Returns:
+            the slots, the first rank with the same priority and one past the last.
         """
-        codes = self._codes[ranks]
+        points = random[0] * (mass[length] - mass[0]) + mass[0]
+        codes = self._codes[mass[1:length].searchsorted(points, side="right")]
         first = self._codes.searchsorted(codes & ~_SLOT_MASK)
         end = self._codes.searchsorted(codes | _SLOT_MASK)
-        chosen = first + (random * (end - first)).astype(np.int64)
+        chosen = first + (random[1] * (end - first)).astype(np.int64)
         return self._codes[chosen] & _SLOT_MASK, first, end
+
+    def ties(self, rank: int) -> tuple[int, int]:
+        """The first rank with the same priority as a rank, and one past the last."""
+        code = self._codes[rank]
+        first, end = self._codes.searchsorted([code & ~_SLOT_MASK, code | _SLOT_MASK])
+        return int(first), int(end)
 
     def _fill(self, codes: np.ndarray) -> None:
         self._codes = codes
 
-    def _change(self, slots: np.ndarray, bits: np.ndarray) -> None:
-        slots, at = np.unique(slots, return_index=True)
-        bits, old = bits[at], self._bits[slots]
+    def _change(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        slots = np.unique(slots)
+        bits, old = bits_of(priorities[slots]), self._bits[slots]
         self._bits[slots] = bits
         is_known = old >= 0
         dead = self._codes.searchsorted(codes_of(old[is_known], slots[is_known]))
@@ -110,35 +112,35 @@ class RankBlocks(RankIndex):
     def __reduce__(self) -> tuple[Any, ...]:
         return make_rank_index, ()  # empty: compiled objects cannot be pickled
 
-    def ranks_at(
-        self, points: np.ndarray, mass: np.ndarray, length: int, exponent: float
-    ) -> np.ndarray:
-        """As in :class:`RankIndex`."""
-        ranks = np.empty(len(points), np.int64)
-        self._functions.ranks_at(points, mass, length, 1 - exponent, ranks)
-        return ranks
-
-    def draw_at(
-        self, ranks: np.ndarray, random: np.ndarray
+    def draw(
+        self, random: np.ndarray, mass: np.ndarray, length: int, exponent: float
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """As in :class:`RankIndex`."""
-        ranks = np.ascontiguousarray(ranks, np.int64)
-        random = np.ascontiguousarray(random, np.float64)
-        found = np.empty((3, len(ranks)), np.int64)
-        self._ranks.draw(ranks, random, found)
+        found = np.empty((3, random.shape[1]), np.int64)
+        self._ranks.draw(random, mass, length, 1 - exponent, found)
         slots, first, end = found
         return slots, first, end
+
+    def ties(self, rank: int) -> tuple[int, int]:
+        """As in :class:`RankIndex`."""
+        return self._ranks.ties(rank)
 
     def _fill(self, codes: np.ndarray) -> None:
         self._ranks.fill(codes)
 
-    def _change(self, slots: np.ndarray, bits: np.ndarray) -> None:
-        self._ranks.update(self._bits, slots, bits)
+    def _change(self, slots: np.ndarray, priorities: np.ndarray) -> None:
+        self._ranks.update(self._bits, slots, priorities)
+
+
+@cache
+def compiled_functions() -> Any:
+    """The extension module of :mod:`torchrl_vmfer.compiled`; ``None`` if it was not built."""
+    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
+
+    return functions()
 
 
 def make_rank_index() -> RankIndex:
     """Makes an index that uses the extension module if it was built."""
-    from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
-
-    extension = functions()
+    extension = compiled_functions()
     return RankIndex() if extension is None else RankBlocks(extension)
