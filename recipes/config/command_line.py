@@ -119,7 +119,8 @@ def read_folder_and_options(
 ) -> tuple[Path, _Config]:
     """Reads the command line of a program with a folder and a few options, without Hydra."""
     words = [each for each in arguments if not each.startswith("-")]
-    folders = [each for each in words if "=" not in each] or words[:1]
+    names = {key.name for key in describe(config)}  # as in `video true`, for a better message
+    folders = [each for each in words if "=" not in each and each not in names] or words[:1]
     options = read_options(usage, [each for each in arguments if each not in folders], config)
     if len(folders) != 1:
         known = " ".join(f"[{key.name}={written(key.default)}]" for key in describe(config))

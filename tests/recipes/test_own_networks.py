@@ -145,7 +145,7 @@ def test_the_policy_of_a_custom_network_requires_its_module(straight_run, monkey
         (["network=my_networks.Branching"], "torch.vmap"),
         (["network=my_networks.Random"], "other than those of nn.Dropout"),
         (["network=my_networks.Gated", "layer_norm=true"], "no effect on network=my_networks"),
-        (["network_kwargs.width=3"], "for your own network"),
+        (["network_kwargs.width=3"], "has no effect on network=mlp"),
         (["activation=sine"], "activation must be relu"),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_crashed_run_resumes_exactly_even_if_its_source_has_changed(
         (["dataset=null"], "td3_bc learns from a dataset: set dataset= to a run directory"),
         (["init_random_frames=60"], "init_random_frames=60 has no effect on td3_bc"),
         (["collector=processes"], "collector=processes has no effect on td3_bc"),
-        (["env.normalize_observations=true"], "use normalize=true"),
+        (["env.normalize_observations=true"], "which has normalize= instead"),
         (["replay=her"], "replay=her requires whole episodes"),
         (["env=Hopper-v4"], "InvertedPendulum-v4 there, Hopper-v4 here"),
         (["dataset=no/such/run"], "dataset=no/such/run is not a dataset: give a run directory"),

@@ -70,7 +70,9 @@ class CompiledUpdates:
     Examples:
         >>> from tensordict import TensorDict
         >>> from tensordict.nn import TensorDictModule
+        >>> from torch.optim import Adam
         >>> from torchrl.modules import MLP, ValueOperator
+        >>> from torchrl.objectives import SoftUpdate
         >>> from torchrl_vmfer import VMFTD3Loss
         >>> _ = torch.set_num_threads(1)
         >>> relu = torch.nn.ReLU

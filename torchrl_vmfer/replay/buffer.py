@@ -66,6 +66,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             ``sample_unit`` and ``consume_after_n_samples`` are not supported.
 
     Examples:
+        >>> from tensordict import TensorDict
         >>> from torchrl.data import LazyTensorStorage
         >>> buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(1000), batch_size=4)
         >>> data = {"observation": torch.randn(10, 3), "action": torch.randn(10, 2)}
