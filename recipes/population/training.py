@@ -77,16 +77,6 @@ def _reported(cfg: Any, error: Exception) -> Exception:
     return error
 
 
-class _Bar(Progress):
-    """The progress of a population, in steps of all members."""
-
-    members = 0
-
-    def facts(self) -> list[str]:
-        """What is shown besides the steps."""
-        return [f"{self.members} members", *super().facts()]
-
-
 class Population:
     """Members that take their steps together.
 
@@ -146,8 +136,7 @@ class Population:
             f"{cfg.total_frames:,} steps each, the first in {cfg.run_dir}.",
             file=sys.stderr,
         )
-        bar = _Bar(done, total, at_random)
-        with bar:
+        with Progress(done, total, at_random) as bar:
             while True:
                 going = [i for i, member in enumerate(members) if member.step is not None]
                 if not going:
@@ -155,7 +144,7 @@ class Population:
                 step = min(members[i].step or 0 for i in going)
                 # Members that resumed from an earlier step catch up.
                 self.take(step, [i for i in going if members[i].step == step])
-                bar.members = len(going)
+                bar.note = f"{len(going)} members"
                 bar.advance(sum((m.step or cfg.total_frames + 1) - 1 for m in members))
 
     def take(self, step: int, chosen: list[int]) -> None:

@@ -68,7 +68,7 @@ class Progress(tqdm):
         # A failed run of a sweep may leave its bar open: Hydra keeps the exception and its frames.
         if Progress._newest is not None:
             Progress._newest.close()
-        self._random_steps, self._result = random_steps, ""
+        self._random_steps, self.note = random_steps, ""  # the note is shown beside the steps
         stream = sys.stderr if stream is None else stream
         self._is_bar = stream.isatty()
         how: dict[str, Any] = {"bar_format": _LINE, "mininterval": seconds, "delay": seconds}
@@ -90,17 +90,17 @@ class Progress(tqdm):
 
     def advance(self, step: int) -> None:
         """Reports that a step is done."""
-        self.postfix = "random actions" if step <= self._random_steps else self._result
+        self.postfix = "random actions" if step <= self._random_steps else self.note
         self.update(step - self.n)
 
     def evaluate(self, episode: int, episodes: int) -> None:
         """Reports which episode of an evaluation is played, from 1; 0 after the last."""
-        text = f"evaluating {episode}/{episodes}" if episode else self._result
+        text = f"evaluating {episode}/{episodes}" if episode else self.note
         self.set_postfix_str(text, refresh=self._is_bar)
 
     def show(self, result: Evaluation) -> None:
         """Shows the result of an evaluation until the next one."""
-        self._result = f"return {result.return_mean:.1f}"
+        self.note = f"return {result.return_mean:.1f}"
         if result.success_rate is not None:
-            self._result += f", success {result.success_rate:.2f}"
-        self.set_postfix_str(self._result, refresh=self._is_bar)
+            self.note += f", success {result.success_rate:.2f}"
+        self.set_postfix_str(self.note, refresh=self._is_bar)
