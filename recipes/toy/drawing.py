@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from matplotlib.colors import Normalize
@@ -14,19 +14,16 @@ from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 from vmfer_recipes.toy.agents import OPTIMAL_ACTION, FixedCritics, action_grid
 from vmfer_recipes.toy.record import ANGLE_EDGES, WAYS, Record, angle, mean_interval
 
-if TYPE_CHECKING:
-    from vmfer_recipes.shooting import ShootingConfig
-
 _CRITICS = {"$Q_1$": ORANGE, "$Q_2$": SKY}
 _COLORS = dict(zip(WAYS, (GRAY, VERMILION, BLUE), strict=True))
 _SHADING: Any = {"cmap": "Greys", "norm": Normalize(0, 180)}
 _SCALE: Any = {"ticks": range(0, 181, 45), "label": "angle between gradients (°)"}
 
 
-def draw(record: Record, cfg: ShootingConfig, run_dir: Path) -> list[Path]:
+def draw(record: Record, example_noise: float, run_dir: Path) -> list[Path]:
     """Draws the four pictures and returns their paths."""
     figures = {
-        "simple_example": _example(cfg.example_noise, cfg.first_seed),
+        "simple_example": _example(example_noise, record.seeds[0]),
         "angles": _angles(record),
         "rewards": _rewards(record),
         "trajectories": _trajectories(record),
