@@ -136,15 +136,13 @@ def _trajectories(record: Record) -> Figure:
             values = critic.values(everywhere)[:, 0].detach().view(2, *x.shape).numpy()
             for each, color in zip(values, _CRITICS.values(), strict=True):
                 axes.contour(x, y, each, levels=8, colors=color, linewidths=0.8, linestyles="solid")
-            axes.set_aspect("equal")
+            axes.set(aspect="equal", title=f"after {update} updates", xlabel="$a_1$")
             axes.plot(*OPTIMAL_ACTION, "*", label="best action $a^*$", **star)
             for way in WAYS if rows == 1 else WAYS[index : index + 1]:
                 path, color = actions[: update + 1, WAYS.index(way), 0], _COLORS[way]
                 name = way.capitalize()
                 axes.plot(*path.T, linewidth=2, color=color, label=name, path_effects=outline)
                 axes.plot(*path[-1], "o", color=color, markeredgecolor="white")
-            axes.set_title(f"after {update} updates")
-            axes.set_xlabel("$a_1$")
     for axes in panels[:, 0]:
         axes.set_ylabel("$a_2$")
     for name, color in _CRITICS.items():
