@@ -83,7 +83,7 @@ def main(cfg: ShootingConfig) -> None:
     except ImportError:
         print("No pictures: they need matplotlib (`pip install matplotlib`).")
     else:
-        paths += draw(record, cfg, run_dir)
+        paths += draw(record, cfg.example_noise, run_dir)
     for (way, measure), ends in record.differences().items():
         print(verdict(way, measure, ends))
     print(f"(mean over {cfg.seeds} seeds, 95 % bootstrap interval of the paired difference)")

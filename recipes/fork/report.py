@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,13 +38,9 @@ def write_report(plan: Plan) -> list[str]:
     notes = _notes(plan, results, comparisons)
     table = _table(plan, results, comparisons)
     pictures = _pictures(plan, comparisons) if comparisons else []
-    blocks: list[Block] = [
-        Text("h1", "Forks"),
-        Text("p", _question(plan)),
-        table,
-        Text("list", notes),
-    ]
-    blocks += [*pictures, Text("h2", "Checkpoint by checkpoint"), _checkpoint_table(plan, results)]
+    blocks: list[Block] = [Text("h1", "Forks"), Text("p", _question(plan)), table]
+    blocks += [Text("list", notes), *pictures, Text("h2", "Checkpoint by checkpoint")]
+    blocks.append(_checkpoint_table(plan, results))
     files = {
         "forks.csv": results.to_csv(index=False, lineterminator="\n").encode(),
         "forks.md": to_markdown(blocks, ".").encode(),
@@ -79,10 +75,8 @@ def _table(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison])
     columns = {"arm": "", "return after": "{:.1f}", "difference [95 %]": "", "better in": "{:.0%}"}
     columns |= {"pairs": "", "p": "{:.3f}", "p (Holm)": "{:.3f}"}
     name = plan.arms[0].name
-    reference = results["return_after"][results["arm"] == name]
-    rows: list[tuple[Any, ...]] = []
-    if len(reference):
-        rows = [(f"{name} (reference)", reference.mean(), *[None] * 5)]
+    after = results["return_after"][results["arm"] == name].mean()
+    rows: list[tuple[Any, ...]] = [(f"{name} (reference)", after, *[None] * 5)]
     for each in comparisons:
         tested = (each.wins, each.pairs, each.p, each.corrected_p)
         rows.append((each.arm, each.after, each.difference.shown("{:+.1f}", "–"), *tested))
@@ -105,13 +99,14 @@ def _notes(plan: Plan, results: pd.DataFrame, comparisons: Sequence[Comparison])
     if not comparisons:
         return [*notes, "No arm can be paired with the reference yet."]
     covers = max((each.covers for each in comparisons), key=len)
-    few = min(each.top_count for each in comparisons)
-    words = ", then ".join(f"{level}s" for level in covers)
-    note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
-    if not covers:
-        note = "There are no intervals: each arm has a single pair."
-    elif few < _FEW_UNITS:
-        note += f" Intervals over {counted(few, covers[0])} are too narrow to rely on."
+    note = "There are no intervals: each arm has a single pair."
+    if covers:
+        words = ", then ".join(f"{level}s" for level in covers)
+        note = f"Intervals: hierarchical bootstrap over {words} (95 % percentiles)."
+        top = next(iter(covers))
+        few = min(each.covers.get(top, 1) for each in comparisons)
+        if few < _FEW_UNITS:
+            note += f" Intervals over {counted(few, top)} are too narrow to rely on."
     notes.append(note)
     if seeds == 1:
         notes.append(
@@ -162,9 +157,8 @@ def forest_figure(comparisons: Sequence[Comparison], reference: str) -> Figure:
     for y, each in enumerate(comparisons):
         color = VERMILION if each.difference.value < 0 else BLUE
         fill = color if each.corrected_p < LEVEL else "white"
-        draw_estimate(
-            axes, each.difference, y, {"color": color, "marker": "o", "markerfacecolor": fill}
-        )
+        look = {"color": color, "marker": "o", "markerfacecolor": fill}
+        draw_estimate(axes, each.difference, y, look)
         axes.text(1.02, y, f"p (Holm) = {each.corrected_p:.3f}, n = {each.pairs}", **beside)
     axes.set_yticks(range(len(comparisons)), [each.arm for each in comparisons])
     axes.set_ylim(len(comparisons) - 0.4, -0.6)
@@ -185,6 +179,7 @@ def dose_figure(
     if reference in doses:
         line.append((doses[reference], 0.0))
         axes.plot(doses[reference], 0, "D", color=GRAY, label=f"{reference} (reference)", zorder=4)
+        axes.legend()
     axes.plot(*zip(*sorted(line), strict=True), color=BLUE, linewidth=1.2, alpha=0.6)
     for dose, (value, low, high) in points:
         axes.plot([dose, dose], [low, high], color=BLUE, linewidth=2.2)
@@ -195,8 +190,6 @@ def dose_figure(
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylabel(f"difference in return from {reference}")
-    if reference in doses:
-        axes.legend()
     axes.set_xlabel("power β of the factor, P ∝ p^β (0: uniform, 1: the paper)")
     axes.grid()
     return figure
@@ -215,15 +208,14 @@ def _read_results(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """An arm compared with the reference, over the forks that both have finished."""
 
     arm: str
     after: float  # the mean return after the fork
     difference: Estimate  # the mean difference from the reference
-    covers: list[str]  # the levels with several units, over which its interval is computed
-    top_count: int  # the number of units of the highest of these
+    covers: dict[str, int]  # the levels with several units, which its interval covers: how many
     wins: float  # the fraction of pairs in which the arm is better; a tie counts half
     pairs: int
     units: str  # what a sign-flip test flips: seeds, checkpoints or draws
@@ -246,8 +238,9 @@ def compare(results: pd.DataFrame, arms: Sequence[str]) -> list[Comparison]:
         mine, other = after[arm].align(reference, join="inner")
         if len(mine):
             comparisons.append(_compared(arm, float(mine.mean()), mine - other))
-    corrected = holm([each.p for each in comparisons])
-    return [replace(c, corrected_p=p) for c, p in zip(comparisons, corrected, strict=True)]
+    for each, corrected in zip(comparisons, holm([c.p for c in comparisons]), strict=True):
+        each.corrected_p = corrected
+    return comparisons
 
 
 def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
@@ -258,19 +251,13 @@ def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
     enough = [name for name, values in levels.items() if len(values) >= _ENOUGH_UNITS]
     units = [*enough, "draw"][0]
     most = (len(checkpoints), checkpoints.size().max(), draws.size().max())
-    # A level with a single unit has no spread, so the interval starts below it.
-    nested: Any = [
-        [draws.to_numpy() for _, draws in of_seed.groupby("at")]
-        for _, of_seed in differences.groupby("seed")
-    ]
-    while len(nested) == 1 and isinstance(nested, list):
-        nested = nested[0]
+    # A single pair has no interval.
+    interval = hierarchical_interval(differences) if len(differences) > 1 else []
     return Comparison(
         arm=arm,
         after=after,
-        difference=Estimate(float(checkpoints.mean().mean()), *hierarchical_interval(nested)),
-        covers=[name for name, count in zip(levels, most, strict=True) if count > 1],
-        top_count=len(nested),
+        difference=Estimate(float(checkpoints.mean().mean()), *interval),
+        covers={name: count for name, count in zip(levels, most, strict=True) if count > 1},
         wins=float((differences > 0).mean() + 0.5 * (differences == 0).mean()),
         pairs=len(differences),
         units=units,
@@ -279,29 +266,29 @@ def _compared(arm: str, after: float, differences: pd.Series) -> Comparison:
     )
 
 
-def hierarchical_interval(values: Any, repetitions: int = 10_000) -> list[float]:
-    """The 95 % percentile interval of the mean of nested values; NaN for a single value.
+def hierarchical_interval(values: pd.Series, repetitions: int = 10_000) -> list[float]:
+    """The 95 % percentile interval of the mean of values by ``seed``, ``at`` and draw.
 
     The draws of a checkpoint are averaged, then the checkpoints of a seed, then the seeds, so that
     every seed has the same weight. The bootstrap resamples seeds, then the checkpoints within each
     of them, then the draws within each of these.
-
-    Values are a list of seeds, each a list of checkpoints, each an array of draws. Any other depth
-    works as well; an array is the lowest level.
     """
-    if len(values) < 2:
-        return [math.nan, math.nan]
-    resampled = _resampled_means(values, repetitions, np.random.default_rng(0))
+    generator = np.random.default_rng(0)
+    resampled = _resampled_means(values, ["seed", "at"], repetitions, generator)
     return np.percentile(resampled, [2.5, 97.5]).tolist()
 
 
-def _resampled_means(values: Any, count: int, generator: np.random.Generator) -> np.ndarray:
-    """The means of ``count`` independent bootstrap samples of a level and of those below."""
-    chosen = generator.integers(len(values), size=(count, len(values)))
-    if isinstance(values, np.ndarray):
-        return values[chosen].mean(1)
+def _resampled_means(
+    values: pd.Series, levels: list[str], count: int, generator: np.random.Generator
+) -> np.ndarray:
+    """The means of ``count`` independent bootstrap samples of the levels and of the draws."""
+    parts = [part for _, part in values.groupby(levels[0])] if levels else []
+    number = len(parts or values)
+    chosen = generator.integers(number, size=(count, number))
+    if not levels:
+        return values.to_numpy()[chosen].mean(1)
     drawn = np.empty(chosen.shape)
-    for number, part in enumerate(values):
-        places = chosen == number  # a part that is chosen twice is resampled twice
-        drawn[places] = _resampled_means(part, int(places.sum()), generator)
+    for i, part in enumerate(parts):
+        places = chosen == i  # a part that is chosen twice is resampled twice
+        drawn[places] = _resampled_means(part, levels[1:], int(places.sum()), generator)
     return drawn.mean(1)

@@ -49,7 +49,7 @@ def run_forks(plan: Plan) -> list[UserError]:
         the errors of forks that failed, such as one whose networks diverged.
     """
     failures, elsewhere = [], []
-    moments = [moment for moment in plan.moments if _is_waiting(moment)]
+    moments = [each for each in plan.moments if not all(fork.is_finished for fork in each.forks)]
     for moment in moments:  # all of them, before anything is written
         load_source(moment.source)
     total = len(plan.forks)
@@ -80,10 +80,6 @@ def run_forks(plan: Plan) -> list[UserError]:
             file=sys.stderr,
         )
     return failures
-
-
-def _is_waiting(moment: Moment) -> bool:
-    return not moment.record.exists() or not all(fork.is_finished for fork in moment.forks)
 
 
 def _write_record(moment: Moment, checkpoint: dict[str, Any]) -> None:

@@ -86,10 +86,9 @@ def _directories(runs: list[str]) -> list[Path]:
         raise UserError("run=[] names no run: give run directories, such as run=[runs/a,runs/b].")
     directories = []
     for run in runs:
-        is_pattern = glob.has_magic(run) and not Path(run).exists()
-        matching = sorted(glob.glob(run)) if is_pattern else [run]
+        matching = [run] if Path(run).exists() else sorted(glob.glob(run))
         if not matching:
-            raise UserError(f"run={run} matches no directory: check the pattern.")
+            raise UserError(f"run={run} matches no directory: check the path or the pattern.")
         directories += [Path(match) for match in matching]
     return directories
 

@@ -145,7 +145,7 @@ def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict
     components = {name: part for name, part in agent.components().items() if name != "policy"}
     # Copied, because optimizers and environments keep the tensors that they are given.
     parts = dict(checkpoint["parts"])
-    replay = parts.pop("replay", {})  # which a buffer copies
+    replay = parts.pop("replay")  # which a buffer copies
     parts = copy.deepcopy(parts)
     parts["replay"] = {
         **replay,
@@ -189,11 +189,9 @@ def _report_transitions(buffer: ActorCriticReplayBuffer) -> None:
 
     A new sampler then knows the same slots, in the same order, as one that saw all writes.
     """
-    count = len(buffer)
-    if count:
-        slots = torch.arange(count).roll(-(buffer.write_count % count))
-        buffer.actor_sampler.mark_update(slots, storage=buffer.storage)
-        buffer.actor_sampler.extend(slots)
+    slots = torch.arange(len(buffer)).roll(-(buffer.write_count % len(buffer)))
+    buffer.actor_sampler.mark_update(slots, storage=buffer.storage)
+    buffer.actor_sampler.extend(slots)
 
 
 def _score_buffer(agent: Agent, cfg: TrainingConfig) -> None:

@@ -24,7 +24,7 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.saved import read_run
 from vmfer_recipes.environments.make import Environment
 from vmfer_recipes.offline.minari import MinariFiles
-from vmfer_recipes.run.checkpoints import Checkpoints, UnreadableError
+from vmfer_recipes.run.checkpoints import Checkpoints
 
 # Actions that exceed their bounds of ±1 by less than this are rounding errors.
 _TOLERANCE = 1e-4
@@ -77,12 +77,7 @@ def _columns_of_run(run_dir: Path, cfg: EnvConfig) -> dict[Any, Tensor]:
     _, env = read_run(run_dir)
     recorded = {key: getattr(env, key) for key in ("name", "backend", "kwargs", "wrappers")}
     _check_environment(recorded, cfg, str(run_dir))
-    try:
-        state = Checkpoints(run_dir / "checkpoint").load()
-    except UnreadableError as error:
-        raise UserError(
-            f"No checkpoint in {run_dir} can be read: try again, or choose another dataset."
-        ) from error
+    state = Checkpoints(run_dir / "checkpoint").load()
     if state is None:
         is_finished = (run_dir / "finished").exists()
         cure = "train it again with keep_checkpoint=true" if is_finished else "train it longer"

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
+from matplotlib.figure import Figure
 
 from vmfer_recipes.report.inference import Estimate
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Value = str | int | float | Estimate | None
 
@@ -105,9 +103,7 @@ def _shown(value: Value, pattern: str) -> str:
 
 def _plain(text: str) -> str:
     """Keeps names of files and methods from being read as Markdown or HTML."""
-    for mark in "\\`*_{}[]<>|":
-        text = text.replace(mark, f"\\{mark}")
-    return " ".join(text.split())
+    return re.sub(r"[\\`*_{}\[\]<>|]", r"\\\g<0>", " ".join(text.split()))
 
 
 _TEMPLATES = Environment(

@@ -153,7 +153,8 @@ def improvement_figures(study: Study) -> Iterator[Picture]:
             if row.improvement is not None:
                 draw_estimate(left, row.improvement, y, look)
             draw_estimate(right, row.probability, y, look)
-            right.text(1.06, y, _count_seeds(row), va="center", fontsize=9.5, color=GRAY)
+            counts = " : ".join(map(str, row.seed_counts))
+            right.text(1.06, y, counts, va="center", fontsize=9.5, color=GRAY)
             if row.paper is not None:
                 left.plot(row.paper, y, marker="*", markersize=13, color=color, mfc="white")
         right.text(1.06, -0.85, "n : n of the baseline", va="bottom", fontsize=9.5, color=GRAY)
@@ -194,12 +195,6 @@ def _rows(study: Study, family: str) -> dict[str, list[Result]]:
         if study.baseline.family(result.method) == family:
             rows[result.place.replace(", ", "\n", 1)].append(result)
     return rows
-
-
-def _count_seeds(result: Result) -> str:
-    """The seeds of the method and of the baseline, on every task."""
-    numbers = zip(*result.seeds, strict=True)
-    return " : ".join("–".join(map(str, sorted({min(n), max(n)}))) for n in numbers)
 
 
 def draw_estimate(axes: Axes, estimate: Estimate, y: float, look: dict[str, str]) -> None:

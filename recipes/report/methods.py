@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
@@ -29,8 +28,8 @@ Settings = tuple[tuple[str, str], ...]
 
 
 def frozen(settings: dict[str, Any]) -> Settings:
-    """Settings as something that can be compared and hashed."""
-    return tuple(sorted((key, repr(value)) for key, value in settings.items()))
+    """Settings as on the command line, which can be compared and hashed."""
+    return tuple(sorted((key, written(value)) for key, value in settings.items()))
 
 
 @dataclass(frozen=True, order=True)
@@ -67,7 +66,7 @@ class Method:
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """The settings by key, as Python writes them."""
+        """The settings by key, as on the command line."""
         return dict(self.settings)
 
     @property
@@ -115,7 +114,7 @@ def label_methods(cells: Collection[tuple[Task, Method]], named: set[str]) -> di
         peers = [other for other in labels if other.algorithm == method.algorithm]
         varying = {key for key in named if len({peer.values.get(key) for peer in peers}) > 1}
         for key in sorted(told[method.family, method.sampler] | varying):
-            value = method.values.get(key, "unset").strip("'")
+            value = method.values.get(key, "unset")
             labels[method] += f", {key.removeprefix('sampler.')}={value}"
     return labels
 
@@ -147,7 +146,7 @@ class Baseline:
 
     @cached_property
     def wanted(self) -> dict[str, str]:
-        """The values of the baseline by dotted key, as written."""
+        """The values of the baseline by dotted key."""
         if "=" not in self.text:
             return {"sampler.name": self.text.strip()}
         # A comma also separates the items of a list.
@@ -157,7 +156,7 @@ class Baseline:
                 f"baseline={self.text} cannot be parsed: write the name of a sampler, or pairs "
                 "such as baseline=replay=per,sampler=fresh."
             )
-        wanted = {name.strip(): value.strip() for name, _, value in pairs}
+        wanted = {name.strip(): _normal(value.strip()) for name, _, value in pairs}
         return {f"{key}.name" if key in _SHORT else key: v for key, v in wanted.items()}
 
     @property
@@ -175,8 +174,7 @@ class Baseline:
 
     def matches(self, method: Method) -> bool:
         """Whether a method has the settings of the baseline."""
-        found = method.values
-        return all(key in found and _is_equal(found[key], v) for key, v in self.wanted.items())
+        return self.wanted.items() <= method.values.items()
 
     def family(self, method: Method) -> str:
         """What a method shares with its baseline, by name: ``td3/uniform`` or ``td3``."""
@@ -194,28 +192,19 @@ class Baseline:
         return self.family(method), not self.matches(method), replay, method.sampler, settings
 
     def check(self, cells: Collection[tuple[Task, Method]]) -> None:
-        """Raises an error unless the settings select one baseline for each method."""
+        """Raises an error if no method has the settings."""
         known = {key for _, method in cells for key in method.values} | {*_SHORT}
         for key in self.wanted:
             if key not in known:
                 raise UserError(
                     f"No run has the key {key} of baseline={self.text}. {did_you_mean(key, known)}"
                 )
-        alike = defaultdict(set)
-        for task, method in cells:
-            if self.matches(method):
-                fixed = tuple(s for s in method.settings if s[0].split(".")[0] not in self._free)
-                alike[task, fixed].add((task, method))
-        if not alike and not self.is_default:
+        if not self.is_default and not any(self.matches(method) for _, method in cells):
             raise UserError(f"No run matches baseline={self.text}: there are {_listed(cells)}.")
-        for twins in alike.values():
-            if len(twins) > 1:
-                raise UserError(
-                    f"Several settings match baseline={self.text}: {_listed(twins)}. Write one of "
-                    "them after baseline=."
-                )
 
-    def of(self, method: Method, candidates: Iterable[Method]) -> tuple[Method | None, str]:
+    def of(
+        self, method: Method, task: Task, candidates: Iterable[Method]
+    ) -> tuple[Method | None, str]:
         """The baseline of a method, if there is one, and how it differs, or why there is none."""
 
         def distance(other: Method) -> tuple[bool, int, Method]:
@@ -232,6 +221,12 @@ class Baseline:
         told = ", ".join(f"{key}={nearest.values.get(key, 'unset')}" for key in keys)
         if too_far:
             return None, f"the nearest run with {self} has other hyperparameters: {told}"
+        alike = [(task, other) for other in matching if not self.differing(nearest, other)]
+        if len(alike) > 1:
+            raise UserError(
+                f"Several settings match baseline={self.text}: {_listed(alike)}. Write one of "
+                "them after baseline=."
+            )
         return nearest, told
 
 
@@ -242,12 +237,12 @@ def _ignores_extra_critics(method: Method, baseline: Method) -> bool:
     return baseline.algorithm in _TWO_CRITICS_COUNT and fewest >= 2 and uses_none
 
 
-def _is_equal(setting: str, text: str) -> bool:
-    """Whether a setting, as Python writes it, has a value, as written on the command line."""
+def _normal(text: str) -> str:
+    """A value that the user wrote, as it is written in settings."""
     try:
-        return float(setting) == float(text)
+        return written(float(text))
     except ValueError:
-        return written(ast.literal_eval(setting)) == text.replace(", ", ",")
+        return text.replace(", ", ",")
 
 
 def _by_size(value: str) -> tuple[int, float, str]:
@@ -266,6 +261,5 @@ def _listed(cells: Collection[tuple[Task, Method]]) -> str:
     for method in methods:
         keys = ["replay.name"] * has_replays + ["sampler.name"]
         keys += sorted(told[method.family, method.sampler] & method.values.keys())
-        pairs = (f"{k.removesuffix('.name')}={method.values[k].strip(chr(39))}" for k in keys)
-        names.add(",".join(pairs))
+        names.add(",".join(f"{k.removesuffix('.name')}={method.values[k]}" for k in keys))
     return "; ".join([*sorted(names)[:_MOST_LISTED], *["..."] * (len(names) > _MOST_LISTED)])

@@ -84,6 +84,12 @@ class Result:
     verdict: str
     paper: float | None = None  # the improvement in the paper
 
+    @property
+    def seed_counts(self) -> list[int | str]:
+        """The seeds of the method and of the baseline; ranges if tasks have different numbers."""
+        ranges = [(min(counts), max(counts)) for counts in zip(*self.seeds, strict=True)]
+        return [low if low == high else f"{low}–{high}" for low, high in ranges]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Result):
@@ -136,11 +142,8 @@ class Study:
         return [average for average in self.averages if len(average.comparisons) > 1]
 
 
-def make_study(
-    runs: Sequence[Run], left_out: Sequence[LeftOut], baseline: Baseline | None = None
-) -> Study:
-    """Computes everything that a report shows; the default baseline is ``sampler=uniform``."""
-    baseline = baseline or Baseline()
+def make_study(runs: Sequence[Run], left_out: Sequence[LeftOut], baseline: Baseline) -> Study:
+    """Computes everything that a report shows."""
     groups: dict[tuple[Task, Method], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.task, run.method].append(run)
@@ -165,12 +168,11 @@ def make_study(
 
 def _make_cell(study: Study, task: Task, method: Method, runs: list[Run]) -> Cell:
     finished = [run for run in runs if run.finished]
-    if finished:
-        for run in runs:
-            if not run.finished:
-                end = f"{run.steps[-1]:,.0f} of {task.total_frames:,}"
-                study.left_out.append(LeftOut(run.path, f"unfinished: evaluated to step {end}"))
-    else:
+    for run in runs:
+        if finished and not run.finished:
+            end = f"{run.steps[-1]:,.0f} of {task.total_frames:,}"
+            study.left_out.append(LeftOut(run.path, f"unfinished: evaluated to step {end}"))
+    if not finished:
         study.notes.append(
             f"{study.task_labels[task]}: no run of {study.method_labels[method]} is finished "
             f"({len(runs)} started). Its curve ends at the last step that all of them have "
@@ -188,7 +190,7 @@ def _compare_on_task(study: Study, task: Task) -> None:
         if study.baseline.matches(method):
             continue
         others = [m for m, other in complete.items() if other.score_name == cell.score_name]
-        found, note = study.baseline.of(method, others)
+        found, note = study.baseline.of(method, task, others)
         if found is None:
             where, label = study.label(cell)
             study.notes.append(f"{where}: {label} has no comparison: {note}.")
@@ -199,8 +201,8 @@ def _compare_on_task(study: Study, task: Task) -> None:
     corrected = holm(p_values)
     # A corrected p-value increases with every p-value, so the lowest ones give its lowest value.
     best = holm([inference.best_possible_p((len(x), len(y))) for x, y, _ in tested])
-    for i, (cell, other, note) in enumerate(pairs):
-        x, y, is_ratio = tested[i]
+    found_for = zip(pairs, tested, p_values, corrected, best, strict=True)
+    for (cell, other, note), (x, y, is_ratio), p_value, corrected_p, best_p in found_for:
         level = LEVEL / len(pairs)  # the threshold of Holm's first step
         detectable = inference.smallest_detectable_difference(x, y, level)
         mine, theirs = _paired_by_seed(cell, other)
@@ -208,7 +210,7 @@ def _compare_on_task(study: Study, task: Task) -> None:
             Comparison(
                 **_effects([(cell, other)]),
                 place=study.task_labels[task],
-                verdict=_verdict(best[i], corrected[i] < LEVEL, bool(x.mean() > y.mean())),
+                verdict=_verdict(best_p, corrected_p < LEVEL, bool(x.mean() > y.mean())),
                 cell=cell,
                 baseline=other,
                 note=note,
@@ -216,9 +218,9 @@ def _compare_on_task(study: Study, task: Task) -> None:
                 pairs=len(mine),
                 paired_p=inference.sign_flip_p(mine - theirs) if len(mine) else math.nan,
                 is_ratio=is_ratio,
-                p_value=p_values[i],
-                corrected_p=corrected[i],
-                best_p=best[i],
+                p_value=p_value,
+                corrected_p=corrected_p,
+                best_p=best_p,
                 detectable=math.exp(detectable) if is_ratio else detectable,
             )
         )
@@ -302,16 +304,8 @@ def _average_over_tasks(study: Study) -> None:
         paper = PAPER["improvement"]["columns"].get(method.family, {}).get(method.sampler)
         if paper and not (is_papers and study.baseline.is_default and method.is_default):
             paper = None
-        study.averages.append(
-            Average(
-                **effects,
-                place=place,
-                verdict=verdict,
-                paper=paper,
-                comparisons=members,
-                tasks=tasks,
-            )
-        )
+        shown = {"place": place, "verdict": verdict, "paper": paper, "tasks": tasks}
+        study.averages.append(Average(**effects, **shown, comparisons=members))
 
 
 def _note_missing_cells(study: Study) -> None:

@@ -88,7 +88,7 @@ def comparison_table(study: Study) -> Table:
     rows = [
         (
             *study.label(each.cell),
-            *each.seeds[0],
+            *each.seed_counts,
             *(each.improvement, each.final_improvement, each.probability),
             *(each.pairs, each.paired, each.paired_p),
             "AUC of the " + each.cell.score_name.replace("_", " "),
@@ -119,25 +119,20 @@ def average_table(study: Study) -> Table:
     columns = {"method": "", "tasks": "", "seeds per task": "", "baseline seeds": ""}
     columns |= {**_EFFECTS, "verdict": ""}
     caption = _caption("average_improvement")
+    if has_paper := any(each.paper for each in study.averages):
+        columns |= {"paper, % of baseline": "{:.2f}"}
+        caption += f" {_caption('paper')}"
     rows: _Rows = [
         (
             study.method_labels[each.method],
             each.tasks,
-            *map(_range, zip(*each.seeds, strict=True)),
+            *each.seed_counts,
             *(each.improvement, each.final_improvement, each.probability, each.verdict),
+            *[each.paper] * has_paper,
         )
         for each in study.averages
     ]
-    if any(each.paper is not None for each in study.averages):
-        columns |= {"paper, % of baseline": "{:.2f}"}
-        caption += f" {_caption('paper')}"
-        rows = [(*row, each.paper) for row, each in zip(rows, study.averages, strict=True)]
     return Table("average_improvement", caption, columns, rows)
-
-
-def _range(counts: Iterable[int]) -> Value:
-    found = sorted({*counts})
-    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
 def speed_table(study: Study) -> Table:

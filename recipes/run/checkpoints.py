@@ -42,10 +42,6 @@ class Part:
     load_state_dict: Callable[[Any], Any]
 
 
-class UnreadableError(UserError):
-    """Raised if there are checkpoints, but none can be read."""
-
-
 class MismatchError(Exception):
     """Raised if the state of a component does not fit it."""
 
@@ -171,8 +167,8 @@ class Checkpoints:
             self._segments.names = state.get("segments", [])
             return state
         if files:
-            raise UnreadableError(
-                f"No checkpoint in {self._folder} can be read: delete the run directory to restart "
-                "from step 0, or restore a backup."
+            raise UserError(
+                f"No checkpoint in {self._folder} can be read: restore a backup, or delete the run "
+                "directory to restart from step 0."
             )
         return None

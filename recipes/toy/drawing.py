@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from matplotlib.colors import Normalize
@@ -14,19 +14,16 @@ from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, SKY, VERMILION
 from vmfer_recipes.toy.agents import OPTIMAL_ACTION, FixedCritics, action_grid
 from vmfer_recipes.toy.record import ANGLE_EDGES, WAYS, Record, angle, mean_interval
 
-if TYPE_CHECKING:
-    from vmfer_recipes.shooting import ShootingConfig
-
 _CRITICS = {"$Q_1$": ORANGE, "$Q_2$": SKY}
 _COLORS = dict(zip(WAYS, (GRAY, VERMILION, BLUE), strict=True))
 _SHADING: Any = {"cmap": "Greys", "norm": Normalize(0, 180)}
 _SCALE: Any = {"ticks": range(0, 181, 45), "label": "angle between gradients (°)"}
 
 
-def draw(record: Record, cfg: ShootingConfig, run_dir: Path) -> list[Path]:
+def draw(record: Record, example_noise: float, run_dir: Path) -> list[Path]:
     """Draws the four pictures and returns their paths."""
     figures = {
-        "simple_example": _example(cfg.example_noise, cfg.first_seed),
+        "simple_example": _example(example_noise, record.seeds[0]),
         "angles": _angles(record),
         "rewards": _rewards(record),
         "trajectories": _trajectories(record),
@@ -139,15 +136,13 @@ def _trajectories(record: Record) -> Figure:
             values = critic.values(everywhere)[:, 0].detach().view(2, *x.shape).numpy()
             for each, color in zip(values, _CRITICS.values(), strict=True):
                 axes.contour(x, y, each, levels=8, colors=color, linewidths=0.8, linestyles="solid")
-            axes.set_aspect("equal")
+            axes.set(aspect="equal", title=f"after {update} updates", xlabel="$a_1$")
             axes.plot(*OPTIMAL_ACTION, "*", label="best action $a^*$", **star)
             for way in WAYS if rows == 1 else WAYS[index : index + 1]:
                 path, color = actions[: update + 1, WAYS.index(way), 0], _COLORS[way]
                 name = way.capitalize()
                 axes.plot(*path.T, linewidth=2, color=color, label=name, path_effects=outline)
                 axes.plot(*path[-1], "o", color=color, markeredgecolor="white")
-            axes.set_title(f"after {update} updates")
-            axes.set_xlabel("$a_1$")
     for axes in panels[:, 0]:
         axes.set_ylabel("$a_2$")
     for name, color in _CRITICS.items():

@@ -14,6 +14,12 @@ class Recorded(SimpleNamespace):
     """A dataset of Minari, with the transitions that went into it: (s, a, s', r, d, truncated)."""
 
 
+def _stacked(values):
+    if isinstance(values[0], dict):
+        return {key: _stacked([each[key] for each in values]) for key in values[0]}
+    return np.array(values)
+
+
 def record(root, name, dataset_id, limit, **metadata):
     """Plays six random episodes and stores them with the package minari.
 
@@ -42,13 +48,10 @@ def record(root, name, dataset_id, limit, **metadata):
             ):
                 values.append(value)
             observation, is_over = after, terminated or truncated
-        seen = episode[0]
-        if isinstance(seen[0], dict):
-            seen = {key: np.array([each[key] for each in seen]) for key in seen[0]}
         buffers.append(
             minari.data_collector.EpisodeBuffer(
                 id=None,
-                observations=seen,
+                observations=_stacked(episode[0]),
                 actions=np.array(episode[1]),
                 rewards=np.array(episode[2]),
                 terminations=np.array(episode[3]),

@@ -40,7 +40,7 @@ def test_every_seed_has_the_same_weight_in_the_difference():
     found = compared([[[1, 3], [4]], [[9]]])
     assert found.difference.value == np.mean([np.mean([2, 4]), 9])
     assert (found.pairs, found.wins) == (4, 1.0)
-    assert found.covers == ["seed", "checkpoint", "draw"]
+    assert found.covers == {"seed": 2, "checkpoint": 2, "draw": 2}
     assert found.difference.low <= 6 <= found.difference.high
 
 
@@ -51,6 +51,12 @@ def test_the_interval_is_that_of_a_plain_loop_over_seeds_checkpoints_and_draws()
         [generator.normal(3 * i, 1 + j, n) for j, n in enumerate(draws)]
         for i, draws in enumerate(sizes)
     ]
+    places = {
+        (i, j, k): value
+        for i, seed in enumerate(values)
+        for j, draws in enumerate(seed)
+        for k, value in enumerate(draws)
+    }
 
     def resample():
         of_seeds = []
@@ -64,16 +70,17 @@ def test_the_interval_is_that_of_a_plain_loop_over_seeds_checkpoints_and_draws()
         return np.mean(of_seeds)
 
     expected = np.percentile([resample() for _ in range(1000)], [2.5, 97.5])
-    assert hierarchical_interval(values) == pytest.approx(expected, abs=0.35)
+    found = hierarchical_interval(pd.Series(places).rename_axis(["seed", "at", "draw"]))
+    assert found == pytest.approx(expected, abs=0.35)
 
 
 def test_with_one_seed_the_interval_covers_what_is_below():
-    assert compared([[[1, 3], [4, 4]]]).covers == ["checkpoint", "draw"]
+    assert compared([[[1, 3], [4, 4]]]).covers == {"checkpoint": 2, "draw": 2}
     found = compared([[[1, 3, 5]]])
-    assert (found.covers, found.top_count) == (["draw"], 3)
+    assert found.covers == {"draw": 3}
     assert (found.difference.low, found.difference.high) == pytest.approx((1, 5), abs=0.5)
     found = compared([[[1]]])
-    assert found.covers == []
+    assert found.covers == {}
     assert np.isnan(found.difference.low)
 
 

@@ -17,7 +17,7 @@ from torchrl_vmfer import (
     VMFSampler,
 )
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.replay import action_distances, weighted_mean
+from vmfer_recipes.agent.replay import weighted_mean
 from vmfer_recipes.config.names import choices_of
 
 RECIPES = {"td3": td3, "sac": sac}
@@ -74,6 +74,7 @@ def gradient_norms(loss, rows):
         ("sac", "sampler=inverse_td", InverseTDSampler, td_errors),
         ("td3", "sampler=gradient_norm", GradientNormSampler, gradient_norms),
         ("td3", "replay=per", ActorCriticReplayBuffer, td_errors),
+        ("td3", "replay=lap", ActorCriticReplayBuffer, td_errors),
         ("sac", "replay=per", ActorCriticReplayBuffer, td_errors),
         ("sac", "replay=per_rank", ActorCriticReplayBuffer, td_errors),
     ],
@@ -153,16 +154,6 @@ class TestWeighted:
 
 
 class TestOnPolicy:
-    def test_distance_is_the_mean_squared_one_of_each_batch(self):
-        generator = np.random.default_rng(0)
-        stored, policy = generator.normal(size=(2, 5, 7, 3)).astype(np.float32)
-        expected = [
-            np.mean([np.linalg.norm(a - b) ** 2 for a, b in zip(*pair, strict=True)])
-            for pair in zip(stored, policy, strict=True)
-        ]
-        flat = [torch.from_numpy(each.reshape(35, 3)) for each in (stored, policy)]
-        np.testing.assert_allclose(action_distances(*flat, 5), expected, rtol=1e-5)
-
     @pytest.mark.parametrize("algorithm", ["td3", "sac"])
     def test_batch_is_the_candidate_closest_to_the_policy(self, algorithm, make_agent, monkeypatch):
         agent = make_agent(algorithm, "sampler=on_policy", "sampler.num_batches=4")
@@ -199,12 +190,3 @@ class TestLAP:
         expected = torch.nn.functional.huber_loss(error, torch.zeros_like(error), reduction="sum")
         found = agent.loss.critic_loss(batch)[0]
         torch.testing.assert_close(found, expected / len(batch), rtol=1e-4, atol=1e-5)
-
-    def test_priorities_are_the_td_errors_of_the_critics_batch(self, make_agent):
-        agent = make_agent("td3", "replay=lap", "replay.alpha=0.5", "sampler=uniform")
-        index = torch.arange(70)
-        td_error = torch.linspace(0, 9, 70)
-        agent.store_td_errors(agent.buffer[:].set("index", index), td_error)
-        weight = np.maximum(td_error.numpy().astype(float), 1) ** 0.5
-        found = agent.buffer.critic_sampler.probabilities()
-        np.testing.assert_allclose(found, weight / weight.sum(), rtol=1e-6)

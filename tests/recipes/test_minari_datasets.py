@@ -11,44 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+import helpers.environments  # noqa: F401  # registers the task
 from helpers.datasets import PENDULUM, environment, load
 from helpers.minari_data import record
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
-from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.offline.datasets import load_transitions
 from vmfer_recipes.offline.scores import reference_returns
 
 minari = pytest.importorskip("minari")
 h5py = pytest.importorskip("h5py")
 
-GOAL = "PointGoal-v0"
-
-
-class PointGoal(gym.Env):
-    """A task whose observations are dictionaries with goals."""
-
-    observation_space = gym.spaces.Dict(
-        {
-            "achieved_goal": gym.spaces.Box(-9, 9, (2,)),
-            "desired_goal": gym.spaces.Box(-9, 9, (2,)),
-            "observation": gym.spaces.Box(-9, 9, (3,)),
-        }
-    )
-    action_space = gym.spaces.Box(-1, 1, (1,))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-    def compute_reward(self, achieved, desired, info):
-        return np.zeros(len(achieved))
-
-
-gym.register(GOAL, PointGoal, max_episode_steps=4)
+GOAL = "Lever-v0"  # its observations are dictionaries of dictionaries
 
 
 @pytest.fixture(scope="module")
@@ -95,22 +69,22 @@ def test_a_data_set_is_found_by_its_id_and_by_its_folder(pendulum, monkeypatch):
 
 
 def test_observations_with_goals_are_concatenated_as_in_our_environment(tmp_path_factory):
-    spaces = {name: getattr(PointGoal, name) for name in ("observation_space", "action_space")}
+    env = environment(GOAL)
+    own, actions = env.own_observation_space, env.own_action_space
+    spaces = {"observation_space": own, "action_space": actions}
     data = record(tmp_path_factory.mktemp("minari"), GOAL, "test/goal-v0", 4, env=None, **spaces)
     transitions = load(data.folder, GOAL)
-    env = make_environment(EnvConfig(name=GOAL), seed=0)
-    own = env.own_observation_space.spaces
-    own = gym.spaces.Dict({key: own[key] for key in own if key != "achieved_goal"})
+    own = gym.spaces.Dict({key: own[key] for key in own.spaces if key != "achieved_goal"})
     for key, position in (("observation", 0), (("next", "observation"), 2)):
         flat = [
             gym.spaces.flatten(own, {key: each[position][key] for key in own.spaces})
             for each in data.transitions
         ]
-        np.testing.assert_array_equal(transitions[key].numpy(), np.array(flat))
-    with pytest.raises(UserError, match=r"\[24, 3\] .*needs \[24, 4\]"):
+        np.testing.assert_array_equal(transitions[key].numpy(), np.array(flat, np.float32))
+    with pytest.raises(UserError, match=r"\[24, 2\] .*needs \[24, 4\]"):
         load(data.folder)
     change_data(data.folder, lambda file: file["episode_2/observations"].pop("desired_goal"))
-    with pytest.raises(UserError, match="has the observations achieved_goal, observation, but"):
+    with pytest.raises(UserError, match=r"has the observations achieved_goal\.x, observation, but"):
         load(data.folder, GOAL)
 
 

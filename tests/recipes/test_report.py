@@ -16,6 +16,7 @@ from helpers.browser import CHROMIUM, REASON, view
 from helpers.report_runs import ReportRuns
 from vmfer_recipes.report import command, inference
 from vmfer_recipes.report.figures import curve_figures, improvement_figures
+from vmfer_recipes.report.methods import Baseline
 from vmfer_recipes.report.page import write_report
 from vmfer_recipes.report.runs import read_runs
 from vmfer_recipes.report.study import make_study
@@ -105,7 +106,7 @@ def test_tables_contain_all_digits_and_intervals(study, folder):
 @pytest.mark.parametrize("study", ["hopper", "inverted_pendulum"])
 def test_a_kept_report_is_what_its_runs_give(study, tmp_path):
     kept = ROOT / "results" / study
-    write_report(make_study(*read_runs(kept / "runs")), tmp_path)
+    write_report(make_study(*read_runs(kept / "runs"), Baseline()), tmp_path)
     assert (tmp_path / "report.md").read_text() == (kept / "report.md").read_text()
     for table in (kept / "tables").iterdir():
         found = pd.read_csv(tmp_path / "tables" / table.name)
@@ -179,8 +180,8 @@ def test_files_that_no_report_wrote_are_kept(name, runs, report, tmp_path):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("baseline=frehs", "replay=uniform,sampler=vmf_power,sampler.power=8.0."),
-        ("baseline=vmf_power", ": sampler=vmf_power,sampler.power=1.0; sampler=vmf_power,"),
+        ("baseline=frehs", "replay=uniform,sampler=vmf_power,sampler.power=8."),
+        ("baseline=vmf_power", ": sampler=vmf_power,sampler.power=1; sampler=vmf_power,"),
         ("baseline=replay=per,sampler=vmf_power", "No run matches baseline=replay=per,"),
         ("baseline=actor_objektive=mean", "No run has the key actor_objektive of baseline="),
         ("baseline=sampler=", "baseline=sampler= cannot be parsed: write the name of a sampler"),

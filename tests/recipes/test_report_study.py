@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from helpers.report_runs import ReportRuns
+from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.report.inference import permutation_p, sign_flip_p
 from vmfer_recipes.report.runs import read_runs
 
@@ -170,11 +171,20 @@ def test_doses_of_one_sampler_are_compared_with_one_of_them(runs, written):
         runs.write("vmf_power", **{"sampler.power": power})
     study = runs.study(written)
     assert _pairs(study) == {
-        "TD3 · vmf_power, power=-4.0": "TD3 · vmf_power, power=1.0",
-        "TD3 · vmf_power, power=8.0": "TD3 · vmf_power, power=1.0",
+        "TD3 · vmf_power, power=-4": "TD3 · vmf_power, power=1",
+        "TD3 · vmf_power, power=8": "TD3 · vmf_power, power=1",
     }
-    order = [study.method_labels[cell.method][-4:] for cell in study.cells]
-    assert order == ["=1.0", "-4.0", "=8.0"]  # the baseline, then by size
+    order = [study.method_labels[cell.method][-2:] for cell in study.cells]
+    assert order == ["=1", "-4", "=8"]  # the baseline, then by size
+
+
+def test_every_listed_setting_can_be_the_baseline(runs):
+    for value in (True, None, 0.5, [16, 16]):
+        runs.write("fresh", odd=value)
+    with pytest.raises(UserError, match=r"odd=null; .*odd=true") as caught:
+        runs.study("frehs")
+    for listed in str(caught.value).partition("there are ")[2].rstrip(".").split("; "):
+        runs.study(listed)
 
 
 def test_different_hyperparameters_are_different_methods_with_different_labels(runs):

@@ -170,7 +170,7 @@ def test_the_interval_has_about_the_stated_coverage_and_decides_the_verdict():
 @pytest.mark.parametrize(("critics", "rows"), [("fixed", 1), ("own", 3)])
 def test_trajectories_are_drawn_over_the_critics_that_the_actor_follows(tmp_path, critics, rows):
     cfg = configuration(f"critics={critics}", "updates=1")
-    draw(compare(cfg), cfg, tmp_path)
+    draw(compare(cfg), cfg.example_noise, tmp_path)
     assert image.imread(tmp_path / "trajectories.png").shape[0] == 330 * rows + 100
 
 
