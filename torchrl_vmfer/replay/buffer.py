@@ -24,7 +24,7 @@ from torchrl_vmfer._torchrl import (
 )
 from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import state
-from torchrl_vmfer.replay.shared_writes import SharedWrites, WriteLock, is_in_ray_actor
+from torchrl_vmfer.replay.shared_writes import WriteLock, WriteTracker, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
 from torchrl_vmfer.samplers.adapters import (
     one_per_item,
@@ -102,7 +102,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                     f"times: leave out {option}={kwargs[option]!r}."
                 )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
-        self._shared_writes = SharedWrites()
+        self._shared_writes = WriteTracker()
         self._last_draw: tuple[Tensor, Tensor] | None = None  # the actor's index and its generation
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 

@@ -20,10 +20,6 @@ class EpisodeIndex:
     The slots of each episode are in one array, in the order of its steps. Overwriting a step
     removes the oldest step of its episode, and halves an array that is mostly unused.
 
-    Attributes:
-        cursor: the next slot to be written.
-        write_count: the number of writes that the index includes. The owner sets it.
-
     Examples:
         >>> index = EpisodeIndex()
         >>> trajectory = np.array([7, 8, 7, 8, 7])
@@ -42,7 +38,6 @@ class EpisodeIndex:
 
     def clear(self) -> None:
         """Removes all steps."""
-        self.write_count = self.cursor = 0
         # For each slot: its episode, -1 for none, and the number of its step in the episode.
         self._episode_of, self._number_of = array("q"), array("q")
         # For each episode: the slots of its steps from the number `_first` on, the number of the
@@ -106,10 +101,8 @@ class EpisodeIndex:
         Steps are the last of their episode where they are ``done``. They begin one where
         ``begins``, even if the step before them was not done.
         """
-        if len(slots) == 0:
-            return
         begins = np.zeros(len(slots), np.bool_) if begins is None else begins
-        missing = max(0, int(slots.max()) + 1 - len(self))
+        missing = max(0, int(slots.max(initial=-1)) + 1 - len(self))
         self._episode_of.extend([-1] * missing)
         self._number_of.extend([-1] * missing)
         columns = (slots.tolist(), trajectory.tolist(), done.tolist(), begins.tolist())
@@ -123,7 +116,6 @@ class EpisodeIndex:
             self._end[episode] += 1
             if is_last:
                 del self._unfinished[number]
-        self.cursor = int(slots[-1]) + 1
 
     def _begin(self, trajectory: int) -> None:
         """Begins an episode of a trajectory."""
