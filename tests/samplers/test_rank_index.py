@@ -6,22 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_vmfer.compiled import functions
-from torchrl_vmfer.samplers.ranks import RankBlocks, RankIndex
+from torchrl_vmfer.samplers.ranks import RankIndex, SortedCodes
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-class Blocks(RankBlocks):
-    """The index with compiled functions."""
-
-    def __init__(self):
-        super().__init__(functions())
+CODES = [SortedCodes, lambda: functions().Ranks()]
 
 
-@pytest.fixture(params=[RankIndex, Blocks])
+@pytest.fixture(params=CODES)
 def index(request):
-    return request.param()
+    return RankIndex(request.param())
 
 
 def drawn_at(index, ranks, count):
@@ -147,12 +143,12 @@ def histories(draw):
     return start, steps
 
 
-@pytest.mark.parametrize("index_type", [RankIndex, Blocks])
+@pytest.mark.parametrize("make_codes", CODES)
 @settings(max_examples=150)
 @given(histories())
-def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
+def test_any_history_of_updates_and_growth_keeps_the_order(make_codes, history):
     start, steps = history
-    index = index_type()
+    index = RankIndex(make_codes())
     priorities = rebuilt(index, np.array(start, np.float32))
     for slots, values in steps:
         priorities = changed(index, priorities, slots, values)

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from torchrl_vmfer.samplers.ranks import make_rank_index, sorted_slots
+from torchrl_vmfer.samplers.ranks import RankIndex, sorted_slots
 
 Mode = Literal["uncertainty", "rank"]
 Generator: TypeAlias = torch.Generator | None  # None: PyTorch's global one
@@ -204,7 +204,7 @@ class RankDistribution(Distribution):
     def __init__(self, exponent: float = 1.0) -> None:
         super().__init__()
         self.exponent = exponent
-        self._index = make_rank_index()
+        self._index = RankIndex()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
 
