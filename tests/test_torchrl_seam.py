@@ -146,7 +146,7 @@ def test_private_names_are_used_in_the_seam_only(path):
     }
     assert not offending, (
         f"{path.name} uses private names of TorchRL, {sorted(offending)}: give them a public name "
-        "in torchrl_vmfer/_torchrl.py, or choose another name for an attribute of our own."
+        "in torchrl_vmfer/_torchrl.py, or choose another name for the attribute."
     )
 
 

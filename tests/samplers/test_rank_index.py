@@ -21,7 +21,7 @@ def index(request):
 
 
 def drawn_at(index, ranks, count):
-    """Slots and ties at some ranks of ``count``: equal priorities are told apart by the numbers."""
+    """Slots and ties at some ranks of ``count``: the numbers choose among equal priorities."""
     first, end = np.array([index.ties(int(rank)) for rank in ranks]).reshape(-1, 2).T
     random = np.stack([(ranks + 0.5) / count, (ranks - first + 0.5) / (end - first)])
     mass = np.arange(count + 2, dtype=np.float64) - count - 1  # the ranks have equal masses

@@ -107,7 +107,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
     def build(self) -> None:
-        """Makes the components, and tells the actor's sampler which data the storage holds."""
+        """Makes the components, and reports the stored data to the actor's sampler."""
         sampler = self._actor_sampler
         if not isinstance(sampler, Sampler) and callable(sampler):
             sampler = sampler()

@@ -54,7 +54,7 @@ class Distribution:
     """A distribution over slots, as a function of one priority per slot.
 
     A subclass implements ``draw`` and ``probabilities``. If it keeps sums or an order of the
-    priorities, ``_changes`` tells it which of them to read again.
+    priorities, ``_changes`` returns which of them to read again.
     """
 
     _smallest = 0  # for fewer slots, reading all priorities again is faster than updating some
