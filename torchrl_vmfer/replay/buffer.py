@@ -121,7 +121,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
             track_generations(self.writer)
-        self._shared_writes.skip(self.writer)
+        self.forget_writes()
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -350,7 +350,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             with self.thread_lock, self.process_lock:
                 super().empty(empty_write_count=empty_write_count)
                 empty_sampler(self._actor_sampler)
-                self._shared_writes.skip(self.writer)
+                self.forget_writes()
 
     def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
         """Lets other processes write into the buffer. Called by TorchRL's collectors.
@@ -363,8 +363,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.process_lock = WriteLock()
             if self.initialized:
                 track_generations(self.writer)
-                self._shared_writes.skip(self.writer)
+                self.forget_writes()
         return self
+
+    def forget_writes(self) -> None:
+        """Starts tracking writes again, after the contents were replaced."""
+        self._shared_writes.skip(self.writer)
 
     def locked(self) -> AbstractContextManager[Any]:
         """Holds the locks and updates both samplers with the writes of other processes."""
@@ -387,7 +391,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.synchronize()
             with self.locked():
                 state.load_state(self, state_dict)
-                self._shared_writes.skip(self.writer)
+                self.forget_writes()
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves the one before intact."""

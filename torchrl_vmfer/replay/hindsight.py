@@ -308,17 +308,10 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 "hindsight relabeling requires one reward per transition."
             )
 
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Empties the buffer, drops prefetched batches and resets samplers and episodes."""
-        super().empty(empty_write_count=empty_write_count)
-        with self.thread_lock:
-            self._episode_index.clear()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces everything with a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        with self.thread_lock:
-            self._episode_index.clear()
+    def forget_writes(self) -> None:
+        """Starts tracking writes again, after the contents were replaced."""
+        super().forget_writes()
+        self._episode_index.clear()
 
 
 def _replace_rows(data: TensorDictBase, key: NestedKey, rows: Tensor, values: Tensor) -> None:
