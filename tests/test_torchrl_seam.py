@@ -49,7 +49,7 @@ RELIED_ON = {
     Tensor: ("_backward_hooks", "_post_accumulate_grad_hooks"),
     Sampler: ("_empty", "_rng"),
     TensorDictReplayBuffer: (
-        *("_init", "_initialized", "_sample", "_rng", "_transform", "_collate_fn", "_storage"),
+        *("_init", "_initialized", "_sample", "_rng", "_transform", "_collate_fn"),
         *("_replay_lock", "_write_lock", "_futures_lock", "_pin_memory"),
         *("_capture_prefetch_state", "_clear_prefetch_queue_locked", "_prefetch_cap"),
         *("_restore_prefetch_queue_locked", "_prefetch", "_service_shutdown"),

@@ -13,12 +13,13 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     empty_sampler,
     set_generator,
+    stored_rows,
     track_generations,
     unchecked_tensordict,
 )
@@ -246,18 +247,19 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         """Reads the given entries of some transitions, or all entries with ``keys=None``."""
-        rows: Any = self.rows if isinstance(self.storage, TensorStorage) else None
-        columns: dict[str, Any] = {}
-        if isinstance(rows, TensorDictBase) and isinstance(index, Tensor):
-            columns = {key: rows.get(key, None) for key in keys or () if isinstance(key, str)}
-        if keys is None or not all(isinstance(columns.get(key), Tensor) for key in keys):
-            batch = self.collate(self.storage.get(index))
-            return batch if keys is None else batch.select(*keys)
-        # Several times faster than indexing, for rows scattered over a large storage.
-        columns = {
-            key: column.index_select(0, index.to(column.device)) for key, column in columns.items()
-        }
-        return self.collate(unchecked_tensordict(columns, torch.Size([len(index)]), rows.device))
+        rows = stored_rows(self.storage)
+        if keys is not None and rows is not None and isinstance(index, Tensor):
+            columns = {key: rows.get(key, None) for key in keys if isinstance(key, str)}
+            if all(isinstance(columns.get(key), Tensor) for key in keys):
+                # Several times faster than indexing, for rows scattered over a large storage.
+                columns = {
+                    key: column.index_select(0, index.to(column.device))
+                    for key, column in columns.items()
+                }
+                size = torch.Size([len(index)])
+                return self.collate(unchecked_tensordict(columns, size, rows.device))
+        batch = self.collate(self.storage.get(index))
+        return batch if keys is None else batch.select(*keys)
 
     # --- Priorities.
 
