@@ -87,9 +87,9 @@ def state_of(buffer):
 
 def assert_sound(buffer):
     for sampler in (buffer.critic_sampler, buffer.actor_sampler):
-        keys, probabilities = sampler.state_dict()["priorities"], sampler.probabilities()
-        assert keys.isfinite().all()
-        assert (keys >= 0).all()
+        priorities, probabilities = sampler.state_dict()["priorities"], sampler.probabilities()
+        assert priorities.isfinite().all()
+        assert (priorities >= 0).all()
         assert probabilities.sum().item() == pytest.approx(1)
         assert (probabilities > 0).all()
     assert (buffer.actor_sampler.state_dict()["priorities"] <= math.e * (1 + 1e-6)).all()

@@ -109,7 +109,7 @@ def test_a_single_row_is_normalized_in_evaluation_mode_only():
     assert renorm.eval()(torch.zeros(3)).shape == (3,)
 
 
-OWN = """
+NORMALIZED = """
 from torch import nn
 from torchrl_vmfer.batch_renorm import BatchRenorm
 
@@ -120,7 +120,7 @@ class Normalized(nn.Sequential):
 
 
 def test_making_a_custom_network_keeps_its_running_statistics_and_mode(tmp_path, monkeypatch):
-    (tmp_path / "my_normalized.py").write_text(OWN)
+    (tmp_path / "my_normalized.py").write_text(NORMALIZED)
     monkeypatch.syspath_prepend(tmp_path)
     network = NetworkSpec("my_normalized.Normalized").make(3, 2)
     assert all(part.training for part in network.modules())

@@ -37,33 +37,25 @@ def make_inputs(batch=(4,), action_shape=(2,)):
 
 
 @pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("batch", [(4,), (1,), (2, 3)])
-def test_values_and_gradients_equal_those_of_the_critics(batch, mean):
+@pytest.mark.parametrize(
+    ("batch", "shape"), [((4,), (2,)), ((1,), (2,)), ((2, 3), (2,)), ((4,), (3, 2))]
+)
+def test_values_and_gradients_equal_those_of_the_critics(batch, shape, mean):
     critics = QuadraticCritics()
-    action, inputs = make_inputs(batch)
+    action, inputs = make_inputs(batch, shape)
     values, gradients = linearized_values(
         critics, inputs, action_key="action", value_key="value", mean=mean
     )
     assert values.shape == (3, *batch, 1)
-    assert gradients.shape == (3, *batch, 2)
     assert critics.calls == 1
     assert set(inputs.keys()) == {"action", "state"}
     torch.testing.assert_close(values, critics(inputs)["value"], rtol=0, atol=0)
-    torch.testing.assert_close(gradients, critics.loss_gradients(action.detach()))
+    expected = critics.loss_gradients(action.detach())
+    torch.testing.assert_close(gradients, expected.flatten(1 + len(batch)))
     assert not gradients.requires_grad
-    for value, gradient in zip(values, gradients, strict=True):
+    for value, gradient in zip(values, expected, strict=True):
         (received,) = torch.autograd.grad(value.sum(), action, retain_graph=True)
         torch.testing.assert_close(received, -gradient)
     with torch.no_grad():
         _, same = linearized_values(critics, inputs, action_key="action", value_key="value")
     torch.testing.assert_close(same, gradients)
-
-
-def test_an_action_of_several_dimensions_is_one_direction():
-    critics = QuadraticCritics()
-    action, inputs = make_inputs(action_shape=(3, 2))
-    values, gradients = linearized_values(critics, inputs, action_key="action", value_key="value")
-    expected = critics.loss_gradients(action.detach())
-    torch.testing.assert_close(gradients, expected.flatten(2))
-    (received,) = torch.autograd.grad(values[0].sum(), action)
-    torch.testing.assert_close(received, -expected[0])

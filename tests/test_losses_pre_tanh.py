@@ -49,8 +49,8 @@ def build(kind, *, scale=1.0, critics=4, **options):
     critic = ValueOperator(
         MLP(8, 1, num_cells=[16], activation_class=nn.ReLU), in_keys=["observation", "action"]
     )
-    own = {"bounds": (LOW, HIGH)} if kind is VMFTD3Loss else {"target_entropy": -3.0}
-    loss = kind(actor, critic, num_qvalue_nets=critics, **own | options)
+    required = {"bounds": (LOW, HIGH)} if kind is VMFTD3Loss else {"target_entropy": -3.0}
+    loss = kind(actor, critic, num_qvalue_nets=critics, **required | options)
     loss.make_value_estimator(gamma=0.9)
     return loss
 

@@ -23,7 +23,7 @@ NESTED = {
     "observation": ("agent", "seen", "state"),
 }
 FLAT = {"action": "move", "value": "quality", "observation": "state"}
-OWN = {"vmf_factor", "vmf_resultant_length"}
+ADDED = {"vmf_factor", "vmf_resultant_length"}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*with reduction='none'")
 
@@ -43,7 +43,7 @@ def assert_forward_equals_torchrls(algorithm, batch, **options):
         results.append((losses, seen, torch.get_rng_state()))
         total_loss(losses).backward()
     (expected, stock_batch, stock_state), (found, vmf_batch, vmf_state) = results
-    assert set(found.keys()) == set(expected.keys()) | OWN
+    assert set(found.keys()) == set(expected.keys()) | ADDED
     for name, value in expected.items():
         assert_same(algorithm, found[name], value)
     assert set(vmf_batch.keys(True)) == set(stock_batch.keys(True)) | {"vmf_factor"}
@@ -124,8 +124,8 @@ def test_the_methods_for_separate_batches_equal_torchrls(name, request):
         batch = make_batch(7)
         value, metadata = seeded(getattr(vmf, method), batch)
         assert_same(algorithm, value, expected)
-        own = OWN if method == "actor_loss" else set()
-        assert metadata.keys() == stock_metadata.keys() | own
+        added = ADDED if method == "actor_loss" else set()
+        assert metadata.keys() == stock_metadata.keys() | added
         assert "vmf_factor" not in set(batch.keys())
         for key, entry in stock_metadata.items():
             assert_same(algorithm, metadata[key], entry)

@@ -170,7 +170,7 @@ def test_a_missing_policy_is_reported(tmp_path):
         load_policy(tmp_path, which="first")
 
 
-OWN = """
+CUSTOM = """
 from torch import nn
 
 class Net(nn.Linear):
@@ -187,7 +187,7 @@ def make(in_features, out_features):
 
 
 def test_a_custom_network_is_imported_by_its_path(tmp_path, monkeypatch):
-    (tmp_path / "my_nets.py").write_text(OWN)
+    (tmp_path / "my_nets.py").write_text(CUSTOM)
     monkeypatch.syspath_prepend(tmp_path)
     policy = make_policy(network=NetworkSpec("my_nets.Net", {"scale": 0.5}))
     save_policy(policy, tmp_path / "policy.pt")

@@ -49,7 +49,7 @@ RELIED_ON = {
     Tensor: ("_backward_hooks", "_post_accumulate_grad_hooks"),
     Sampler: ("_empty", "_rng"),
     TensorDictReplayBuffer: (
-        *("_init", "_initialized", "_sample", "_rng", "_transform", "_collate_fn", "_storage"),
+        *("_init", "_initialized", "_sample", "_rng", "_transform", "_collate_fn"),
         *("_replay_lock", "_write_lock", "_futures_lock", "_pin_memory"),
         *("_capture_prefetch_state", "_clear_prefetch_queue_locked", "_prefetch_cap"),
         *("_restore_prefetch_queue_locked", "_prefetch", "_service_shutdown"),
@@ -146,7 +146,7 @@ def test_private_names_are_used_in_the_seam_only(path):
     }
     assert not offending, (
         f"{path.name} uses private names of TorchRL, {sorted(offending)}: give them a public name "
-        "in torchrl_vmfer/_torchrl.py, or choose another name for an attribute of our own."
+        "in torchrl_vmfer/_torchrl.py, or choose another name for the attribute."
     )
 
 

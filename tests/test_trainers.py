@@ -134,11 +134,11 @@ def test_training_stores_the_factors_of_exactly_the_transitions_the_actor_saw(al
     trainer.train()
     stored = factors(buffer)
     assert len(stored) == FRAMES
-    told = torch.zeros(FRAMES, dtype=torch.bool)
-    told[list(seen)] = True
-    assert told.sum() > FRAMES // 2
-    assert (stored[told] > 1).any()  # with one action dimension, critics agree (e) or not (1)
-    assert (stored[~told] == 1).all()
+    scored = torch.zeros(FRAMES, dtype=torch.bool)
+    scored[list(seen)] = True
+    assert scored.sum() > FRAMES // 2
+    assert (stored[scored] > 1).any()  # with one action dimension, critics agree (e) or not (1)
+    assert (stored[~scored] == 1).all()
     after = trainer.loss_module.actor_network_params.data
     assert not (after == before).all()
 

@@ -32,11 +32,11 @@ STATISTICS = ["factor", "resultant_length", "mean_direction", "concentration"]
 @pytest.fixture(params=["torchrl", "vmf"])
 def loss(request, any_algorithm):
     """A loss whose factors differ between the critics e; CQL always has two critics."""
-    own = request.param == "vmf"
+    is_ours = request.param == "vmf"
     options = {} if any_algorithm.name == "cql" else {"num_qvalue_nets": 5}
-    if own and any_algorithm.name in ("td3", "sac"):
+    if is_ours and any_algorithm.name in ("td3", "sac"):
         options["num_target_critics"] = None
-    return any_algorithm.build(None if own else any_algorithm.stock_class, **options)
+    return any_algorithm.build(None if is_ours else any_algorithm.stock_class, **options)
 
 
 @pytest.mark.parametrize("size", [12, (3, 4)])

@@ -178,7 +178,6 @@ class SeamReplayBuffer(TensorDictReplayBuffer):
     )
     prefetch_capacity = _public("_prefetch_cap", "The length of the prefetch queue.")
     collate = _public("_collate_fn", "Collates the output of the storage into a batch.")
-    rows = property(attrgetter("_storage._storage"), doc="What a ``TensorStorage`` holds.")
     stock_options = property(
         attrgetter("_prefetch", "_pin_memory", "_service_shutdown", "_sample_dependency"),
         doc="The options of ``sample()`` that only TorchRL's method implements.",

@@ -13,20 +13,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = [
-    "MAX_FACTOR",
-    "Used",
-    "concentration",
-    "directions",
-    "factor_and_length",
-    "log_normalizer",
-    "mean_direction",
-    "mean_gradient",
-    "resultant_length",
-    "sampling_factor",
-    "used_gradient",
-]
-
 MAX_FACTOR = math.e
 """The largest sampling factor: exp(R μᵀx) with R ≤ 1 and μᵀx ≤ 1."""
 

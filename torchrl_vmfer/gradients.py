@@ -204,9 +204,9 @@ class GradientTap(TappedLoss):
         self.selected_out_keys = None if keys == self._all_out_keys() else keys
 
     def _all_out_keys(self) -> list[NestedKey]:
-        own = ["vmf_factor", "vmf_resultant_length"] if self.measure else []
-        own += ["vmf_gradient_norm"] if self.gradient_norm else []
-        return [*super().out_keys, *own]
+        added = ["vmf_factor", "vmf_resultant_length"] if self.measure else []
+        added += ["vmf_gradient_norm"] if self.gradient_norm else []
+        return [*super().out_keys, *added]
 
     @property
     def keyword_out_keys(self) -> list[NestedKey]:

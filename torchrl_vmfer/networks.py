@@ -70,7 +70,7 @@ class NetworkSpec:
     def make(self, inputs: int, outputs: int, device: str | None = None) -> nn.Module:
         """Makes a network; an MLP on the given device."""
         if not self.is_mlp:
-            return self._make_own(inputs, outputs)
+            return self._make_custom(inputs, outputs)
         if self.layer_norm and self.batch_renorm:
             raise ValueError("layer_norm and batch_renorm cannot be combined: choose one of them.")
         network = MLP(
@@ -91,15 +91,15 @@ class NetworkSpec:
                 network.insert(position, renorm.to(device))
         return network
 
-    def _make_own(self, inputs: int, outputs: int) -> nn.Module:
+    def _make_custom(self, inputs: int, outputs: int) -> nn.Module:
         setting = f"network={self.network}"
-        own: Callable[..., nn.Module] = import_class(self.network, nn.Module, setting)
+        custom: Callable[..., nn.Module] = import_class(self.network, nn.Module, setting)
         given = "".join(f", {key}={value!r}" for key, value in self.network_kwargs.items())
         try:
-            network = own(inputs, outputs, **self.network_kwargs)
+            network = custom(inputs, outputs, **self.network_kwargs)
         except Exception as error:
             raise ValueError(
-                f"{setting} cannot be constructed as {own.__name__}({inputs}, {outputs}{given}) "
+                f"{setting} cannot be constructed as {custom.__name__}({inputs}, {outputs}{given}) "
                 f"({_reason(error)}): accept in_features, out_features and network_kwargs."
             ) from error
         # Actors receive single observations and batches of any shape.

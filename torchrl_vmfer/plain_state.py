@@ -101,28 +101,28 @@ def _non_tensor(value: Any, ndim: int) -> Any:
 
 
 def check_saved(
-    state: Any, own: dict[str, Any], settings: Sequence[str] = (), numbers: Sequence[str] = ()
+    state: Any, expected: dict[str, Any], settings: Sequence[str] = (), numbers: Sequence[str] = ()
 ) -> None:
-    """Raises an error if a state cannot be loaded into the sampler with the state ``own``.
+    """Raises an error if a state cannot be loaded into the sampler with the state ``expected``.
 
     The state must have been saved by the same class (the entry ``"sampler"``), have the same
     entries, and agree in the ``settings``. Its ``numbers`` must be finite and at least 0.
     """
-    name = own["sampler"]
+    name = expected["sampler"]
     saved = state.get("sampler") if isinstance(state, dict) else None
     if saved != name:
         raise ValueError(
             f"The state was not saved by {name} but by {saved or 'another class'}: load it into a "
             "sampler of the class that saved it."
         )
-    missing = own.keys() - state.keys()
+    missing = expected.keys() - state.keys()
     if missing:
         raise ValueError(f"The state of {name} lacks {', '.join(sorted(missing))}.")
     for setting in settings:
-        if state[setting] != own[setting]:
+        if state[setting] != expected[setting]:
             raise ValueError(
                 f"The state was saved with {setting}={state[setting]!r}, but this sampler has "
-                f"{setting}={own[setting]!r}: construct it with the {setting} of the state."
+                f"{setting}={expected[setting]!r}: construct it with the {setting} of the state."
             )
     for entry in numbers:
         if not (isinstance(state[entry], (int, float)) and 0 <= state[entry] < math.inf):

@@ -16,8 +16,6 @@ from torchrl.trainers.algorithms.td3 import TD3OptimizationStepper
 
 from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES
 
-__all__ = ["VMFSACOptimizationStepper", "VMFTD3OptimizationStepper"]
-
 
 class VMFTD3OptimizationStepper(TD3OptimizationStepper):
     """The TD3 optimization step of a trainer, with a separate batch for the actor.

@@ -49,7 +49,7 @@ class VMFUncertainty(TensorDictModuleBase):
     Keyword Args:
         used: the critic e whose gradient moves the actor: ``"first"``, ``"min"`` for the one
             with the lowest value, or ``"mean"`` for the mean of all. For a loss of
-            this package, the default is its own ``used``. For TorchRL's losses, it is ``"first"``
+            this package, the default is its ``used``. For TorchRL's losses, it is ``"first"``
             for TD3 and TD3+BC, ``"mean"`` for REDQ and TQC, and ``"min"`` for all others.
 
     Examples:
@@ -94,8 +94,8 @@ class VMFUncertainty(TensorDictModuleBase):
                 "no gradient with respect to it. Pass a loss for continuous actions."
             )
         super().__init__()
-        own = getattr(loss_module, "used", None)
-        self.used: UsedCritic = used or own or followed_critic(loss_module)
+        default = getattr(loss_module, "used", None) or followed_critic(loss_module)
+        self.used: UsedCritic = used or default
         arguments.USED.check("used", self.used)
         # Bypasses nn.Module: otherwise the parameters of the loss would also be listed here.
         self.__dict__["_loss_module"] = loss_module

@@ -111,8 +111,14 @@ class Algorithm:
 
     def pair(self, **kwargs):
         """Returns TorchRL's loss and the package's, which receives the additional arguments."""
-        own = {"num_target_critics", "used", "actor_noise", "actor_noise_clip", "entropy_gradient"}
-        stock = {key: value for key, value in kwargs.items() if key not in own}
+        added = {
+            "num_target_critics",
+            "used",
+            "actor_noise",
+            "actor_noise_clip",
+            "entropy_gradient",
+        }
+        stock = {key: value for key, value in kwargs.items() if key not in added}
         return self.build(self.stock_class, **stock), self.build(self.vmf_class, **kwargs)
 
     def critic_loss(self, loss, batch):

@@ -31,16 +31,16 @@ class WriteLog(RandomSampler):
     """A custom sampler that records the writes reported to it."""
 
     def __init__(self):
-        self.told = []
+        self.reports = []
 
     def add(self, index):
-        self.told.append(("add", index))
+        self.reports.append(("add", index))
 
     def extend(self, index):
-        self.told.append(("extend", index.tolist()))
+        self.reports.append(("extend", index.tolist()))
 
     def mark_update(self, index, *, storage=None):
-        self.told.append(("mark_update", index if isinstance(index, int) else index.tolist()))
+        self.reports.append(("mark_update", index if isinstance(index, int) else index.tolist()))
 
 
 @pytest.mark.parametrize("side", ["critic_sampler", "actor_sampler"])
@@ -51,7 +51,7 @@ def test_writes_are_reported_to_both_samplers_as_in_a_plain_buffer(side):
     for one in (buffer, plain):
         one.extend(rows(0, 3))
         one.add(rows(3, 1)[0])
-    assert getattr(buffer, side).told == plain.sampler.told
+    assert getattr(buffer, side).reports == plain.sampler.reports
 
 
 @each_pair

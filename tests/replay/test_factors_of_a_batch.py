@@ -88,7 +88,7 @@ def test_sampler_is_another_name_for_critic_sampler():
         make_buffer(sampler=RandomSampler(), critic_sampler=RandomSampler())
 
 
-class OwnSampler(RandomSampler):
+class CustomSampler(RandomSampler):
     """A user's sampler of the critics that uses TD errors."""
 
     signal = "td_error"
@@ -98,7 +98,7 @@ class OwnSampler(RandomSampler):
 
 
 def test_a_users_sampler_of_the_critics_receives_td_errors():
-    buffer = make_buffer(critic_sampler=OwnSampler())
+    buffer = make_buffer(critic_sampler=CustomSampler())
     batch = buffer.sample()
     batch["td_error"] = torch.arange(6.0)
     buffer.update_tensordict_priority(batch)

@@ -44,14 +44,10 @@ def make_buffer(critic=RandomSampler, actor=VMFSampler, ndim=1, **kwargs):
     )
 
 
-def keys(sampler):
-    return sampler.state_dict()["priorities"]
-
-
 def priorities(sampler):
     if isinstance(sampler, PrioritizedSampler):
         return torch.as_tensor(sampler._sum_tree[torch.arange(CAPACITY)])
-    return keys(sampler)
+    return sampler.state_dict()["priorities"]
 
 
 def in_another_process(function):
@@ -98,13 +94,13 @@ def test_all_rows_may_be_overwritten_and_one_factor_may_apply_to_all():
     batch = buffer.sample_actor()
     buffer.extend(data[:, :4])
     buffer.update_actor_priority(batch["index"], 2.0, batch["index_generation"])
-    factors = keys(buffer.actor_sampler).reshape(8, 2)
+    factors = priorities(buffer.actor_sampler).reshape(8, 2)
     assert (factors[:4] == 1).all()
     assert set(factors[4:].unique().tolist()) <= {1.0, 2.0}
     assert (factors[4:] == 2).any()
     buffer.extend(data)
     buffer.update_actor_priority(batch["index"], 2.0, batch["index_generation"])
-    assert (keys(buffer.actor_sampler) == 1).all()
+    assert (priorities(buffer.actor_sampler) == 1).all()
 
 
 # --- Other processes.
@@ -138,7 +134,7 @@ def test_writes_of_another_process_are_new_to_both_samplers(mode, filled, writte
     assert torch.equal(buffer[:]["observation"], reference[:]["observation"])
     for name in ("actor_sampler", "critic_sampler"):
         ours, theirs = getattr(buffer, name), getattr(reference, name)
-        assert torch.equal(keys(ours), keys(theirs))
+        assert torch.equal(priorities(ours), priorities(theirs))
         assert torch.equal(ours.probabilities(), theirs.probabilities())
 
 
@@ -165,7 +161,7 @@ def test_a_shared_buffer_counts_generations_by_default(way):
     kept = batch["index"] >= 4
     expected = torch.ones(CAPACITY)
     expected[batch["index"][kept]] = factor[kept]
-    torch.testing.assert_close(keys(buffer.actor_sampler), expected)
+    torch.testing.assert_close(priorities(buffer.actor_sampler), expected)
 
 
 def test_only_shared_buffers_count_generations():
@@ -185,13 +181,13 @@ def test_a_pool_and_a_saved_state_include_writes_of_another_process():
     in_another_process(lambda: buffer.extend(rows(4)))
     CandidatePool(buffer, size=8, score=lambda batch: torch.ones(8)).sample(4)
     expected = torch.tensor([1.0] * 4 + [2.0] * 12)
-    assert torch.equal(keys(buffer.actor_sampler), expected)
+    assert torch.equal(priorities(buffer.actor_sampler), expected)
     in_another_process(lambda: buffer.extend(rows(4)))
     expected[4:8] = 1
     copy = shared(make_buffer())
     copy.load_state_dict(buffer.state_dict())
     copy.sample_actor()
-    assert torch.equal(keys(copy.actor_sampler), expected)
+    assert torch.equal(priorities(copy.actor_sampler), expected)
 
 
 def test_a_process_that_dies_while_it_writes_does_not_hang_the_others(monkeypatch):

@@ -1,4 +1,4 @@
-"""``torch.compile`` of an update that draws its own batches."""
+"""``torch.compile`` of an update that draws batches."""
 
 import torch
 from tensordict import TensorDict

@@ -18,7 +18,7 @@ from torchrl_vmfer import (
 )
 
 
-class Own(GradientNormSampler):
+class Custom(GradientNormSampler):
     signal = "surprise"
 
 
@@ -48,7 +48,7 @@ def plain(sampler, scored=False):
         (VMFSampler(pool_size=8), "never given a factor"),
         (InverseTDSampler(), "td_error.abs()"),
         (GradientNormSampler(), 'metadata["vmf_gradient_norm"]'),
-        (Own(), "never given a surprise"),
+        (Custom(), "never given a surprise"),
     ],
     ids=str,
 )

@@ -204,21 +204,21 @@ def test_bad_arguments_are_rejected(first, second, share, error, message):
 
 
 def test_a_sampler_without_probabilities_is_named():
-    class Own(RandomSampler):
+    class Custom(RandomSampler):
         pass
 
-    sampler = filled_buffer(MixedSampler(VMFSampler(), Own(), 0.5)).sampler
-    with pytest.raises(NotImplementedError, match="probabilities of Own are unknown"):
+    sampler = filled_buffer(MixedSampler(VMFSampler(), Custom(), 0.5)).sampler
+    with pytest.raises(NotImplementedError, match="probabilities of Custom are unknown"):
         sampler.probabilities()
     assert np.isnan(sampler.effective_sample_size())
 
 
 def test_the_probabilities_of_a_custom_sampler_need_no_storage():
-    class Own(RandomSampler):
+    class Custom(RandomSampler):
         def probabilities(self):
             return torch.tensor([0.0, 0.0, 0.5, 0.5])
 
-    sampler = MixedSampler(RandomSampler(), Own(), 0.25)
+    sampler = MixedSampler(RandomSampler(), Custom(), 0.25)
     buffer = filled_buffer(sampler, 4)
     for storage in (None, buffer.storage):
         assert sampler.probabilities(storage).tolist() == [0.0625, 0.0625, 0.4375, 0.4375]

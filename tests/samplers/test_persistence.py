@@ -144,16 +144,16 @@ def buffer(make):
 
 
 def test_the_state_of_another_sampler_is_rejected(buffer, tmp_path):
-    own = type(buffer.sampler).__name__
-    other = InverseTDSampler() if own != "InverseTDSampler" else LAPSampler()
-    message = f"not saved by {own} but by {type(other).__name__}:"
+    name = type(buffer.sampler).__name__
+    other = InverseTDSampler() if name != "InverseTDSampler" else LAPSampler()
+    message = f"not saved by {name} but by {type(other).__name__}:"
     with pytest.raises(ValueError, match=message):
         buffer.sampler.load_state_dict(other.state_dict())
     other.dumps(tmp_path)
     with pytest.raises(ValueError, match=message):
         buffer.sampler.loads(tmp_path)
     for stock in (RandomSampler(), PrioritizedSampler(10, 0.7, 0.5)):
-        with pytest.raises(ValueError, match=f"not saved by {own} "):
+        with pytest.raises(ValueError, match=f"not saved by {name} "):
             buffer.sampler.load_state_dict(stock.state_dict() or {})
 
 

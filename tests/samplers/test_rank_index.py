@@ -6,26 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrl_vmfer.compiled import functions
-from torchrl_vmfer.samplers.ranks import RankBlocks, RankIndex
+from torchrl_vmfer.samplers.ranks import RankIndex, SortedCodes
 
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-class Blocks(RankBlocks):
-    """The index with compiled functions."""
-
-    def __init__(self):
-        super().__init__(functions())
+CODES = [SortedCodes, lambda: functions().Ranks()]
 
 
-@pytest.fixture(params=[RankIndex, Blocks])
+@pytest.fixture(params=CODES)
 def index(request):
-    return request.param()
+    return RankIndex(request.param())
 
 
 def drawn_at(index, ranks, count):
-    """Slots and ties at some ranks of ``count``: equal priorities are told apart by the numbers."""
+    """Slots and ties at some ranks of ``count``: the numbers choose among equal priorities."""
     first, end = np.array([index.ties(int(rank)) for rank in ranks]).reshape(-1, 2).T
     random = np.stack([(ranks + 0.5) / count, (ranks - first + 0.5) / (end - first)])
     mass = np.arange(count + 2, dtype=np.float64) - count - 1  # the ranks have equal masses
@@ -147,12 +143,12 @@ def histories(draw):
     return start, steps
 
 
-@pytest.mark.parametrize("index_type", [RankIndex, Blocks])
+@pytest.mark.parametrize("make_codes", CODES)
 @settings(max_examples=150)
 @given(histories())
-def test_any_history_of_updates_and_growth_keeps_the_order(index_type, history):
+def test_any_history_of_updates_and_growth_keeps_the_order(make_codes, history):
     start, steps = history
-    index = index_type()
+    index = RankIndex(make_codes())
     priorities = rebuilt(index, np.array(start, np.float32))
     for slots, values in steps:
         priorities = changed(index, priorities, slots, values)

@@ -83,12 +83,12 @@ def test_norms_of_zero_are_never_drawn_unless_all_are_zero():
 
 
 def test_signals():
-    class Own(RandomSampler):
+    class Custom(RandomSampler):
         def update_priority(self, index, priority, *, storage=None):
             pass
 
     signals = {
-        "factor": [VMFSampler(), Own(), MixedSampler(RandomSampler(), VMFSampler("rank"), 0.5)],
+        "factor": [VMFSampler(), Custom(), MixedSampler(RandomSampler(), VMFSampler("rank"), 0.5)],
         "td_error": [InverseTDSampler(), LAPSampler(), RankPrioritizedSampler()],
         "gradient_norm": [GradientNormSampler()],
         None: [RecentSampler(), RandomSampler(), MixedSampler(RecentSampler(), RandomSampler(), 1)],
@@ -97,24 +97,11 @@ def test_signals():
         assert [signal_of(sampler) for sampler in samplers] == [signal] * len(samplers)
 
 
-@pytest.mark.parametrize(
-    ("make", "entry"),
-    [
-        (VMFSampler, "vmf_factor"),
-        (GradientNormSampler, "vmf_gradient_norm"),
-        (lambda: LAPSampler(1.0), "td_error"),
-    ],
-)
-def test_the_entry_of_a_batch_that_matches_the_signal_is_used(make, entry):
-    name = "critic_sampler" if entry == "td_error" else "actor_sampler"
-    buffer = ActorCriticReplayBuffer(storage=LazyTensorStorage(3), batch_size=3, **{name: make()})
+def test_gradient_norms_are_read_from_the_batch():
+    buffer = ActorCriticReplayBuffer(
+        storage=LazyTensorStorage(3), actor_sampler=GradientNormSampler()
+    )
     index = buffer.extend(TensorDict({"observation": torch.zeros(3)}, [3]))
-    signals = {
-        "vmf_factor": [1.0, 1.0, 2.0],
-        "vmf_gradient_norm": [0.0, 1.0, 3.0],
-        "td_error": [1.0, 3.0, 4.0],
-    }
-    batch = TensorDict({key: torch.tensor(value) for key, value in signals.items()}, [3])
-    buffer.update_tensordict_priority(batch.set("index", index))
-    values = np.array(signals[entry])
-    np.testing.assert_allclose(getattr(buffer, name).probabilities(), values / values.sum())
+    signals = {"vmf_factor": torch.ones(3), "vmf_gradient_norm": torch.tensor([0.0, 1.0, 3.0])}
+    buffer.update_tensordict_priority(TensorDict({"index": index, **signals}, [3]))
+    np.testing.assert_allclose(buffer.actor_sampler.probabilities(), [0, 0.25, 0.75])

@@ -134,6 +134,16 @@ static void ranks_fill(Ranks *ranks, int64_t size, const int64_t *codes) {
     count_inside(ranks), count_before(ranks);
 }
 
+/* Divides the codes into half-full blocks again, which frees the blocks that became almost empty. */
+static void repack(Ranks *ranks) {
+    int64_t *codes = malloc(sizeof(int64_t) * ranks_size(ranks)), size = 0;
+    if (!codes) abort();
+    for (int64_t i = 0; i < ranks->blocks; size += ranks->count[i++])
+        memcpy(codes + size, codes_of(ranks, i), sizeof(int64_t) * ranks->count[i]);
+    ranks_fill(ranks, size, codes);
+    free(codes);
+}
+
 /* Prefetches the block that holds or will hold a code, and returns its position. */
 static int64_t prefetch(const Ranks *ranks, int64_t code) {
     int64_t position = block_of(ranks, code);
@@ -166,6 +176,8 @@ static void ranks_update(Ranks *ranks, int32_t *known, int64_t size, const int64
         insert(ranks, code_of(bits, slots[i]), target);
     }
     count_before(ranks);
+    /* If all priorities keep growing, codes leave every block, and each new one takes room. */
+    if (ranks->blocks > ranks_size(ranks) / (WIDTH / 4) + GROUP) repack(ranks);
 }
 
 /* The block of a rank, and the place of its code in the block. */

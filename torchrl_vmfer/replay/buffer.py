@@ -13,18 +13,19 @@ from tensordict import NestedKey, TensorDictBase
 from tensordict.utils import expand_as_right
 from torch import Tensor
 from torchrl.data.replay_buffers.samplers import Sampler
-from torchrl.data.replay_buffers.storages import Storage, TensorStorage
+from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer._torchrl import (
     SeamReplayBuffer,
     empty_sampler,
     set_generator,
+    stored_rows,
     track_generations,
     unchecked_tensordict,
 )
 from torchrl_vmfer.plain_state import load_file, save_file
 from torchrl_vmfer.replay import state
-from torchrl_vmfer.replay.shared_writes import SharedWrites, WriteLock, is_in_ray_actor
+from torchrl_vmfer.replay.shared_writes import WriteLock, WriteTracker, is_in_ray_actor
 from torchrl_vmfer.samplers import VMFSampler
 from torchrl_vmfer.samplers.adapters import (
     one_per_item,
@@ -102,12 +103,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
                     f"times: leave out {option}={kwargs[option]!r}."
                 )
         self._actor_sampler: Any = VMFSampler if actor_sampler is None else actor_sampler
-        self._shared_writes = SharedWrites()
+        self._shared_writes = WriteTracker()
         self._last_draw: tuple[Tensor, Tensor] | None = None  # the actor's index and its generation
         super().__init__(sampler=sampler if critic_sampler is None else critic_sampler, **kwargs)
 
     def build(self) -> None:
-        """Makes the components, and tells the actor's sampler which data the storage holds."""
+        """Makes the components, and reports the stored data to the actor's sampler."""
         sampler = self._actor_sampler
         if not isinstance(sampler, Sampler) and callable(sampler):
             sampler = sampler()
@@ -121,7 +122,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
         report_existing(self._actor_sampler, self.storage)
         if self.shared or is_in_ray_actor():
             track_generations(self.writer)
-        self._shared_writes.skip(self.writer)
+        self.forget_writes()
 
     @property
     def critic_sampler(self) -> Sampler:
@@ -246,18 +247,19 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         """Reads the given entries of some transitions, or all entries with ``keys=None``."""
-        rows: Any = self.rows if isinstance(self.storage, TensorStorage) else None
-        columns: dict[str, Any] = {}
-        if isinstance(rows, TensorDictBase) and isinstance(index, Tensor):
-            columns = {key: rows.get(key, None) for key in keys or () if isinstance(key, str)}
-        if keys is None or not all(isinstance(columns.get(key), Tensor) for key in keys):
-            batch = self.collate(self.storage.get(index))
-            return batch if keys is None else batch.select(*keys)
-        # Several times faster than indexing, for rows scattered over a large storage.
-        columns = {
-            key: column.index_select(0, index.to(column.device)) for key, column in columns.items()
-        }
-        return self.collate(unchecked_tensordict(columns, torch.Size([len(index)]), rows.device))
+        rows = stored_rows(self.storage)
+        if keys is not None and rows is not None and isinstance(index, Tensor):
+            columns = {key: rows.get(key, None) for key in keys if isinstance(key, str)}
+            if all(isinstance(columns.get(key), Tensor) for key in keys):
+                # Several times faster than indexing, for rows scattered over a large storage.
+                columns = {
+                    key: column.index_select(0, index.to(column.device))
+                    for key, column in columns.items()
+                }
+                size = torch.Size([len(index)])
+                return self.collate(unchecked_tensordict(columns, size, rows.device))
+        batch = self.collate(self.storage.get(index))
+        return batch if keys is None else batch.select(*keys)
 
     # --- Priorities.
 
@@ -350,7 +352,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             with self.thread_lock, self.process_lock:
                 super().empty(empty_write_count=empty_write_count)
                 empty_sampler(self._actor_sampler)
-                self._shared_writes.skip(self.writer)
+                self.forget_writes()
 
     def share(self, shared: bool = True) -> ActorCriticReplayBuffer:
         """Lets other processes write into the buffer. Called by TorchRL's collectors.
@@ -363,8 +365,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.process_lock = WriteLock()
             if self.initialized:
                 track_generations(self.writer)
-                self._shared_writes.skip(self.writer)
+                self.forget_writes()
         return self
+
+    def forget_writes(self) -> None:
+        """Starts tracking writes again, after the contents were replaced."""
+        self._shared_writes.skip(self.writer)
 
     def locked(self) -> AbstractContextManager[Any]:
         """Holds the locks and updates both samplers with the writes of other processes."""
@@ -387,7 +393,7 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
             self.synchronize()
             with self.locked():
                 state.load_state(self, state_dict)
-                self._shared_writes.skip(self.writer)
+                self.forget_writes()
 
     def dumps(self, path: str | Path) -> None:
         """Saves the state in the folder ``path``. A failed save leaves the one before intact."""

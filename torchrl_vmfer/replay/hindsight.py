@@ -17,7 +17,8 @@ from torchrl_vmfer import arguments
 from torchrl_vmfer._torchrl import position, revision, stored_rows
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
-from torchrl_vmfer.samplers.base import flat_slots
+from torchrl_vmfer.replay.shared_writes import WriteTracker
+from torchrl_vmfer.samplers.slots import flat_slots
 
 RewardFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -115,6 +116,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         # An episode is continued by the step that starts in its last state.
         self._state_keys = (achieved, "observation")
         self._episode_index = EpisodeIndex()
+        self._writes = WriteTracker()
         self._known_revision = 0  # revision of the storage, including reported writes
         super().__init__(**kwargs)
 
@@ -222,15 +224,12 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
     def _follow_writes(self) -> None:
         """Brings the index up to date with storage and writer."""
         index, length = self._episode_index, len(self.storage)
-        write_count, cursor = position(self.writer)
-        written = write_count - index.write_count
-        in_order = (index.cursor + written - cursor) % self.storage.max_size == 0
-        in_order = in_order and self._only_appended(written)
-        if in_order and 0 < written < length and len(index):
-            self._append((cursor - written + np.arange(written)) % length)
-            index.write_count = write_count
-            written = 0
-        if not (in_order and written == 0 and len(index) == length):
+        slots = self._writes.slots(self.writer, self.storage)
+        written = 0 if slots is None else len(slots)
+        only_appended = self._only_appended(written) and written < length and len(index) > 0
+        if only_appended and slots is not None:
+            self._append(slots.numpy())
+        if not only_appended or len(index) != length:
             self._rebuild()
 
     def _only_appended(self, written: int) -> bool:
@@ -250,15 +249,13 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             self._known_revision += count if isinstance(self.storage, ListStorage) else 1
 
     def _rebuild(self) -> None:
-        index, length = self._episode_index, len(self.storage)
-        write_count, cursor = position(self.writer)
-        index.clear()
+        length = len(self.storage)
+        self._episode_index.clear()
+        self._writes.skip(self.writer)
         if length:
             self._check_entries()
             # The cursor is the oldest slot, or follows the newest slot if the ring is not full.
-            self._append((cursor + np.arange(length)) % length)
-        # A new writer on existing data starts from 0, wherever the data end.
-        index.cursor, index.write_count = cursor, write_count
+            self._append((position(self.writer)[1] + np.arange(length)) % length)
 
     def _append(self, slots: np.ndarray) -> None:
         done = self._column(self.done_key, slots)
@@ -311,17 +308,10 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 "hindsight relabeling requires one reward per transition."
             )
 
-    def empty(self, empty_write_count: bool = True) -> None:
-        """Empties the buffer, drops prefetched batches and resets samplers and episodes."""
-        super().empty(empty_write_count=empty_write_count)
-        with self.thread_lock:
-            self._episode_index.clear()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replaces everything with a copy of a state. An incompatible state changes nothing."""
-        super().load_state_dict(state_dict)
-        with self.thread_lock:
-            self._episode_index.clear()
+    def forget_writes(self) -> None:
+        """Starts tracking writes again, after the contents were replaced."""
+        super().forget_writes()
+        self._episode_index.clear()
 
 
 def _replace_rows(data: TensorDictBase, key: NestedKey, rows: Tensor, values: Tensor) -> None:

@@ -28,12 +28,11 @@ def is_in_ray_actor() -> bool:
     return is_initialized() and bool(ray.get_runtime_context().get_actor_id())  # type: ignore[union-attr]
 
 
-class SharedWrites:
+class WriteTracker:
     """A record of the slots that any process has written since the last call.
 
-    A process reports the slots that it writes only to its own samplers. The slots written by other
-    processes follow from the counters that writers share, because round-robin writers write in
-    order.
+    They follow from the counters that writers share, because round-robin writers write in order. A
+    process reports the slots that it writes only to its own samplers.
     """
 
     def __init__(self) -> None:
@@ -45,7 +44,10 @@ class SharedWrites:
             self._count, self._next = position(writer)
 
     def slots(self, writer: Writer, storage: Storage) -> Tensor | None:
-        """The written slots along the first dimension, or ``None`` if there are none."""
+        """The written slots along the first dimension, or ``None`` if there are none.
+
+        They are in the order of the writes if these were in order, and otherwise all slots.
+        """
         if not isinstance(writer, RoundRobinWriter):
             return None
         before, written = self._next, position(writer)[0] - self._count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from torchrl_vmfer.samplers.distributions import (
     effective_sample_size,
 )
 from torchrl_vmfer.samplers.ranks import compiled_functions
+from torchrl_vmfer.samplers.slots import SlotArray, flat_slots
 
 _PATIENCE = 100  # number of batches without any signal before a warning
 NEVER = -1
@@ -27,64 +29,6 @@ _FILE = "sampler.pt"  # of a saved state
 
 SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
 """The entries that actor losses write, by the signal of the samplers that use them."""
-
-
-def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
-    """Flattens any index that TorchRL passes to a sampler into slot numbers.
-
-    It may be an ``int``, a tensor ``[n]`` or ``[n, ndim]``, a tuple of ``ndim`` tensors, or
-    ``None`` for no slots. Rows that a writer did not store have negative numbers.
-    """
-    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
-        return index.numpy()
-    if index is None:
-        return np.empty(0, np.int64)
-    if isinstance(index, tuple):
-        index = torch.stack([torch.as_tensor(i, device="cpu").reshape(-1) for i in index], -1)
-    slots = torch.as_tensor(index, device="cpu").numpy()
-    if slots.dtype.kind not in "iu" and slots.size:
-        raise TypeError(f"A slot index must be an integer, got {slots.dtype}.")
-    slots = slots.astype(np.int64, copy=False)
-    if storage is not None and storage.ndim > 1 and slots.ndim > 1:
-        stored = slots[..., 0] >= 0
-        outside = ((slots < 0) | (slots >= storage.shape)).any(-1) & stored
-        if outside.any():
-            bad = slots[outside][0].tolist()
-            raise IndexError(f"Index {bad} is outside a storage of shape {list(storage.shape)}.")
-        flat = slots[..., 0].copy()
-        flat[stored] = np.ravel_multi_index(tuple(slots[stored].T), storage.shape)
-        slots = flat
-    return slots.reshape(-1)
-
-
-class SlotArray:
-    """An array with one number per slot, which doubles in size when necessary.
-
-    The capacity of a storage may be unknown, huge or subject to change. The numbers are not a
-    tensor, whose memory torch.multiprocessing would share with the samplers of other processes.
-    """
-
-    def __init__(self, dtype: type[np.generic] = np.float32) -> None:
-        self._memory = np.empty(0, dtype)
-        self.length = 0
-
-    @property
-    def array(self) -> np.ndarray:
-        """The numbers of the live slots, not copied. The last of several assignments wins."""
-        return self._memory[: self.length]
-
-    def resize(self, length: int, fill: float) -> None:
-        """Sets the number of live slots. New slots are set to ``fill``."""
-        if length > len(self._memory):
-            spare = np.empty(max(length, 2 * len(self._memory)) - self.length, self._memory.dtype)
-            self._memory = np.concatenate([self.array, spare])
-        self._memory[self.length : length] = fill
-        self.length = length
-
-    def load(self, values: np.ndarray) -> None:
-        """Replaces all numbers with a copy of ``values``."""
-        self._memory = np.array(values, self._memory.dtype)
-        self.length = len(values)
 
 
 class BaseSampler(SeamSampler):
@@ -110,7 +54,6 @@ class BaseSampler(SeamSampler):
     smoothing = 0.0  # the weight of the old priority in an update
     records_updates: ClassVar[bool] = True  # whether to record when each priority was updated
     settings: ClassVar[tuple[str, ...]] = ()  # fixed arguments; a loaded state must agree with them
-    _shown: ClassVar[tuple[str, ...]] = ()  # arguments that `repr` shows; by default, `settings`
     _numbers: ClassVar[tuple[str, ...]] = ("max_priority",)  # attributes to save and load
     _first_maximum: ClassVar[float] = 0.0
     _range = (0.0, float(np.finfo(np.float32).max))  # the range of valid priorities
@@ -131,8 +74,9 @@ class BaseSampler(SeamSampler):
         self._distribution.mark_all()
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self._shown or self.settings)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        names = [name for name in signature(type(self).__init__).parameters if hasattr(self, name)]
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({shown})"
 
     # --- Draws.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from torchrl_vmfer.samplers.ranks import make_rank_index, sorted_slots
+from torchrl_vmfer.samplers.ranks import RankIndex, sorted_slots
 
 Mode = Literal["uncertainty", "rank"]
 Generator: TypeAlias = torch.Generator | None  # None: PyTorch's global one
@@ -54,7 +54,7 @@ class Distribution:
     """A distribution over slots, as a function of one priority per slot.
 
     A subclass implements ``draw`` and ``probabilities``. If it keeps sums or an order of the
-    priorities, ``_changes`` tells it which of them to read again.
+    priorities, ``_changes`` returns which of them to read again.
     """
 
     _smallest = 0  # for fewer slots, reading all priorities again is faster than updating some
@@ -204,7 +204,7 @@ class RankDistribution(Distribution):
     def __init__(self, exponent: float = 1.0) -> None:
         super().__init__()
         self.exponent = exponent
-        self._index = make_rank_index()
+        self._index = RankIndex()
         # _mass[end] - _mass[first] is the sum of rank^-exponent over the ranks first + 1 to end.
         self._mass = np.zeros(1)
 

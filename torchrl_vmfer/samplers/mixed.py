@@ -21,8 +21,9 @@ from torchrl_vmfer.samplers.adapters import (
     signal_of,
     takes_td_errors,
 )
-from torchrl_vmfer.samplers.base import BaseSampler, flat_slots
+from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import uniform
+from torchrl_vmfer.samplers.slots import flat_slots
 
 _WEIGHT = "priority_weight"
 
@@ -65,7 +66,6 @@ class MixedSampler(BaseSampler):
 
     settings = ("share",)
     _numbers = ()
-    _shown = ("first", "second", "share")
 
     def __init__(self, first: Sampler, second: Sampler, share: float) -> None:
         for name, part in {"first": first, "second": second}.items():

@@ -48,7 +48,6 @@ class RankPrioritizedSampler(BaseSampler):
     signal = "td_error"
     records_updates = False
     settings = ("alpha",)
-    _shown = ("alpha", "beta")
     _numbers = ("beta", "max_priority")
     _first_maximum = 1.0
 

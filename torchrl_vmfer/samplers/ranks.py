@@ -29,20 +29,68 @@ def sorted_slots(priorities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return codes & _SLOT_MASK, ends
 
 
+class SortedCodes:
+    """Codes in one sorted array, which an update copies.
+
+    The compiled ``Ranks`` have the same methods and give the same results. They are faster, because
+    a change moves the codes of at most two blocks. See ``compiled/samplers.h``.
+    """
+
+    def fill(self, codes: np.ndarray) -> None:
+        """Replaces all codes by sorted ones."""
+        self._codes = codes
+
+    def update(self, bits: np.ndarray, slots: np.ndarray, priorities: np.ndarray) -> None:
+        """Replaces the codes of some slots. ``bits`` are those of the codes, -1 for none."""
+        slots = np.unique(slots)
+        new_bits, old_bits = bits_of(priorities[slots]), bits[slots]
+        bits[slots] = new_bits
+        is_known = old_bits >= 0
+        dead = self._codes.searchsorted(codes_of(old_bits[is_known], slots[is_known]))
+        left, new = np.delete(self._codes, dead), np.sort(codes_of(new_bits, slots))
+        self._codes = np.insert(left, left.searchsorted(new), new)
+
+    def draw(
+        self, random: np.ndarray, mass: np.ndarray, length: int, power: float, found: np.ndarray
+    ) -> None:
+        """Implements :meth:`RankIndex.draw`; the mass of rank r is (r + 1)^(power - 1)."""
+        points = random[0] * (mass[length] - mass[0]) + mass[0]
+        codes = self._codes[mass[1:length].searchsorted(points, side="right")]
+        first = self._codes.searchsorted(codes & ~_SLOT_MASK)
+        end = self._codes.searchsorted(codes | _SLOT_MASK)
+        chosen = first + (random[1] * (end - first)).astype(np.int64)
+        found[:] = self._codes[chosen] & _SLOT_MASK, first, end
+
+    def ties(self, rank: int) -> tuple[int, int]:
+        """Implements :meth:`RankIndex.ties`."""
+        code = self._codes[rank]
+        first, end = self._codes.searchsorted([code & ~_SLOT_MASK, code | _SLOT_MASK])
+        return int(first), int(end)
+
+
 class RankIndex:
     """An index that finds the slot of any rank, where the highest priority has rank 0.
 
-    Each slot has an integer code; codes sort by descending priority, then by slot. Here, they are
-    kept in one sorted array, which an update copies. :class:`RankBlocks` is faster.
+    Each slot has an integer code; codes sort by descending priority, then by slot.
+
+    Args:
+        codes: a new :class:`SortedCodes` or compiled ``Ranks``, by default if they were built.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, codes: Any = None) -> None:
+        if codes is None:
+            extension = compiled_functions()
+            codes = SortedCodes() if extension is None else extension.Ranks()
+        self._codes = codes
         self.rebuild(np.empty(0, np.float32))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RankIndex, ()  # empty: compiled objects cannot be pickled
 
     def rebuild(self, priorities: np.ndarray) -> None:
         """Re-sorts the slots 0 to n - 1 by their non-negative ``float32`` priorities."""
         self._bits = bits_of(priorities)
-        self._fill(np.sort(codes_of(self._bits, np.arange(len(priorities)))))
+        self._codes.fill(np.sort(codes_of(self._bits, np.arange(len(priorities)))))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
         """Reads the priorities of some slots again, also of new slots after the last.
@@ -56,7 +104,7 @@ class RankIndex:
             grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)  # -1: no priority yet
             grown[: len(self._bits)] = self._bits
             self._bits = grown
-        self._change(slots, priorities)
+        self._codes.update(self._bits, slots, priorities)
 
     def draw(
         self, random: np.ndarray, mass: np.ndarray, length: int, exponent: float
@@ -72,64 +120,14 @@ class RankIndex:
         Returns:
             the slots, the first rank with the same priority and one past the last.
         """
-        points = random[0] * (mass[length] - mass[0]) + mass[0]
-        codes = self._codes[mass[1:length].searchsorted(points, side="right")]
-        first = self._codes.searchsorted(codes & ~_SLOT_MASK)
-        end = self._codes.searchsorted(codes | _SLOT_MASK)
-        chosen = first + (random[1] * (end - first)).astype(np.int64)
-        return self._codes[chosen] & _SLOT_MASK, first, end
-
-    def ties(self, rank: int) -> tuple[int, int]:
-        """The first rank with the same priority as a rank, and one past the last."""
-        code = self._codes[rank]
-        first, end = self._codes.searchsorted([code & ~_SLOT_MASK, code | _SLOT_MASK])
-        return int(first), int(end)
-
-    def _fill(self, codes: np.ndarray) -> None:
-        self._codes = codes
-
-    def _change(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        slots = np.unique(slots)
-        bits, old = bits_of(priorities[slots]), self._bits[slots]
-        self._bits[slots] = bits
-        is_known = old >= 0
-        dead = self._codes.searchsorted(codes_of(old[is_known], slots[is_known]))
-        left, new = np.delete(self._codes, dead), np.sort(codes_of(bits, slots))
-        self._codes = np.insert(left, left.searchsorted(new), new)
-
-
-class RankBlocks(RankIndex):
-    """A :class:`RankIndex` that calls compiled functions and gives the same results.
-
-    The codes are kept in sorted blocks, so that a change moves the codes of at most two blocks. See
-    ``compiled/samplers.h``.
-    """
-
-    def __init__(self, functions: Any) -> None:
-        self._functions, self._ranks = functions, functions.Ranks()
-        super().__init__()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return make_rank_index, ()  # empty: compiled objects cannot be pickled
-
-    def draw(
-        self, random: np.ndarray, mass: np.ndarray, length: int, exponent: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """As in :class:`RankIndex`."""
         found = np.empty((3, random.shape[1]), np.int64)
-        self._ranks.draw(random, mass, length, 1 - exponent, found)
+        self._codes.draw(random, mass, length, 1 - exponent, found)
         slots, first, end = found
         return slots, first, end
 
     def ties(self, rank: int) -> tuple[int, int]:
-        """As in :class:`RankIndex`."""
-        return self._ranks.ties(rank)
-
-    def _fill(self, codes: np.ndarray) -> None:
-        self._ranks.fill(codes)
-
-    def _change(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        self._ranks.update(self._bits, slots, priorities)
+        """The first rank with the same priority as a rank, and one past the last."""
+        return self._codes.ties(rank)
 
 
 @cache
@@ -138,9 +136,3 @@ def compiled_functions() -> Any:
     from torchrl_vmfer.compiled import functions  # imported here: it also imports the losses
 
     return functions()
-
-
-def make_rank_index() -> RankIndex:
-    """Makes an index that uses the extension module if it was built."""
-    extension = compiled_functions()
-    return RankIndex() if extension is None else RankBlocks(extension)

@@ -11,8 +11,9 @@ from torchrl.data.replay_buffers.samplers import Sampler
 from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer import arguments
-from torchrl_vmfer.samplers.base import BaseSampler, SlotArray
+from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import Distribution, uniform
+from torchrl_vmfer.samplers.slots import SlotArray
 
 
 class _WriteOrderSampler(BaseSampler):

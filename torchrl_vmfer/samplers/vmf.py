@@ -76,7 +76,6 @@ class VMFSampler(BaseSampler):
     signal = "factor"
     default_priority = arguments.INITIAL_FACTOR.default
     settings = ("power", "pool_size")
-    _shown = ("mode", "power", "initial_factor", "smoothing", "pool_size")
     _numbers = ()
 
     def __init__(
