@@ -23,7 +23,7 @@ _PIECE = np.dtype(
         ("size", np.int64),
         ("trajectory", np.int64),
         ("finished", np.bool_),  # whether no later step continues it
-        ("is_first", np.bool_),  # of its trajectory in the call
+        ("is_first", np.bool_),  # whether it is the first of its trajectory in the call
         ("continues", np.bool_),  # the unfinished episode of its trajectory, if there is one
         ("episode", np.int64),
     ]
