@@ -21,7 +21,7 @@ def extensions() -> list[Extension]:
     """The extension modules for this kind of processor."""
     if sys.platform == "win32":  # the sources are for GCC and Clang
         return []
-    variants: dict[str, list[str]] = {"portable": []}  # of every processor: SSE2, or NEON on ARM
+    variants: dict[str, list[str]] = {"portable": []}  # for every processor: SSE2, or NEON on ARM
     if platform.machine().lower() in ("x86_64", "amd64"):
         variants |= {name: [option] for name, option in X86.items()}
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g"]

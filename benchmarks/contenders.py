@@ -69,7 +69,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
 
 
 def stock_torchrl(algorithm: str, filled: int, size: Size, at_once: bool, tuned: bool) -> Run:
-    """TorchRL's losses, collector and buffer, combined as in its own scripts.
+    """TorchRL's losses, collector and buffer, combined as in its scripts.
 
     That is: its transforms of the environment, all entries stored, batches prefetched.
 

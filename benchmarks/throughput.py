@@ -1,4 +1,4 @@
-"""Training speed of the recipes, of Stable-Baselines3, SBX and a loop of TorchRL's own parts.
+"""Training speed of the recipes, of Stable-Baselines3, SBX and a loop of TorchRL's parts.
 
 Every contender runs in its own process, on one thread of the same core, and takes some steps in
 turn while the others wait; ratios are taken within a round of turns, so that the noise of the

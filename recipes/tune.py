@@ -51,11 +51,12 @@ def main() -> None:
         raise UserError("A search needs another package: pip install '.[search]'.")
     name, *given = [each for each in sys.argv[1:] if each not in mine] or [""]
     recipe = load_recipe(name)
-    fixed, space, folder = _read(given, recipe)
+    fixed, space = _read(given, recipe)
     cfg = _check(fixed, space, recipe)
     search = repr((identity(cfg), cfg.total_frames, space, replace(options, trials=1)))
     digest = hashlib.sha256(search.encode()).hexdigest()[:8]
-    folder = folder or Path(f"runs/search/{name}-{digest}")
+    is_named = any(each.startswith("run_dir=") for each in fixed)
+    folder = Path(cfg.run_dir if is_named else f"runs/search/{name}-{digest}")
     with lock(folder):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         storage = f"sqlite:///{(folder / 'trials.db').absolute()}"
@@ -91,18 +92,16 @@ def main() -> None:
     print(f"  all trials {folder / 'trials.csv'}")
 
 
-def _read(given: list[str], recipe: Recipe) -> tuple[list[str], dict[str, Any], Path | None]:
-    """The fixed arguments of a search, its ranges, and its folder if that is given."""
+def _read(given: list[str], recipe: Recipe) -> tuple[list[str], dict[str, Any]]:
+    """The fixed arguments of a search, and its ranges."""
     overrides, _ = read_command_line(["-m", *given], recipe.config)
-    fixed, space, folder = [], {}, None
+    fixed, space = [], {}
     for each in OverridesParser.create().parse_overrides(overrides):
         if each.is_sweep_override():
             space[each.get_key_element()] = _distribution(each, recipe.config)
-        elif each.get_key_element() == "run_dir":
-            folder = Path(str(each.value()))
         else:
             fixed.append(str(each.input_line))
-    return fixed, space, folder
+    return fixed, space
 
 
 def _distribution(override: Override, config: type[Config]) -> Any:

@@ -99,7 +99,7 @@ def test_the_factors_of_forward_equal_brute_force(redq):
     loss, batch = redq.build(), make_batch(12)
     losses = seeded(loss, batch.clone())
     torch.manual_seed(SEED)
-    torch.randperm(CRITICS)  # forward draws the subset first, then both actions at once
+    torch.randperm(CRITICS)  # forward draws the subset first, then both actions in one call
     both = torch.stack([batch.select("observation"), batch["next"].select("observation")])
     action = drawn(loss, both)[0][0]
     factor = brute_force.sampling_factor(brute_force.action_gradients(loss, batch, action), "mean")

@@ -68,7 +68,7 @@ def actor_of(algorithm, env):
 
 def make_trainer(algorithm, buffer, stepper, loss_options=(), **kwargs):
     torch.manual_seed(0)
-    reward_sum = RewardSum(in_keys=["reward"], out_keys=["reward_sum"])  # which SACTrainer logs
+    reward_sum = RewardSum(in_keys=["reward"], out_keys=["reward_sum"])  # SACTrainer logs it
     env = TransformedEnv(GymEnv("Pendulum-v1"), Compose(DoubleToFloat(), reward_sum))
     env.set_seed(0)
     actor = actor_of(algorithm, env)

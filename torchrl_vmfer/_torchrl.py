@@ -136,7 +136,7 @@ def has_tensor_hooks(tensor: Tensor) -> bool:
 class SeamSampler(Sampler):
     """TorchRL's sampler with public names for its private hooks."""
 
-    reduction = "max"  # of several TD errors for one transition, which the buffer passes
+    reduction = "max"  # the buffer passes several TD errors for one transition
     generator: torch.Generator | None = _public(
         "_rng", "The random generator, which the buffer sets; ``None`` is PyTorch's global one."
     )

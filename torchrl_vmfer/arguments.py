@@ -37,7 +37,7 @@ class Argument:
                 expected = f"{', '.join(others)} or {last}"
                 raise ValueError(f"{name} must be {expected}, got {value!r}.")
             return
-        if getattr(value, "shape", None) == ():  # of a tensor or an array
+        if getattr(value, "shape", None) == ():  # a tensor or an array
             value = value.item()
         number = numbers.Integral if self.is_integer else numbers.Real
         low = -math.inf if self.low is None else self.low

@@ -1,6 +1,6 @@
-"""An algorithm of your own: TD3 whose actor also pays for large actions.
+"""A custom algorithm: TD3 whose actor also pays for large actions.
 
-Run from this directory, with your own key ``action_cost``:
+Run from this directory, with the additional key ``action_cost``:
 
     python smooth_td3.py env=InvertedPendulum-v4 action_cost=0.1
     python smooth_td3.py --help

@@ -1,4 +1,4 @@
-"""An environment and a wrapper of your own, without any change to this repository.
+"""A custom environment and a custom wrapper, without any change to this repository.
 
 Copy this file to any directory, change to that directory, and train (about a minute):
 

@@ -1,4 +1,4 @@
-"""A network of your own: residual blocks with layer normalization."""
+"""A custom network: residual blocks with layer normalization."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""A sampler of your own, for the actor or for the critics.
+"""A custom sampler, for the actor or for the critics.
 
 Run from this directory:
 

@@ -61,7 +61,7 @@ class Agent:
     uncertainty: VMFUncertainty  # measures how much the critics of the loss agree
     critic_optimizer: Optimizer
     actor_optimizer: Optimizer
-    alpha_optimizer: Any = None  # of the temperature, if there is one
+    alpha_optimizer: Any = None  # updates the temperature, if there is one
     targets: Any = None  # a `SoftUpdate` of the target networks, if there are any
     compiled: CompiledUpdates | None  # whole updates; `None` where TorchRL's are used
     buffer: ActorCriticReplayBuffer

@@ -8,15 +8,13 @@ from __future__ import annotations
 import copy
 import functools
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -27,7 +25,6 @@ from omegaconf import DictConfig, open_dict
 RELIED_ON: dict[str, tuple[str, ...]] = {
     "hydra._internal.config_loader_impl.ConfigLoaderImpl": ("_apply_overrides_to_config",),
     "hydra._internal.core_plugins.basic_sweeper.BasicSweeper": ("split_arguments",),
-    "hydra.core.hydra_config.HydraConfig": ("cfg",),
     "hydra.core.plugins.Plugins": ("class_name_to_class",),
 }
 
@@ -53,55 +50,40 @@ def register_plugins(sweeper: type[Plugin], launcher: type[Plugin]) -> None:
     classes["hydra_plugins.vmfer_recipes.PopulationLauncher"] = launcher
 
 
-class SweepComposer:
-    """Composes the runs of a sweep as Hydra does, each combination of choices of groups once.
+def sweep_composer(
+    loader: ConfigLoader, master: DictConfig
+) -> Callable[[Sequence[str]], DictConfig]:
+    """A function that composes a run of a sweep from its overrides, as Hydra does.
 
-    Composing takes Hydra tens of milliseconds. Values of keys are applied to a copy.
+    Composing takes Hydra tens of milliseconds. Each combination of choices of groups is composed
+    once, and values of keys are applied to a copy.
 
     Args:
         loader: Hydra's.
         master: the configuration of the sweep.
     """
+    parse = functools.cache(OverridesParser.create().parse_override)
 
-    def __init__(self, loader: ConfigLoader, master: DictConfig) -> None:
-        self._parse = functools.cache(OverridesParser.create().parse_override)
-        self._is_group = functools.cache(
-            lambda name: bool({*"/@"} & {*name} or loader.get_group_options(name))
-        )
-        self._load = functools.cache(
-            lambda *choices: loader.load_sweep_config(master, list(choices))
-        )
+    @functools.cache
+    def is_group(name: str) -> bool:
+        return bool({*"/@"} & {*name} or loader.get_group_options(name))
 
-    def __call__(self, overrides: Sequence[str]) -> DictConfig:
-        """The configuration of a run, with that of Hydra."""
-        parsed = [self._parse(each) for each in overrides]
-        task = [each for each in parsed if not each.is_hydra_override()]
-        values = [each for each in task if not self._is_group(each.key_or_group)]
-        choices = [str(each.input_line) for each in parsed if each not in values]
-        composed = copy.deepcopy(self._load(*choices))
-        ConfigLoaderImpl._apply_overrides_to_config(values, composed)
-        job, format_ = composed.hydra.job, composed.hydra.job.config.override_dirname
-        composed.hydra.overrides.task = [each.input_line for each in task]
-        job.override_dirname = get_overrides_dirname(
-            task, list(format_.exclude_keys), format_.item_sep, format_.kv_sep
-        )
+    @functools.cache
+    def load(*choices: str) -> DictConfig:
+        composed = loader.load_sweep_config(master, list(choices))
+        with open_dict(composed):
+            del composed["hydra"]
         return composed
 
+    def compose(overrides: Sequence[str]) -> DictConfig:
+        values, choices = [], []
+        for each in map(parse, overrides):
+            if each.is_hydra_override() or is_group(each.key_or_group):
+                choices.append(str(each.input_line))
+            else:
+                values.append(each)
+        composed = copy.deepcopy(load(*choices))
+        ConfigLoaderImpl._apply_overrides_to_config(values, composed)
+        return composed
 
-@contextmanager
-def current_job(composed: DictConfig, number: int) -> Iterator[DictConfig]:
-    """A context in which values may refer to the job that will start: ``${hydra:job.num}``.
-
-    It yields the configuration without Hydra's part, as a recipe receives it. For speed, the
-    argument is changed in place.
-    """
-    with open_dict(composed):
-        composed.hydra.job.id = composed.hydra.job.num = number
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(composed)
-    with open_dict(composed):
-        del composed["hydra"]
-    try:
-        yield composed
-    finally:
-        HydraConfig.instance().cfg = before
+    return compose

@@ -1,4 +1,4 @@
-"""The configurations of the algorithms: their own keys, and their defaults for shared keys."""
+"""The configurations of the algorithms: the keys of each, and their defaults for shared keys."""
 
 from __future__ import annotations
 
@@ -189,12 +189,6 @@ class TD3BCConfig(DeterministicConfig):
         None,
         "run directory whose replay buffer to learn from, or minari:<id>, or a folder in Minari's "
         "format",
-    )
-    total_frames: int = key(
-        1_000_000,
-        "updates of the critics in the whole run; a larger value continues a finished run",
-        low=1,
-        aka=("steps", "total_timesteps", "num_steps"),
     )
     init_random_frames: int = 0
     critic_lr: float = 3e-4

@@ -1,9 +1,11 @@
-"""Reads command lines: those of recipes before Hydra does, and those of other programs."""
+"""Reads command lines, those of recipes before Hydra does, and answers ``--help``."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Collection
+import textwrap
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -13,19 +15,17 @@ from omegaconf import OmegaConf
 
 from vmfer_recipes.config._hydra import option_parser
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.help import help_text
-from vmfer_recipes.config.keys import Config, Key, describe, groups
-from vmfer_recipes.config.names import choices_of, written
+from vmfer_recipes.config.keys import MISSING, Config, Key, describe, groups
+from vmfer_recipes.config.names import CONFIGS, choices_of, written
 from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.config.validation import explaining, no_choice, to_config, unknown_key
 
 _Config = TypeVar("_Config", bound=Config)
 _FLOAT = re.compile(r"(?<![\w.])(\d+\.\d*|\d+\.?\d*[eE]\+?\d+)(?![\w.])")
-
-
-def asks_for_help(arguments: list[str]) -> bool:
-    """Whether a command line contains ``--help``."""
-    return not {"--help", "-h"}.isdisjoint(arguments)
+# The layout of the help.
+_WIDTH = 100
+_LEFT = 34  # width of the left column
+_HARD_SPACE = "\u00a0"  # prevents a line break
 
 
 def read_command_line(
@@ -37,7 +37,8 @@ def read_command_line(
 
     Returns:
         The ``key=value`` and ``group=choice`` arguments, with 1000000 instead of 1e6, and the
-        options of Hydra by their names in its parser, such as ``multirun``.
+        options of Hydra by their names in its parser, such as ``multirun``. A folder of
+        configuration files is a ``key=value`` argument as well.
     """
     parser, flags = option_parser(_reject)
     _check_form(arguments, config, flags)
@@ -45,7 +46,7 @@ def read_command_line(
     options = {name: value for name, value in parsed.items() if value}
     given = options.pop("overrides", [])
     overrides = [_checked(each, config, "multirun" in options) for each in given]
-    if folder := options.get("config_dir"):
+    if folder := options.pop("config_dir", None):
         if not Path(folder).is_dir():
             raise UserError(f"There is no folder --config-dir {folder}.")
         overrides.append(f"hydra.searchpath=['file://{Path(folder).absolute()}']")
@@ -90,8 +91,9 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         for choice in re.findall(r"[\w.]+", value):
             register_choice(name, choice)
         return bare
-    if any(key.is_dict and f"{name}.".startswith(f"{key.name}.") for key in keys.values()):
-        return f"++{bare}"  # an entry of a dictionary may be new
+    dictionaries = (key.name for key in keys.values() if dict[str, Any] in key.types)
+    if any(f"{name}.".startswith(f"{each}.") for each in dictionaries):
+        return f"++{bare}"  # the user adds entries
     if name not in keys:
         raise unknown_key(name, config)
     if keys[name].is_fixed:
@@ -134,9 +136,7 @@ def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Co
 
     A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``.
     """
-    if asks_for_help(arguments):
-        print(help_text(usage, config))
-        raise SystemExit
+    answer_help(arguments, usage, config)
     _check_form(arguments, config)
     keys, options = {key.name: key for key in describe(config)}, []
     for argument in arguments:
@@ -172,3 +172,60 @@ def _check_form(
             value = following[0]
         value = value or ("true" if bool in known[name] else "<value>")
         raise UserError(f"Keys are written without dashes or spaces: write {name}={value}.")
+
+
+def answer_help(arguments: list[str], usage: str, config: type[Config], recipe: str = "") -> None:
+    """Prints the usage, groups and keys of a program and ends it, if ``--help`` asks for them.
+
+    Args:
+        arguments: its command line.
+        usage: how it is started.
+        config: the dataclass of its keys.
+        recipe: the configuration file of a recipe, without its ending.
+    """
+    if {"--help", "-h"}.isdisjoint(arguments):
+        return
+    chosen, keys = groups(config), [key for key in describe(config) if not key.is_fixed]
+    forms = f"{' [group=choice ...]' if chosen else ''} [key=value ...]{' [-m]' if recipe else ''}"
+    lines = [f"Usage: {usage}{forms}", ""]
+    lines += textwrap.wrap((config.__doc__ or "").strip().splitlines()[0], _WIDTH)
+    if chosen:
+        lines.append("\nGroups, with defaults:")
+        entries = OmegaConf.load(CONFIGS / f"{recipe}.yaml").defaults
+        chains = (entry.items() for entry in entries if not isinstance(entry, str))
+        defaults = dict(itertools.chain(*chains))
+        for group, meaning in chosen.items():
+            choices = ", ".join(choices_of(group))
+            lines += _entry(f"{group}={defaults.get(group, '')}", f"{meaning}: {choices}")
+        experiments = ", ".join(choices_of("experiment"))
+        lines += _entry("+experiment=", f"settings of a study, with -m: {experiments}")
+    for group in ("", *chosen):
+        lines.append(f"\nKeys of {group}=:" if group else "\nKeys, with defaults:")
+        lines += _rows(key for key in keys if key.name.rpartition(".")[0] == group)
+    if recipe:
+        example = next((key.name for key in keys if key.name.endswith("seed")), "key")
+        lines.append("\nOptions:")
+        lines += _entry("-m", f"one run for each combination of values: {example}=0,1,2")
+        lines += _entry("--cfg job", "print the configuration and exit")
+        lines += _entry("--hydra-help", "options of Hydra, which reads the configuration")
+    print(*lines, sep="\n", flush=True)
+    raise SystemExit
+
+
+def _rows(keys: Iterable[Key]) -> Iterator[str]:
+    for key in keys:
+        default = "" if key.default == MISSING else written(key.default)
+        notes = [key.range] if key.range else []
+        notes += [f"only {', '.join(key.only)}"] if key.only else []
+        note = f" [{'; '.join(notes)}]".replace(" ", _HARD_SPACE) if notes else ""
+        yield from _entry(f"{key.name}={default}", f"{key.meaning} {note.strip()}")
+
+
+def _entry(left: str, right: str) -> Iterator[str]:
+    wrapped = textwrap.wrap(right, _WIDTH - _LEFT, break_on_hyphens=False)
+    shown = f"  {left}".ljust(_LEFT)
+    if len(left) + 4 > _LEFT:
+        yield shown.rstrip()
+    else:
+        yield shown + wrapped.pop(0).replace(_HARD_SPACE, " ")
+    yield from (" " * _LEFT + line.replace(_HARD_SPACE, " ") for line in wrapped)

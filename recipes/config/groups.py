@@ -6,7 +6,7 @@ samplers are defined in ``torchrl_vmfer.arguments``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torchrl_vmfer import arguments as library
@@ -116,11 +116,9 @@ class SaturatedSamplerConfig(SamplerConfig):
 
     _target_: str = "vmfer_recipes.agent.replay.SaturatedSampler"
     power: float = argument(
-        replace(
-            library.POWER,
-            default=4.0,
-            meaning="P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
-        )
+        library.POWER,
+        default=4.0,
+        meaning="P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
     )
 
 
@@ -187,8 +185,8 @@ class PrioritizedReplayConfig(ReplayConfig):
     """Proportional prioritized replay."""
 
     _target_: str = "torchrl.data.PrioritizedSampler"
-    alpha: float = argument(replace(library.RANK_ALPHA, default=0.6, high=7))
-    beta: float = argument(replace(library.RANK_BETA, default=0.4))
+    alpha: float = argument(library.RANK_ALPHA, default=0.6, high=7)
+    beta: float = argument(library.RANK_BETA, default=0.4)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -223,7 +221,7 @@ class HindsightReplayConfig(ReplayConfig):
     """Uniform replay with hindsight relabeling."""
 
     buffer_size: int = 3_000_000
-    her_ratio: float = argument(library.HER_RATIO, is_argument=False)  # of the buffer
+    her_ratio: float = argument(library.HER_RATIO, is_argument=False)  # the buffer's
     strategy: str = argument(library.STRATEGY, is_argument=False)
     clip: float = key(5.0, "bound of normalized observations and goals", low=1e-9)
 

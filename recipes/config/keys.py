@@ -84,11 +84,6 @@ class Key:
         return any(get_origin(each) is list for each in self.types)
 
     @property
-    def is_dict(self) -> bool:
-        """Whether the value is a dictionary, to which the user adds entries."""
-        return dict[str, Any] in self.types
-
-    @property
     def range(self) -> str:
         """The allowed values in the short form of a table; empty if all values are allowed."""
         parts = [*self.choices]
@@ -169,10 +164,10 @@ def key(
     return dataclasses.field(default=default, metadata={"key": defined})
 
 
-def argument(defined: Argument, *, is_argument: bool = True) -> Any:
-    """Makes a configuration key of an argument of this library."""
+def argument(defined: Argument, **changes: Any) -> Any:
+    """Makes a configuration key of an argument of this library, with the given changes."""
     values = {name: value for name, value in vars(defined).items() if name != "is_integer"}
-    return key(**values, is_argument=is_argument)
+    return key(**{**values, "is_argument": True, **changes})
 
 
 @dataclass

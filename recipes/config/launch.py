@@ -18,10 +18,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from vmfer_recipes import stopping_while_starting
-from vmfer_recipes.config._hydra import current_job, register_plugins
-from vmfer_recipes.config.command_line import asks_for_help, read_command_line
+from vmfer_recipes.config._hydra import register_plugins
+from vmfer_recipes.config.command_line import answer_help, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
-from vmfer_recipes.config.help import help_text
 from vmfer_recipes.config.keys import Config
 from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_recipe
@@ -93,21 +92,16 @@ class Recipe:
 
     def compose(self, arguments: list[str]) -> Any:
         """The validated configuration of the run that a command line starts."""
-        return self._composed(read_command_line(arguments, self.config)[0])
+        overrides, _ = read_command_line(arguments, self.config)
+        return to_config(composed(self._name, overrides, self.config))
 
     def _main(self) -> None:
-        if asks_for_help(sys.argv[1:]):
-            print(help_text(self._program, self.config, self._file))
-            return
+        answer_help(sys.argv[1:], self._program, self.config, self._file)
         overrides, options = read_command_line(sys.argv[1:], self.config)
-        if options.keys() <= {"config_dir"}:
-            self._execute(self._composed(overrides))
-        else:
+        if options:
             self._launch(overrides, options)
-
-    def _composed(self, overrides: list[str]) -> Any:
-        with current_job(composed(self._name, overrides, self.config), number=0) as cfg:
-            return to_config(cfg)
+        else:
+            self._execute(to_config(composed(self._name, overrides, self.config)))
 
     def _execute(self, config: Any) -> None:
         # Modules of the user may import anything: they wait for the run.

@@ -45,7 +45,7 @@ def register_recipe(base: str, config: type[Config], algorithm: str) -> str:
     file = CONFIGS / f"{base}.yaml"
     if (algorithm == base and schemas_of().get(base) is config) or not file.exists():
         return base
-    name, store = f"own_{algorithm}", ConfigStore.instance()
+    name, store = f"custom_{algorithm}", ConfigStore.instance()
     store.store(name, config, group="schema")
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     defaults = content["defaults"]

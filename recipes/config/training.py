@@ -28,27 +28,21 @@ from vmfer_recipes.config.names import written
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.loggers import check_logger
 
-__all__ = ["INCIDENTAL", "Config", "TrainingConfig", "to_config"]
+__all__ = ["Config", "TrainingConfig", "to_config"]
 
 _COMPARING = (VMFSamplerConfig, DirectSamplerConfig, WeightedSamplerConfig)
-# Keys that say which seed, and how a run is watched and executed, not what it learns.
-INCIDENTAL = (
-    *("seed", "run_dir", "resume", "logger", "total_frames", "threads", "device", "solved_at"),
-    *("eval_interval", "num_eval_episodes", "max_eval_steps", "log_interval"),
-    "checkpoint_interval",
-    *("keep_checkpoint", "keep_checkpoints_at"),
-)
 
 
 @dataclass
 class TrainingConfig(Config):
-    """The keys shared by all training recipes. Recipes add their own in a subclass."""
+    """The keys shared by all training recipes. Recipes add further ones in a subclass."""
 
     algorithm: str = key(MISSING, "name of the recipe, part of the run directory")
     seed: int = key(0, "seed of environment, networks, exploration and sampling", low=0)
     total_frames: int = key(
         1_000_000,
-        "environment steps of the whole run; a larger value continues a finished run",
+        "environment steps of the whole run (offline: updates of the critics); a larger value "
+        "continues a finished run",
         low=1,
         aka=("steps", "total_timesteps", "num_steps"),
     )
@@ -87,10 +81,10 @@ class TrainingConfig(Config):
         1e-3, "learning rate of the actor (Adam)", low=0, aka=("lr", "learning_rate")
     )
     network: str = key(
-        "mlp", "network of actor and critics: mlp, or your own nn.Module, as my_package.MyNetwork"
+        "mlp", "network of actor and critics: mlp, or a custom nn.Module, as my_package.MyNetwork"
     )
     network_kwargs: dict[str, Any] = key(
-        {}, "keyword arguments of your own network: network_kwargs.width=64"
+        {}, "keyword arguments of a custom network: network_kwargs.width=64"
     )
     hidden: list[int] = key([256, 256], "hidden units of network=mlp, per layer", low=1)
     activation: str = key(
@@ -125,7 +119,7 @@ class TrainingConfig(Config):
     threads: int = key(
         1, "CPU threads of PyTorch; results are reproducible for the same number", low=1, high=1024
     )
-    fast: bool = key(True, "faster code for plain networks; false uses TorchRL's own components")
+    fast: bool = key(True, "faster code for plain networks; false uses TorchRL's components")
     compile: bool = key(False, "apply torch.compile to TorchRL's losses; can be faster on GPUs")
     device: str = key("cpu", "device of the networks: cpu, cuda, cuda:1, ...", aka=("gpu",))
     resume: bool = key(

@@ -28,9 +28,9 @@ _LAUNCHERS = {"joblib": "sweep", "ray": "ray", "submitit_slurm": "slurm"}
 
 
 def composed(name: str, overrides: list[str], config: type[Config]) -> DictConfig:
-    """The configuration of a command line, with Hydra's part."""
+    """The configuration of a command line."""
     with explaining(config), initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose(name, overrides, return_hydra_config=True)
+        return compose(name, overrides)
 
 
 def to_config(cfg: DictConfig) -> Any:
@@ -52,13 +52,11 @@ def validate(config: Config, prefix: str = "") -> None:
                 raise _wrong_value(name, keys[field], value)
         elif isinstance(value, Config):
             validate(value, f"{name}.")
-        elif field in groups(type(config)):
-            raise UserError(f"{name} must be a group, got {value!r}: choose one with {name}=.")
         else:  # an entry of a dictionary that the choice lacks
             group, choice = prefix.rstrip("."), getattr(config, "name", "this choice")
             raise UserError(
-                f"{name} has no effect on {group}={choice}: leave it out, or use it with a class "
-                f"of your own, as in {group}=my_package.MyClass."
+                f"{name} has no effect on {group}={choice}: leave it out, or use it with a "
+                f"custom class, as in {group}=my_package.MyClass."
             )
 
 

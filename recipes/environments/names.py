@@ -30,6 +30,6 @@ def registered_id(name: str) -> str:
         raise UserError(f"The module {module} registers no environment {identifier!r}. {cure}")
     cure = did_you_mean(identifier, gym.registry, "See `gymnasium.pprint_registry()`.")
     raise UserError(
-        f"There is no environment {name!r}. {cure} For an environment of your own module, write "
+        f"There is no environment {name!r}. {cure} For an environment of your module, write "
         f"env.name=my_module:{name}."
     )

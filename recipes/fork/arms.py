@@ -28,7 +28,7 @@ class Arm:
     """A method that continues from a checkpoint."""
 
     name: str  # as written, such as ``vmf_power sampler.power=8``
-    changes: dict[str, Any]  # of the configuration of a run, by key
+    changes: dict[str, Any]  # new values of a run's configuration, by key
 
     @property
     def folder(self) -> str:

@@ -36,7 +36,8 @@ from vmfer_recipes.run.evaluation import evaluate
 from vmfer_recipes.run.session import EVALUATION_SEED
 
 _PARTS = ("observations", "loss", "actor_optimizer", "replay")
-_DISTURBANCES, _DISTURBANCE = 8, 0.1  # of the action, for the consistency of a gradient
+# Number and size of the changes of the action that measure the consistency of a gradient.
+_DISTURBANCES, _DISTURBANCE = 8, 0.1
 
 
 def measure(options: Any, sources: Sequence[Source]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.names import differing, flat
 from vmfer_recipes.config.saved import load_config
-from vmfer_recipes.config.training import INCIDENTAL, TrainingConfig
+from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.run.directory import INCIDENTAL
 from vmfer_recipes.run.files import checkpoint_files, step_of
 
 

@@ -145,7 +145,7 @@ def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict
     components = {name: part for name, part in agent.components().items() if name != "policy"}
     # Copied, because optimizers and environments keep the tensors that they are given.
     parts = dict(checkpoint["parts"])
-    replay = parts.pop("replay")  # which a buffer copies
+    replay = parts.pop("replay")  # a buffer copies its state
     parts = copy.deepcopy(parts)
     parts["replay"] = {
         **replay,

@@ -15,7 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vmfer_recipes.config._hydra import SweepComposer, current_job
+from vmfer_recipes.config._hydra import sweep_composer
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.validation import to_config
 from vmfer_recipes.run.interruption import Interruption, StoppedError, leaving_ctrl_c_to_the_runs
@@ -65,11 +65,9 @@ class PopulationLauncher(Launcher):
         setup_globals()
         quiet_torchrl()
         configs: list[Any] = []
-        compose = SweepComposer(self._context.config_loader, self._config)
-        for number, overrides in enumerate(job_overrides):
-            composed = compose(overrides)
-            with current_job(composed, initial_job_idx + number) as cfg:
-                configs.append(to_config(cfg))
+        compose = sweep_composer(self._context.config_loader, self._config)
+        for overrides in job_overrides:
+            configs.append(to_config(compose(overrides)))
             check_served(configs[-1])
         groups = grouped(configs, self._size)
         errors: list[Exception | None] = [None] * len(configs)

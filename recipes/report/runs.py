@@ -13,8 +13,8 @@ from vmfer_recipes.config.errors import first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.names import flat
 from vmfer_recipes.config.saved import read_training_config
-from vmfer_recipes.config.training import INCIDENTAL
 from vmfer_recipes.report.methods import Method, Task, frozen
+from vmfer_recipes.run.directory import INCIDENTAL
 from vmfer_recipes.run.tables import read_columns
 
 # The last tenth of the run, because a single evaluation of ten episodes is noisy.

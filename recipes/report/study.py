@@ -19,7 +19,7 @@ from vmfer_recipes.report.inference import Estimate, column_estimates, estimate,
 from vmfer_recipes.report.methods import Baseline, Method, Task, label_methods, label_tasks
 from vmfer_recipes.report.runs import METRICS, LeftOut, Run, area, final
 
-LEVEL = 0.05  # of significance
+LEVEL = 0.05  # significance level
 PAPER = read_config(Path(__file__).with_name("paper.yaml"))
 TOO_FEW = "too few seeds"  # the verdict if no scores could have been significant
 

@@ -21,6 +21,11 @@ MAY_CHANGE = (
     *("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at"),
     "max_eval_steps",
 )
+# Keys that say which seed, and how a run is watched and executed, not what it learns.
+INCIDENTAL = (
+    *(*MAY_CHANGE, "seed", "total_frames", "threads", "device"),
+    *("eval_interval", "num_eval_episodes", "log_interval", "checkpoint_interval"),
+)
 
 
 def identity(cfg: TrainingConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.run.files import replacing
 
 if TYPE_CHECKING:
-    from vmfer_recipes.config.training import TrainingConfig  # which checks loggers
+    from vmfer_recipes.config.training import TrainingConfig  # it imports this module
 
 _PACKAGES = {TensorBoardLoggerConfig: "tensorboard", WandbLoggerConfig: "wandb"}
 _SECONDS = 60  # to reach Weights & Biases; afterwards an interrupted connection is no error

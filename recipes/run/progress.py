@@ -14,7 +14,7 @@ from tqdm import tqdm
 from vmfer_recipes.config.names import run_title
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.run.tables import Evaluation
-from vmfer_recipes.sweep.jobs import sweep_position
+from vmfer_recipes.sweep.sweeps import sweep_position
 
 _FACTS = "{remaining} left, {rate_noinv_fmt}{postfix}"
 _BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}, " + _FACTS + "]"

@@ -32,7 +32,7 @@ from vmfer_recipes.toy.agents import (
 if TYPE_CHECKING:
     from vmfer_recipes.shooting import ShootingConfig
 
-WAYS = ("uniform", "uncertainty", "oracle")  # of choosing transitions
+WAYS = ("uniform", "uncertainty", "oracle")  # the ways of choosing transitions
 
 ANGLE_EDGES = np.linspace(0, 180, 37)  # the edges of the bins, in degrees
 _BINS = len(ANGLE_EDGES) - 1

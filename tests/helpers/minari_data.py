@@ -61,7 +61,7 @@ def record(root, name, dataset_id, limit, **metadata):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(root))
         metadata.setdefault("env", env)
-        with warnings.catch_warnings():  # of authors and descriptions
+        with warnings.catch_warnings():  # authors and descriptions are missing
             warnings.simplefilter("ignore")
             minari.create_dataset_from_buffers(dataset_id, buffers, **metadata)
     return Recorded(root=root, id=dataset_id, folder=root / dataset_id, transitions=transitions)

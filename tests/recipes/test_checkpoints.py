@@ -45,7 +45,7 @@ def truncate(file: Path) -> None:
 def mark_tensors_as_directories(file: Path) -> None:
     # PyTorch does not read the data of such entries.
     content = bytearray(file.read_bytes())
-    header = content.index(b"PK\x01\x02")  # of the central directory
+    header = content.index(b"PK\x01\x02")  # the central directory
     while header >= 0:
         if b"/data/" in content[header + 46 : header + 100]:
             content[header + 38] |= 0x10

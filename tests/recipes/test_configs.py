@@ -30,11 +30,6 @@ def test_every_method_is_one_word_and_part_of_the_run_directory(algorithm, group
         assert cfg.run_dir == f"runs/{algorithm}/Hopper-v4/{method}/seed7"
 
 
-def test_an_environment_without_a_file_is_part_of_the_run_directory():
-    cfg = defaults("td3", "env.name=Pusher-v4")
-    assert cfg.run_dir == "runs/td3/Pusher-v4/uniform-vmf_uncertainty/seed0"
-
-
 @pytest.mark.parametrize("file", sorted((CONFIGS / "env").glob("*.yaml")), ids=lambda f: f.stem)
 def test_environment_files_are_named_after_their_environment(file):
     assert OmegaConf.load(file).name == file.stem

@@ -68,7 +68,7 @@ def _levels(axes):
     return {
         line.get_label(): line.get_ydata()[0]
         for line in axes.lines
-        if list(line.get_xdata()) == [0, 1]  # of the width of the axes
+        if list(line.get_xdata()) == [0, 1]  # spans the width of the axes
     }
 
 

@@ -80,7 +80,7 @@ def test_a_run_without_a_checkpoint_is_refused_with_the_cure(run_copy):
 
 def test_a_key_normalize_without_a_dataset_changes_nothing(configuration, tmp_path):
     cfg = to_config(configuration("td3", tmp_path))
-    cfg.normalize = True  # as a user's own recipe may define it
+    cfg.normalize = True  # as a custom recipe may define it
     assert make_observations(environment(PENDULUM), cfg).normalization() is None
 
 

@@ -47,7 +47,7 @@ def test_the_ratio_and_the_cosine_equal_ordinary_backward_passes(make_agent):
     batch = agent.actor_batch(None)
     one, other = actor_gradient(agent, batch[::2]), actor_gradient(agent, batch[1::2])
     found = measure(agent, batch)
-    noise = (one - other).square().sum() / 4  # of the mean of both halves
+    noise = (one - other).square().sum() / 4  # in the mean of both halves
     torch.testing.assert_close(found["gradient_snr"], one @ other / noise, rtol=1e-3, atol=1e-3)
 
     uniform = agent.buffer.sample_uniformly(keys=["observation"])  # the next uniform draw
@@ -84,7 +84,7 @@ def test_saturated_components_of_the_mean_action_are_counted(make_agent, algorit
 
 
 def test_ages_count_from_the_newest_transition_also_after_old_ones_were_overwritten(make_agent):
-    agent = make_agent("td3", "replay.buffer_size=80", CHEETAH)  # of 100 transitions
+    agent = make_agent("td3", "replay.buffer_size=80", CHEETAH)  # the run has 100 transitions
     for slots, expected in {(19, 19): 0, (20, 20): 1, (79, 0): 19.5 / 79}.items():
         index = torch.tensor(slots)
         found = measure(agent, agent.buffer[index].set("index", index))

@@ -56,6 +56,8 @@ ANSWERS = {
     "buffer_size=9": ["replay.buffer_size"],
     "+experiment=tabel1": ["tabel1", "table1"],
     "--sede=3": ["sede", "Did you mean: seed?"],
+    "qqqq=1": ["qqqq", "See --help."],
+    "env=qqqq": ["qqqq", "Known names: "],
     "--video": ["video", "--help"],
     # Another form.
     "experiment=table1": ["+experiment=table1"],
@@ -122,14 +124,8 @@ def test_a_mistake_is_answered_in_one_line(error_line, algorithm, arguments):
     line = error_line(*arguments.split(), algorithm=algorithm)
     named = ANSWERS[arguments] if algorithm == "td3" else OTHER_RECIPES[algorithm, arguments]
     assert [part for part in named if part not in line] == []
-
-
-@pytest.mark.parametrize("override", ["qqqq=1", "env=qqqq", "sampler=qqqq", "seeed=1", "repla=x"])
-def test_an_unknown_name_lists_a_few_alternatives(error_line, override):
-    line = error_line(override)
-    names = re.search(r"(?:Did you mean: |Known names: )(.*?)[?;]", line)
-    assert names is None or len(set(names[1].split(", ")) - {"..."}) <= 3
-    assert len(line) < 180
+    listed = re.search(r"(?:Did you mean: |Known names: )(.*?)[?;]", line)
+    assert listed is None or len({*listed[1].split(", ")} - {"..."}) <= 3
 
 
 def test_a_float_in_a_user_file_suggests_the_integer(error_line, tmp_path):

@@ -29,7 +29,7 @@ SOURCE = (
     "replay.buffer_size=50",
     "keep_checkpoints_at=[80,100]",
 )
-NO_NOISE = ("target_noise=0",)  # of TD3: errors can be computed again
+NO_NOISE = ("target_noise=0",)  # TD3's errors can be computed again
 FROZEN = ("arms=[fresh,vmf_rank]", "mode=frozen", "updates=2", "draws=1")
 
 
@@ -314,7 +314,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(source, sac_source, tmp_pa
     damaged = run / "checkpoint/kept/step_000000000100.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     shutil.copy(source / "checkpoint/kept/step_000000000080.pt", damaged.parent)
-    for steps in ("at=100", "at=[80,100]"):  # of two, also if only the later one is damaged
+    for steps in ("at=100", "at=[80,100]"):  # also if only the later one is damaged
         line = failure(f"run={run}", steps, f"out={tmp_path}/other")
         assert "cannot be read" in line
         assert not (tmp_path / "other").exists()

@@ -41,7 +41,7 @@ def test_a_finished_run_has_all_its_files_with_the_documented_columns(vmf_run):
     columns = ["step", "return_mean", "return_std", "episode_length", "success_rate"]
     assert list(evaluations[0]) == columns
     assert [int(row["step"]) for row in evaluations] == [0, 50, 100, 130]
-    assert {row["success_rate"] for row in evaluations} == {""}  # of a task without success
+    assert {row["success_rate"] for row in evaluations} == {""}  # the task reports no success
     assert next(iter(training[0])) == "step"
     assert [int(row["step"]) for row in training] == [80, 100, 120, 130]
     assert (vmf_run / "finished").stat().st_size == 0

@@ -173,7 +173,7 @@ def test_selected_checkpoints_are_kept_also_of_the_step_from_which_a_run_continu
     run_dir = shutil.copytree(short_run(*RUN), tmp_path / "run")
     kept = run_dir / "checkpoint" / "kept"
     kept.mkdir()
-    (kept / "step_000000000060.pt.99.unfinished").touch()  # of a killed process
+    (kept / "step_000000000060.pt.99.unfinished").touch()  # left by a killed process
     before = torch.load(run_dir / "checkpoint" / "step_000000000095.pt", weights_only=True)
     finish(RUN[0], run_dir, *RUN[1:], "keep_checkpoints_at=[60,95,100]")
     names = sorted(file.name for file in kept.iterdir())

@@ -13,7 +13,6 @@ import torch
 from torchrl_vmfer import RankPrioritizedSampler
 from vmfer_recipes import train as train_program
 from vmfer_recipes.config.plugins import import_module
-from vmfer_recipes.status import read_progress
 from vmfer_recipes.td3 import main as td3
 
 SAMPLERS = '''
@@ -161,22 +160,6 @@ def test_invalid_sampler_is_reported_in_one_line_and_writes_nothing(
     assert not (outside / "runs").exists()
 
 
-def test_sweep_over_built_in_and_custom_samplers_has_directories_and_status(
-    outside, execute, capsys
-):
-    short = ("total_frames=66", "init_random_frames=62", "-m")
-    execute(td3, *SMALL, *short, "sampler=uniform,my_samplers.Mine")
-    folder = outside / "runs" / "td3" / "InvertedPendulum-v4"
-    assert sorted(run.name for run in folder.iterdir()) == ["uniform-Mine", "uniform-uniform"]
-    shutil.rmtree(folder / "uniform-Mine")
-    runs, complaints = read_progress(outside / "runs", recent=300)
-    assert not complaints
-    assert {run.run_dir.parent.name: run.state for run in runs} == {
-        "uniform-Mine": "left",
-        "uniform-uniform": "done",
-    }
-
-
 def test_custom_algorithm_has_its_own_directory_and_keys_and_resumes_exactly(
     outside, execute, assert_same_run, capsys
 ):
@@ -192,16 +175,15 @@ def test_custom_algorithm_has_its_own_directory_and_keys_and_resumes_exactly(
     assert_same_run(straight, end.parent)
 
 
-def test_custom_algorithm_lists_its_keys_and_train_the_algorithms(execute, capsys):
-    execute(train_program.main, "my_algorithm", "--help")
-    text = capsys.readouterr().out
+def test_custom_algorithm_lists_its_keys_and_train_the_algorithms(run_program):
+    _, text, _ = run_program(train_program.main, "my_algorithm", "--help")
     assert text.startswith("Usage: python recipes/train.py my_algorithm [group=choice")
     assert "TD3 with a key of its own." in text
     assert re.search("scale=2 +factor of the noise", text)
     assert re.search("init_random_frames=60 +steps of random actions before learning", text)
     assert "sampler=vmf_uncertainty" in text
-    execute(train_program.main, "--help")
-    assert {"  td3  ", "  sac  "} <= set(re.findall(r"  \w+  ", capsys.readouterr().out))
+    _, text, _ = run_program(train_program.main, "--help")
+    assert {"  td3  ", "  sac  "} <= set(re.findall(r"  \w+  ", text))
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_the_baseline_has_the_named_settings_and_the_others_of_the_method(baseli
 
 
 def test_any_key_may_name_the_baseline(runs):
-    runs.write("fresh", algorithm="sac", actor_objective="first")  # of no other algorithm
+    runs.write("fresh", algorithm="sac", actor_objective="first")  # no other algorithm has it
     for objective, sampler in itertools.product(("first", "mean"), ("fresh", "vmf_rank")):
         runs.write(sampler, actor_objective=objective)
     assert _pairs(runs.study("actor_objective=first")) == {

@@ -134,14 +134,6 @@ def test_an_extended_finished_run_has_steps_left(tmp_path):
     assert (run.state, run.step, run.total, run.remaining) == ("stopped", 1000, 3000, 2000)
 
 
-def test_damaged_records_and_configs_are_listed(runs):
-    (runs / "a" / "config.yaml").write_text("a: [")
-    (runs / "sweep_1.json").write_text('{"nothing": 1}')
-    progress, complaints = read_progress(runs, recent=300)
-    assert len(progress) == 3
-    assert len(complaints) == 2
-
-
 def test_the_program_shows_a_table_and_time_left(runs, execute, error_of, capsys):
     _record_sweep(runs, "runs/td3/seed0", "runs/td3/seed1")
     _write_run(runs / "runs/td3/seed0", step=1000, done=True)

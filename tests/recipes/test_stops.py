@@ -305,7 +305,7 @@ def test_sweep_skips_a_run_that_another_process_trains(sweep, tmp_path, capfd):
     assert f"{tmp_path / '0'} is being written by process {os.getpid()} " in capfd.readouterr().err
     assert [file.name for file in (tmp_path / "0").iterdir()] == ["lock"]
     assert (tmp_path / "1" / "finished").exists()
-    sweep()  # which requires that both locks are released
+    sweep()  # requires that both locks are released
     assert (tmp_path / "0" / "finished").exists()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
-from vmfer_recipes.config._hydra import SweepComposer, current_job
+from vmfer_recipes.config._hydra import sweep_composer
 from vmfer_recipes.config.algorithms import TD3Config
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.launch import Recipe
@@ -18,8 +18,8 @@ from vmfer_recipes.config.names import CONFIGS
 from vmfer_recipes.config.plugins import register_choice
 from vmfer_recipes.run.progress import start_message
 from vmfer_recipes.shooting import ShootingConfig
-from vmfer_recipes.sweep.jobs import position_override, sweep_position
 from vmfer_recipes.sweep.records import read_records
+from vmfer_recipes.sweep.sweeps import sweep_position
 
 DEFAULT = "runs/td3/HalfCheetah-v4/uniform-vmf_uncertainty"
 
@@ -99,11 +99,6 @@ def test_the_directory_of_a_run_depends_only_on_its_own_values(sweep):
 
 
 def test_experiments_keep_their_directories(sweep):
-    env = ("env=Hopper-v4", "sampler=uniform", "seed=0")
-    assert sweep("+experiment=hopper,overhead", *env) == [
-        "runs/hopper/100000_steps/td3/Hopper-v4/uniform-uniform/seed0",
-        "runs/overhead/20000_steps/td3/Hopper-v4/uniform-uniform/seed0",
-    ]
     # The lists of values of an experiment count as well.
     assert sweep("+experiment=hopper", "batch_size=8,9", "sampler=uniform", "seed=range(1,2)") == [
         f"runs/hopper/100000_steps/td3/Hopper-v4/uniform-uniform/batch_size_{size}/seed1"
@@ -161,7 +156,7 @@ def test_two_runs_with_the_same_directory_are_rejected(error_line, sweep):
         ["seed=3", "sampler=vmf_rank", "sampler.power=2", "replay=her"],
         ["+experiment=hopper", "seed=1", "env=Hopper-v4", "run_dir='runs/a b'"],
         ["sampler=torchrl.data.RandomSampler", "++sampler.kwargs={a: 1}", "hidden=[8,9]"],
-        ["env.name=Hopper-v4", "++env.kwargs.gain=2", position_override(7)],
+        ["env.name=Hopper-v4", "++env.kwargs.gain=2", "hydra.job.name=x"],
     ],
 )
 def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
@@ -169,14 +164,15 @@ def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         master = compose("td3", [], return_hydra_config=True)
-        composer = SweepComposer(loader, master)
+        composer = sweep_composer(loader, master)
         composer([*overrides, "batch_size=999"])  # leaves no trace
         expected = loader.load_sweep_config(master, list(overrides))
         composed = composer(overrides)
+    with open_dict(expected):
+        del expected["hydra"]
     contents = [OmegaConf.to_container(each, resolve=False) for each in (composed, expected)]
     assert contents[0] == contents[1]
-    with current_job(composed, 0) as ours, current_job(expected, 0) as hydras:
-        assert OmegaConf.to_object(ours) == OmegaConf.to_object(hydras)
+    assert OmegaConf.to_object(composed) == OmegaConf.to_object(expected)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +186,7 @@ def test_a_run_of_a_sweep_is_composed_as_by_hydra(overrides):
         (["tau=interval(0.1,0.2)"], ["tau=interval(0.1,0.2)", "recipes/tune.py"]),
         (["seed=range(0,0)"], ["no runs"]),
         (["seed=0,1", "hydra.sweeper.max_batch_size=-1"], ["max_batch_size must be at least 1"]),
-        (
-            ["+experiment=overhead,hopper", "env=Hopper-v4", "sampler=uniform"],
-            ["+experiment=overhead is a sweep over seed: start one experiment at a time."],
-        ),
+        (["+experiment=overhead,hopper"], ["start one experiment at a time."]),
         *(
             ([f"{group}=nowhere_at_all.Typo", "seed=0,1"], ["nowhere_at_all", "No run was started"])
             for group in ("sampler", "replay", "logger")

@@ -1,4 +1,4 @@
-"""One buffer with two samplers, used by several threads at once."""
+"""One buffer with two samplers, used by several threads concurrently."""
 
 import itertools
 import threading

@@ -29,7 +29,7 @@ from torchrl_vmfer.networks import LocAndScale
 
 __all__ = ["Binding"]
 
-_state_of = attrgetter("state")  # of an optimizer
+_state_of = attrgetter("state")  # the state of an optimizer
 
 _DETERMINISTIC = (VMFTD3Loss, VMFTD3BCLoss)
 _SERVED = (*_DETERMINISTIC, VMFSACLoss, VMFREDQLoss, VMFTQCLoss)

@@ -40,7 +40,7 @@ INLINE long least(long a, long b) { return a < b ? a : b; }
 INLINE long most(long a, long b) { return a > b ? a : b; }
 INLINE long panels_of(long units) { return (units + LANES - 1) / LANES; }
 INLINE long padded(long units) { return LANES * panels_of(units); }
-INLINE long place_in(long rows, long row, long unit) { /* of panels */
+INLINE long place_in(long rows, long row, long unit) { /* in panels */
     return unit / LANES * LANES * rows + LANES * row + unit % LANES;
 }
 INLINE vec load(const float *from) { return *(const vec *)from; }

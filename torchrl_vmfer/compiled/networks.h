@@ -227,7 +227,7 @@ static void count_step(const Network *net, long member) {
 /* The backward pass of one network.
  *
  * slopes: the gradient of the outputs, in panels
- * adam: takes a step with the gradients of the parameters at once, if it has no limit; or NULL
+ * adam: takes a step with each gradient as soon as it is known, if it has no limit; or NULL
  * gradients: [depth], receive the gradients of the parameters if adam has a limit
  * columns, count: the inputs whose gradient is returned, in panels; count = 0 for none
  */

@@ -23,7 +23,7 @@ static const double FULL = 0.95;
 #endif
 
 typedef struct {
-    uint32_t place[DEPTH + VECTOR]; /* of the row of a block, in bytes */
+    uint32_t place[DEPTH + VECTOR]; /* in the row of a block, in bytes */
     float value[DEPTH + VECTOR];
     long count;
 } List;

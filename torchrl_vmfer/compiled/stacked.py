@@ -84,7 +84,7 @@ class Settings:
     measures: bool = True  # whether actor updates compute factors and resultant lengths
     has_norms: bool = False  # whether they compute the norm of the gradient that moves the actor
     is_pre_tanh: bool = False  # whether directions and norms refer to the pre-tanh action
-    distance: Literal["l2", "l1", "smooth_l1"] = "l2"  # of values to targets
+    distance: Literal["l2", "l1", "smooth_l1"] = "l2"  # between values and targets
     critic_scale: float = 1.0  # a factor of the critics' loss
     policy_noise: float = 0.2  # the deviation of the noise on target actions, and its bound
     noise_clip: float = 0.5
@@ -99,9 +99,9 @@ class Settings:
     target_entropy: float = 0.0
     low: Any = -1.0  # the bounds of actions: a number, or one for each component
     high: Any = 1.0
-    middle: Any = 0.0  # of the policy's action, middle + half · tanh(u)
+    middle: Any = 0.0  # the policy's action is middle + half · tanh(u)
     half: Any = 1.0
-    seen_middle: Any = 0.0  # of the derivative of that action, for is_pre_tanh
+    seen_middle: Any = 0.0  # for the derivative of that action, with is_pre_tanh
     seen_half: Any = 1.0
 
     def numbers(self) -> dict[str, Any]:

@@ -259,7 +259,7 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
     Pass pass = new_pass(
         arena, net, rows, critic_inputs(agents, batch, member, batch->next_observation, acts.action));
     long num_nets = batch->subset ? batch->num_subset : agents->num_targets, kept = 1;
-    long width = num_nets * outputs; /* of the targets of a row */
+    long width = num_nets * outputs; /* targets in a row */
     for (long i = 0; i < num_nets; i++) {
         long n = batch->subset ? batch->subset[num_nets * member + i] : i;
         float *values = forward(arena, net, net->count * member + n, 1, rows, pass);

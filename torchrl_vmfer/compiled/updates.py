@@ -145,7 +145,7 @@ class CompiledUpdates:
 
     @staticmethod
     def stack(agents: Sequence[CompiledUpdates]) -> StackedUpdates:
-        """Updates several agents with networks of the same shapes and the same settings at once.
+        """Updates several agents with networks of the same shapes and settings together.
 
         Their parameters and optimizer states are moved into common tensors, of which their own
         become views: losses, optimizers and policies see the updates as before.

@@ -25,7 +25,7 @@ from torchrl_vmfer.samplers.slots import SlotArray, flat_slots
 
 _PATIENCE = 100  # number of batches without any signal before a warning
 NEVER = -1
-_FILE = "sampler.pt"  # of a saved state
+_FILE = "sampler.pt"  # the file of a saved state
 
 SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
 """The entries that actor losses write, by the signal of the samplers that use them."""

@@ -240,7 +240,7 @@ class RankDistribution(Distribution):
             return 0.0
         mass, rising = self._mass_for(len(priorities)), np.sort(priorities)
         ends = np.flatnonzero(rising[1:] != rising[:-1]) + 1
-        ends = np.concatenate(([0], ends, [len(rising)]))  # of groups of equal priority
+        ends = np.concatenate(([0], ends, [len(rising)]))  # ends of groups of equal priority
         masses = np.diff(mass[len(rising) - ends])
         return float((mass[len(rising)] - mass[0]) ** 2 / np.dot(masses, masses / np.diff(ends)))
 
