@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from vmfer_recipes import stopping_while_starting
+from vmfer_recipes import end_start, stopping_while_starting
 from vmfer_recipes.config._hydra import current_job, register_plugins
 from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import asks_for_help, read_command_line
@@ -34,7 +34,6 @@ from vmfer_recipes.run.interruption import (
     Interruption,
     StoppedError,
     leaving_ctrl_c_to_the_runs,
-    raising_ctrl_c,
 )
 
 _USER_ERRORS = (UserError, OmegaConfBaseException)
@@ -179,8 +178,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(main)
     def run() -> None:
         try:
-            with raising_ctrl_c():
-                main()
+            end_start()
+            main()
             sys.stdout.flush()
         except _USER_ERRORS as error:
             _print_error(str(error))

@@ -62,7 +62,7 @@ def reseed_environment(env: Environment, seed: int) -> None:
     """Seeds every random generator of an environment, each differently. The episode continues."""
     writer = _Writer()
     writer.value(env.simulator, "")
-    generators = [each for each in writer.found if isinstance(each, _GENERATORS)]
+    generators: list[Any] = [each for each in writer.found if isinstance(each, _GENERATORS)]
     seeds = np.random.SeedSequence(seed).spawn(len(generators))
     for generator, sequence in zip(generators, seeds, strict=True):
         number = int(sequence.generate_state(1)[0])

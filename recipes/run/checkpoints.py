@@ -54,17 +54,16 @@ class UnreadableError(UserError):
     """Raised if there are checkpoints, but none can be read."""
 
 
-class MismatchError(Exception):
-    """Raised if the state of a component does not fit it."""
+def load_parts(parts: Mapping[str, Any], states: Mapping[str, Any], fault: str, cure: str) -> None:
+    """Loads the states of a checkpoint into the components of the same names.
 
-
-def load_parts(parts: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Loads the states of a checkpoint into the components of the same names."""
+    If some state does not fit, it raises an error that consists of ``fault``, reason and ``cure``.
+    """
     try:
         for name, part in parts.items():
             part.load_state_dict(states[name])
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        raise MismatchError(first_line(error)) from error
+        raise UserError(f"{fault} ({first_line(error)}): {cure}.") from error
 
 
 def plain_data(value: Any, place: str) -> Any:

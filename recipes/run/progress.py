@@ -90,7 +90,8 @@ class Progress(tqdm):
         super().__init__(total=total, initial=start, file=stream, disable=is_hidden, **how)
         if not is_hidden:
             Progress._newest = self
-            self.sp = self.sp if self._is_bar else partial(print, file=self.fp, flush=True)
+            if not self._is_bar:
+                self.sp = partial(print, file=self.fp, flush=True)
             self.note()
 
     def close(self) -> None:

@@ -17,18 +17,11 @@ from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer.plain_state import save_file
 from vmfer_recipes.agent.networks import policy_data
-from vmfer_recipes.config.errors import UserError, diverged, first_line
+from vmfer_recipes.config.errors import UserError, diverged
 from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import environment_state, load_environment_state
-from vmfer_recipes.run.checkpoints import (
-    Checkpoints,
-    MismatchError,
-    Part,
-    Stateful,
-    load_parts,
-    plain_data,
-)
+from vmfer_recipes.run.checkpoints import Checkpoints, Part, Stateful, load_parts, plain_data
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
@@ -172,6 +165,7 @@ class Session(TrainingSession):
                 to an uninterrupted one. Components with a ``close`` method are closed at the end.
         """
         self._policy, self._components = policy, components
+        self._policy_data = partial(policy_data, policy, self._environment, self.cfg)
         last = self.cfg.total_frames
         signals = nullcontext(self._shared) if self._shared else Interruption()
         with self._directory.lock(), signals as self._interruption, ExitStack() as ends:
@@ -223,17 +217,12 @@ class Session(TrainingSession):
         state = self._checkpoints.load()
         if state is None:
             return 0
-        try:
-            self._directory.check_checkpoint(state)
-            saved = state["parts"]
-            load_parts(self._parts(), saved)
-            self._evaluated = state["evaluated"]
-            self._log.check(saved)  # before any file is changed
-        except (KeyError, TypeError, MismatchError) as error:
-            raise UserError(
-                f"The checkpoint of step {state['step']} in {self._directory.path} does not match "
-                f"this configuration or version ({first_line(error)}): choose another run_dir."
-            ) from error
+        self._directory.check_checkpoint(state)
+        saved, self._evaluated = state["parts"], state["evaluated"]
+        place = f"The checkpoint of step {state['step']} in {self._directory.path}"
+        fault = f"{place} does not match this configuration or version"
+        load_parts(self._parts(), saved, fault, "choose another run_dir")
+        self._log.check(saved)  # before any file is changed
         self._directory.reopen()
         self._log.load_state_dict(saved)
         return state["step"]
@@ -305,9 +294,6 @@ class Session(TrainingSession):
             "parts": {**parts, **self._log.state_dict()},
         }
 
-    def _policy_data(self, step: int) -> dict[str, Any]:
-        return policy_data(self._policy, self._environment, self.cfg, step)
-
     def _save(self, step: int, is_kept: bool = False) -> bool:
         _check_finite(self.metrics.means(), step)
         return self._checkpoints.save(step, self._state(step), is_kept=is_kept)
@@ -319,7 +305,7 @@ class Session(TrainingSession):
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
         with self._directory.writing():
-            self._log.write_evaluation(step, result, lambda: self._policy_data(step))
+            self._log.write_evaluation(step, result, partial(self._policy_data, step))
         self._progress.show(result)
         self._latest, self._evaluated = result, step
 
@@ -336,12 +322,11 @@ class Session(TrainingSession):
 
     def _write_metrics(self, step: int) -> None:
         means = self.metrics.pop()
-        episodes: dict[str, float] = {}
+        _check_finite(means, step)
+        metrics = {**means, "steps_per_second": self._clock.speed(step)}
         for part in self._components.values():
             if hasattr(part, "episodes"):  # a collector: the returns of training episodes
-                episodes |= part.episodes.pop()
-        _check_finite(means, step)
-        metrics = {**means, "steps_per_second": self._clock.speed(step), **episodes}
+                metrics |= part.episodes.pop()
         if means:
             with self._directory.writing():
                 self._log.write_training(step, metrics)
