@@ -51,11 +51,10 @@ def environment_state(env: Environment) -> dict[str, Any]:
     return {"unsaved": writer.unsaved[0]} if writer.unsaved else {"saved": state}
 
 
-def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
-    """Restores a saved state. Returns whether there was one: otherwise the episode restarts."""
+def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
+    """Restores a saved state, if there is one. Otherwise the episode restarts."""
     if "saved" in state:
         _restored(state["saved"], env.simulator, {})
-    return "saved" in state
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
@@ -74,10 +73,9 @@ def reseed_environment(env: Environment, seed: int) -> None:
 
 
 def _is_constant(value: Any) -> bool:
-    if isinstance(value, (*_SIMULATORS, *_LAYERS)):
-        return False
     package = type(value).__module__.partition(".")[0]
-    return isinstance(value, (*_CODE, np.dtype, gym.Space)) or package in _CONSTANT
+    is_fixed = isinstance(value, (*_CODE, np.dtype, gym.Space)) or package in _CONSTANT
+    return is_fixed and not isinstance(value, (*_SIMULATORS, *_LAYERS))
 
 
 def _is_view(value: Any) -> bool:
