@@ -59,11 +59,6 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def check(self) -> None:
-        """Raises :class:`SignalError` if a signal arrived."""
-        if self.signal is not None:
-            raise SignalError
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self._time = time.monotonic()  # first: another signal may interrupt this method

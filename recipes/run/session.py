@@ -265,10 +265,14 @@ class Session(TrainingSession):
             self._evaluate(step)
         if step in cfg.keep_checkpoints_at:
             self._save(step, is_kept=True)
-        self._interruption.check()
+        self._check_signal()
         is_last = step == cfg.total_frames
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
             self._save(step)
+
+    def _check_signal(self) -> None:
+        if self._interruption.signal is not None:
+            raise SignalError
 
     def _parts(self) -> dict[str, Stateful]:
         """Everything in a checkpoint that later steps depend on."""
@@ -316,7 +320,7 @@ class Session(TrainingSession):
             self.cfg.num_eval_episodes,
             EVALUATION_SEED + self.cfg.seed,
             self._progress.note,
-            self._interruption.check,
+            self._check_signal,
             self.cfg.max_eval_steps,
         )
 
