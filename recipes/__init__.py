@@ -48,6 +48,12 @@ def lazy_names(package: str, modules: dict[str, str]) -> Callable[[str], Any]:
     return get
 
 
+def end_start() -> None:
+    """Lets Ctrl-C raise ``KeyboardInterrupt`` again, after the imports of a program."""
+    if signal.getsignal(signal.SIGINT) is _stop_while_starting:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextmanager
 def stopping_while_starting() -> Iterator[None]:
     """A context for slow imports, in which Ctrl-C ends a program of this package."""
@@ -62,6 +68,5 @@ def stopping_while_starting() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-# Programs replace it once they have started; see `program` in config/launch.py.
 if _is_program() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _stop_while_starting)

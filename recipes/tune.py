@@ -19,13 +19,12 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from vmfer_recipes.config.command_line import read_command_line, read_options
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config, describe, key
-from vmfer_recipes.config.launch import Recipe, program
+from vmfer_recipes.config.launch import Recipe, load_recipe, program
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.report.runs import objective
 from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.files import lock
 from vmfer_recipes.run.tables import Evaluation, Table
-from vmfer_recipes.train import load_recipe
 
 optuna: Any = import_module("optuna") if util.find_spec("optuna") else None
 

@@ -51,7 +51,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 DATA = ("td3", "sampler=fresh", "keep_checkpoint=true")  # its replay is the dataset of td3_bc
 SCRIPTS = ("td3", "sac", "redq", "tqc", "crossq", "td3_bc", "evaluate", "export", "fork")
-SCRIPTS += ("report", "status", "train", "shooting")
+SCRIPTS += ("report", "status", "shooting")
 MISTAKES = (
     ("td3", "env=Nowhere-v0"),
     ("td3", "gama=0.9"),

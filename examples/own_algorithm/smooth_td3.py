@@ -4,7 +4,7 @@ Run from this directory, with the additional key ``action_cost``:
 
     python smooth_td3.py env=InvertedPendulum-v4 action_cost=0.1
     python smooth_td3.py --help
-    python ../../recipes/train.py smooth_td3 env=InvertedPendulum-v4 sampler=vmf_rank
+    vmfer-train smooth_td3 env=InvertedPendulum-v4 sampler=vmf_rank
     python smooth_td3.py -m env=InvertedPendulum-v4 action_cost=0,0.1 'run_dir=runs/cost${action_cost}/seed${seed}'
 
 The name of this file is the name of the algorithm: results are in ``runs/smooth_td3/...``. Resuming, longer training,

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModuleBase, TensorDictParams
-from torch import Tensor, nn
+from tensordict.nn import TensorDictModuleBase
+from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
-from torchrl_vmfer.compiled.rows import RowStorage
 from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.networks import (
@@ -155,8 +154,7 @@ class Agent:
         """
         if "factor_mean" not in metrics:
             batch = self._with_entries(batch)
-            metrics.add(**agreement(info, self.uncertainty, batch))
-            metrics.add(**measure(self, batch))
+            metrics.add(**agreement(info, self.uncertainty, batch), **measure(self, batch))
 
 
 def _store(update: Callable[..., None], batch: TensorDictBase, values: Tensor, signal: str) -> None:
@@ -241,7 +239,6 @@ class AgentMaker:
         reads_slots = (
             type(observations) is Observations
             and type(buffer) is ActorCriticReplayBuffer
-            and type(buffer.storage) is RowStorage
             and buffer.is_direct
         )
         storage = buffer.storage if reads_slots else None
@@ -278,14 +275,9 @@ class AgentMaker:
 
 
 def adam(
-    parameters: TensorDictParams | list[Tensor],
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
+    parameters: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> Adam:
-    """Makes an optimizer of a list of parameters, or of those of a loss without its buffers."""
-    if isinstance(parameters, TensorDictParams):
-        tensors = parameters.flatten_keys().values()
-        parameters = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+    """Makes an optimizer in the fastest of PyTorch's implementations."""
     return Adam(parameters, lr=lr, betas=betas, fused=True)
 
 
@@ -310,13 +302,15 @@ def deterministic_agent(
     maker = AgentMaker(cfg)
     actor = deterministic_actor(maker.env, maker.networks)
     critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics)
-    options = {
-        "policy_noise": cfg.target_noise,
-        "noise_clip": cfg.target_noise_clip,
-        "loss_function": cfg.critic_distance,
+    loss = maker.loss(
+        make_loss,
+        actor,
+        critics,
+        policy_noise=cfg.target_noise,
+        noise_clip=cfg.target_noise_clip,
+        loss_function=cfg.critic_distance,
         **options,
-    }
-    loss = maker.loss(make_loss, actor, critics, **options)
+    )
     explorer = None
     if exploration_noise is not None:
         explorer = exploring(actor, cfg.fast, exploration_noise)
@@ -325,8 +319,8 @@ def deterministic_agent(
         loss,
         explorer=explorer,
         targets=SoftUpdate(loss, tau=cfg.tau),
-        critic_optimizer=adam(loss.qvalue_network_params, cfg.critic_lr),
-        actor_optimizer=adam(loss.actor_network_params, cfg.actor_lr),
+        critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr),
+        actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr),
         actor_keys=actor_keys,
     )
 
@@ -360,7 +354,7 @@ def gaussian_agent(
         loss,
         explorer=exploring(actor, cfg.fast),
         targets=SoftUpdate(loss, tau=cfg.tau) if has_targets else None,
-        critic_optimizer=adam(loss.qvalue_network_params, cfg.critic_lr, betas),
-        actor_optimizer=adam(loss.actor_network_params, cfg.actor_lr, betas),
+        critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr, betas),
+        actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr, betas),
         alpha_optimizer=adam([loss.log_alpha], cfg.alpha_lr),
     )

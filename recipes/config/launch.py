@@ -17,13 +17,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from vmfer_recipes import stopping_while_starting
+from vmfer_recipes import end_start, stopping_while_starting
 from vmfer_recipes.config._hydra import register_plugins
+from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import answer_help, read_command_line
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.keys import Config
 from vmfer_recipes.config.names import CONFIGS
-from vmfer_recipes.config.plugins import register_recipe
+from vmfer_recipes.config.plugins import import_module, register_recipe
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import composed, explaining, to_config
 from vmfer_recipes.environments.names import registered_id
@@ -32,7 +33,6 @@ from vmfer_recipes.run.interruption import (
     Interruption,
     StoppedError,
     leaving_ctrl_c_to_the_runs,
-    raising_ctrl_c,
 )
 
 _USER_ERRORS = (UserError, OmegaConfBaseException)
@@ -172,8 +172,8 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(main)
     def run() -> None:
         try:
-            with raising_ctrl_c():
-                main()
+            end_start()
+            main()
             sys.stdout.flush()
         except _USER_ERRORS as error:
             _print_error(str(error))
@@ -185,6 +185,48 @@ def program(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(130)  # the exit code of shells for SIGINT
 
     return run
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe with the given name: that of an algorithm of this package, or of a module."""
+    known = ", ".join(algorithms())
+    if not name or "=" in name or name.startswith("-"):
+        raise UserError(
+            f"The algorithm comes first, such as `{f'vmfer-train td3 {name}'.strip()}`: use "
+            f"{known} or my_package.my_algorithm."
+        )
+    if name.endswith(".py"):
+        module = ".".join(part for part in name[:-3].split("/") if part not in ("", ".", ".."))
+        raise UserError(
+            f"{name} is a file, not a module: write {module}, or run it with `python {name}`."
+        )
+    try:
+        module = f"vmfer_recipes.{name}" if name in algorithms() else name
+        found = getattr(import_module(module, name), "main", None)
+    except UserError as error:
+        raise UserError(f"{error} Algorithms of this package: {known}.") from error
+    if not isinstance(found, Recipe):
+        raise UserError(
+            f"The module {name} has no recipe: define `main(cfg)` in it and decorate it with "
+            "@recipe, as vmfer_recipes/td3.py does."
+        )
+    return found
+
+
+@program
+def train() -> None:
+    """Runs the recipe that the first argument names: the command ``vmfer-train``."""
+    if {*sys.argv[1:2]} & {"--help", "-h"}:
+        print("Usage: vmfer-train <algorithm> [group=choice ...] [key=value ...] [-m]\n")
+        print("Algorithms:")
+        for name, config in algorithms().items():
+            print(f"  {name:<24} {(config.__doc__ or '').splitlines()[0]}")
+        print(f"  {'my_package.my_algorithm':<24} A custom module with a @recipe `main`.\n")
+        print("Its keys: vmfer-train <algorithm> --help")
+        return
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    del sys.argv[1:2]
+    load_recipe(name)(f"vmfer-train {name}")
 
 
 def _print_error(message: str) -> None:

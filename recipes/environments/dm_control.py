@@ -8,9 +8,11 @@ import warnings
 from typing import Any
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 
 from vmfer_recipes.config.errors import UserError, did_you_mean
+from vmfer_recipes.environments.state import load_simulation, simulation_state
 
 
 class ControlSuite(gym.Env):
@@ -42,7 +44,6 @@ class ControlSuite(gym.Env):
             raise UserError(f"The Control Suite has no task {name!r}. {hint}")
         self._suite = suite.load(*tasks[task_name], **kwargs)
         self.task = self._suite.task
-        self._remember_simulation()
         self.render_mode = render_mode
         self.metadata = self.metadata | {"render_fps": round(1 / self._suite.control_timestep())}
         actions = self._suite.action_spec()
@@ -54,10 +55,28 @@ class ControlSuite(gym.Env):
         size = sum(int(np.prod(spec.shape)) for spec in self._suite.observation_spec().values())
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
 
-    def _remember_simulation(self) -> None:
-        """Keeps the simulation as attributes, so that a checkpoint includes it."""
+    def _simulation(self) -> dict[str, Any]:
         physics = self._suite.physics
-        self.model, self.data = physics.model.ptr, physics.data.ptr
+        return {"model": physics.model.ptr, "data": physics.data.ptr}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The simulation, and the attributes of this object, of the suite's and of the task."""
+        parts = (self, self._suite, self.task)
+        attributes = [
+            {name: value for name, value in vars(part).items() if id(value) not in map(id, parts)}
+            for part in parts
+        ]
+        return {**self._simulation(), "attributes": attributes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within an episode. The simulation has been restored in place."""
+        for part, values in zip((self, self._suite, self.task), state["attributes"], strict=True):
+            vars(part).update(values)
+        # A step of dm_control ends with mj_step1, whose results its next step uses.
+        model, data = self._simulation().values()
+        saved = simulation_state(data)
+        mujoco.mj_step1(model, data)
+        load_simulation(data, saved)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -66,9 +85,7 @@ class ControlSuite(gym.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.task.random.seed(seed % 2**32)
-        observation = _flat(self._suite.reset().observation)
-        self._remember_simulation()
-        return observation, {}
+        return _flat(self._suite.reset().observation), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Takes one environment step."""

@@ -22,7 +22,6 @@ import mujoco
 import numpy as np
 import torch
 
-from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import Environment
 
 _SIMULATORS = (mujoco.MjData, mujoco.MjModel)
@@ -40,10 +39,7 @@ _CONTAINERS = {"list": list, "tuple": tuple, "set": set, "deque": deque}
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Classes whose attributes are saved. The second one holds the statistics of NormalizeReward.
-_LAYERS = {
-    *("gymnasium.core.Env", "gymnasium.wrappers.utils.RunningMeanStd"),
-    *("dm_control.rl.control.Environment", "dm_control.rl.control.Task"),
-}
+_LAYERS = (gym.Env, gym.wrappers.utils.RunningMeanStd)
 # Libraries whose spaces, specifications, models and renderers are constant.
 _CONSTANT = {"gymnasium", "gymnasium_robotics", "mujoco", "dm_control", "dm_env", "pygame"}
 
@@ -55,41 +51,31 @@ def environment_state(env: Environment) -> dict[str, Any]:
     return {"unsaved": writer.unsaved[0]} if writer.unsaved else {"saved": state}
 
 
-def load_environment_state(env: Environment, state: dict[str, Any]) -> bool:
-    """Restores a saved state. Returns whether there was one: otherwise the episode restarts."""
+def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
+    """Restores a saved state, if there is one. Otherwise the episode restarts."""
     if "saved" in state:
-        _Reader().value(state["saved"], env.simulator)
-    return "saved" in state
+        _restored(state["saved"], env.simulator, {})
 
 
 def reseed_environment(env: Environment, seed: int) -> None:
     """Seeds every random generator of an environment, each differently. The episode continues."""
     writer = _Writer()
     writer.value(env.simulator, "")
-    layers = [vars(each) for each in writer.found if _is_layer(each)]
-    values = [value for attributes in layers for value in attributes.values()]
-    generators = [value for value in values if isinstance(value, _GENERATORS)]
+    generators: list[Any] = [each for each in writer.found if isinstance(each, _GENERATORS)]
     seeds = np.random.SeedSequence(seed).spawn(len(generators))
     for generator, sequence in zip(generators, seeds, strict=True):
         number = int(sequence.generate_state(1)[0])
         # In place: several objects may share a generator.
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(number).state
-        elif isinstance(generator, torch.Generator):
-            generator.manual_seed(number)
         else:
-            generator.seed(number)
-
-
-def _is_layer(value: Any) -> bool:
-    return not _LAYERS.isdisjoint(map(_name, type(value).__mro__))
+            getattr(generator, "manual_seed", generator.seed)(number)
 
 
 def _is_constant(value: Any) -> bool:
-    if isinstance(value, _SIMULATORS) or _is_layer(value):
-        return False
     package = type(value).__module__.partition(".")[0]
-    return isinstance(value, (*_CODE, np.dtype, gym.Space)) or package in _CONSTANT
+    is_fixed = isinstance(value, (*_CODE, np.dtype, gym.Space)) or package in _CONSTANT
+    return is_fixed and not isinstance(value, (*_SIMULATORS, *_LAYERS))
 
 
 def _is_view(value: Any) -> bool:
@@ -134,13 +120,16 @@ class _Writer:
         name = type(value).__name__
         if access := _access(value):
             return ["object", self.value(access[0](), name), _name(type(value))]
+        if type(value) is torch.Tensor:
+            return ["tensor", value.detach().clone()]
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
             return ["number", torch.from_numpy(np.array(value))]
         if type(value) is np.ndarray and value.dtype.kind in "biufc":
-            self._check_memory(value, place)
+            for other, at in [] if _is_view(value) else self._arrays:
+                if np.may_share_memory(value, other):
+                    self.unsaved.append(f"{place} (shares memory with {at})")
+            self._arrays.append((value, place))
             return ["view" if _is_view(value) else "array", torch.from_numpy(np.array(value))]
-        if type(value) is torch.Tensor:
-            return ["tensor", value.detach().clone()]
         if type(value) is dict:
             pairs = [(self.value(key, place), key, item) for key, item in value.items()]
             return ["dict", [[key, self.value(item, f"{place}.{at}")] for key, at, item in pairs]]
@@ -151,60 +140,46 @@ class _Writer:
         self.unsaved.append(f"{place} ({name})")
         return ["constant"]
 
-    def _check_memory(self, array: np.ndarray, place: str) -> None:
-        for other, at in self._arrays:
-            if np.may_share_memory(array, other) and not _is_view(array):
-                self.unsaved.append(f"{place} (shares memory with {at})")
-        self._arrays.append((array, place))
 
+def _restored(saved: Any, current: Any, known: dict[int, Any]) -> Any:
+    """Restores a value that a :class:`_Writer` saved, in place where there are references.
 
-class _Reader:
-    """Restores values from the output of :class:`_Writer`, in place where there are references."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, Any] = {}  # by number
-
-    def value(self, saved: Any, current: Any) -> Any:
-        if not isinstance(saved, list):
-            return saved
-        kind, *content = saved
-        if kind == "constant":
-            return current
-        if kind == "same":
-            return self._values[content[0]]
-        *content, number = content
-        self._values[number] = current  # a part of it may refer to it
-        self._values[number] = value = self._restored(kind, current, *content)
-        return value
-
-    def _restored(self, kind: str, current: Any, saved: Any, more: Any = None) -> Any:
-        if kind == "object":
-            if current is None and more == _name(np.random.Generator):
-                current = np.random.default_rng()  # Gymnasium creates `np_random` at its first use
-            access = _access(current)
-            if access is None or _name(type(current)) != more:
-                raise ValueError(f"the environment has no {more} where the saved one has one")
-            state, load = access
-            load(self.value(saved, state()))
-            return current
-        if kind == "number":
-            return saved.numpy()[()]
-        if kind == "view" and _is_view(current):
-            if current.flags.writeable:
-                current[...] = saved.numpy()
-            return current
-        if kind in ("array", "view"):
-            return saved.numpy().copy(order="K")
-        if kind == "tensor":
-            return saved.clone()
-        if kind == "dict":
-            now = current if isinstance(current, dict) else {}
-            entries = [(self.value(key, None), item) for key, item in saved]
-            return {key: self.value(item, now.get(key)) for key, item in entries}
-        parts = current if isinstance(current, (list, tuple, deque)) else ()
-        pairs = zip(saved, chain(parts, repeat(None)), strict=False)
-        items = [self.value(item, part) for item, part in pairs]
-        return deque(items, more) if kind == "deque" else _CONTAINERS[kind](items)
+    The values that are already ``known`` have the numbers of the writer.
+    """
+    if not isinstance(saved, list):
+        return saved
+    kind, *content = saved
+    if kind == "constant":
+        return current
+    if kind == "same":
+        return known[content[0]]
+    data, *more, number = content
+    known[number] = current  # a part of it may refer to it
+    if kind == "object":
+        # Gymnasium creates `np_random` at its first use.
+        value = np.random.default_rng() if current is None else current
+        access = _access(value)
+        if access is None or more != [_name(type(value))]:
+            raise ValueError(f"the environment has no {more[0]} where the saved one has one")
+        access[1](_restored(data, access[0](), known))
+    elif kind == "dict":
+        now = current if isinstance(current, dict) else {}
+        pairs = [(_restored(key, None, known), item) for key, item in data]
+        value = {key: _restored(item, now.get(key), known) for key, item in pairs}
+    elif kind in _CONTAINERS:
+        parts = chain(current if isinstance(current, (list, tuple, deque)) else (), repeat(None))
+        items = [_restored(item, part, known) for item, part in zip(data, parts, strict=False)]
+        value = deque(items, *more) if kind == "deque" else _CONTAINERS[kind](items)
+    elif kind == "view" and _is_view(current):
+        if current.flags.writeable:
+            current[...] = data.numpy()
+        value = current
+    elif kind == "number":
+        value = data.numpy()[()]
+    else:
+        value = data.clone() if kind == "tensor" else data.numpy().copy(order="K")
+    known[number] = value
+    return value
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
@@ -219,27 +194,20 @@ def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None
     if isinstance(value, (np.random.RandomState, torch.Generator)):
         return value.get_state, value.set_state
     if isinstance(value, _SIMULATORS):
-        return partial(_simulation, value), partial(_load_simulation, value)
-    if _is_layer(value):
+        return partial(simulation_state, value), partial(load_simulation, value)
+    if isinstance(value, _LAYERS):
         attributes = {key: item for key, item in vars(value).items() if not _is_constant(item)}
-        return attributes.copy, partial(_load_attributes, value)
+        return attributes.copy, vars(value).update  # not setattr, which frozen dataclasses forbid
     return None
 
 
-def _load_attributes(layer: Any, attributes: dict[str, Any]) -> None:
-    vars(layer).update(attributes)  # not setattr, which a frozen dataclass forbids
-    if isinstance(layer, ControlSuite):
-        # A step of dm_control ends with mj_step1, whose results its next step uses.
-        saved = _simulation(layer.data)
-        mujoco.mj_step1(layer.model, layer.data)
-        _load_simulation(layer.data, saved)
-
-
-def _simulation(value: Any) -> dict[str, torch.Tensor]:
+def simulation_state(value: Any) -> dict[str, torch.Tensor]:
+    """The state of a MuJoCo simulation or model."""
     return {key: torch.from_numpy(np.array(getattr(*at))) for key, at in _fields(value).items()}
 
 
-def _load_simulation(value: Any, saved: dict[str, torch.Tensor]) -> None:
+def load_simulation(value: Any, saved: dict[str, torch.Tensor]) -> None:
+    """Restores the state of a MuJoCo simulation or model."""
     for key, at in _fields(value).items():
         setattr(*at, saved[key].numpy())  # MuJoCo copies the values into its own arrays
 

@@ -25,7 +25,7 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
-from vmfer_recipes.run.checkpoints import MismatchError, Stateful, load_checkpoint, load_parts
+from vmfer_recipes.run.checkpoints import Stateful, load_checkpoint, load_parts
 from vmfer_recipes.run.directory import identity
 from vmfer_recipes.run.log import EMPTY
 from vmfer_recipes.run.session import Averages, TrainingSession
@@ -46,13 +46,11 @@ def load_source(source: Source) -> dict[str, Any]:
 
 def load_source_parts(components: dict[str, Any], parts: dict[str, Any], source: Source) -> None:
     """Loads the parts of the checkpoint of a source into components of the same names."""
-    try:
-        load_parts(components, parts)
-    except MismatchError as error:
-        raise UserError(
-            f"The checkpoint {source.file} does not match {source.cfg.algorithm} with the "
-            f"configuration in {source.run_dir}/config.yaml ({error}): choose another run."
-        ) from error
+    fault = (
+        f"The checkpoint {source.file} does not match {source.cfg.algorithm} with the "
+        f"configuration in {source.run_dir}/config.yaml"
+    )
+    load_parts(components, parts, fault, "choose another run")
 
 
 class ActorDraws:

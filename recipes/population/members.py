@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,38 +22,13 @@ from vmfer_recipes.environments.state import environment_state, load_environment
 from vmfer_recipes.population.simulators import Result
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.run.interruption import Interruption
-from vmfer_recipes.run.progress import Progress
 from vmfer_recipes.run.session import Session
 
 
-class _Silent(Progress):
-    """Shows nothing: a population has one bar for all members."""
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def _nothing(self, *_: Any) -> None:
-        """Does nothing."""
-
-    __init__ = __exit__ = advance = evaluate = show = close = _nothing  # type: ignore[assignment]
-
-
 class _MemberSession(Session):
-    """The session of a member, which leaves signals and messages to its population."""
+    """The session of a member, which prints one line at its end."""
 
     draws = False  # a picture takes as long as a thousand steps
-
-    def __init__(self, cfg: Any, interruption: Interruption) -> None:
-        self._shared = interruption
-        super().__init__(cfg)
-
-    def signals(self) -> AbstractContextManager[Interruption]:
-        """The signals of the population."""
-        return nullcontext(self._shared)
-
-    def progress(self, start: int) -> AbstractContextManager[Progress]:
-        """No progress of its own."""
-        return _Silent()
 
     def _play(self, policy: Any) -> Evaluation:
         noise = getattr(self.cfg, "exploration_noise", None)  # off in evaluations
@@ -154,7 +129,7 @@ class Member:
         self.step: int | None = None
         self.error: Exception | None = None
         self.generator = torch.Generator()
-        self.session = _MemberSession(cfg, interruption)  # also seeds the global generators
+        self.session = _MemberSession(cfg, shared=interruption)  # also seeds the global generators
         if self.session.finished:
             return
         self.agent = make_agent(cfg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -130,13 +131,13 @@ class Population:
         members, cfg = self._members, self._cfg
         done = sum((member.step or cfg.total_frames + 1) - 1 for member in members)
         count = len(members)
-        total, at_random = count * cfg.total_frames, count * cfg.init_random_frames
+        total = count * cfg.total_frames
         print(
             f"A population of {count} runs of {cfg.algorithm}, env={cfg.env.name}, "
             f"{cfg.total_frames:,} steps each, the first in {cfg.run_dir}.",
             file=sys.stderr,
         )
-        with Progress(done, total, at_random) as bar:
+        with Progress(done, total) as bar:
             while True:
                 going = [i for i, member in enumerate(members) if member.step is not None]
                 if not going:
@@ -144,8 +145,10 @@ class Population:
                 step = min(members[i].step or 0 for i in going)
                 # Members that resumed from an earlier step catch up.
                 self.take(step, [i for i in going if members[i].step == step])
-                bar.note = f"{len(going)} members"
-                bar.advance(sum((m.step or cfg.total_frames + 1) - 1 for m in members))
+                is_random = step < cfg.init_random_frames
+                bar.postfix = "random actions" if is_random else f"{len(going)} members"
+                with suppress(OSError):  # a broken pipe does not end the runs
+                    bar.update(sum((m.step or cfg.total_frames + 1) - 1 for m in members) - bar.n)
 
     def take(self, step: int, chosen: list[int]) -> None:
         """Takes one step of some members."""

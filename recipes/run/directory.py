@@ -139,7 +139,11 @@ class RunDirectory:
             (self.path / name).unlink(missing_ok=True)
 
     def is_finished(self) -> bool:
-        """Whether the run is finished and is not to be continued. If so, prints a message."""
+        """Whether the run is finished and is not to be continued. If so, prints a message.
+
+        Raises an error as :meth:`check`.
+        """
+        self.check()
         if not self._has_end_mark:
             return False
         before = self._saved_config()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +15,6 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
 from torchrl.envs.utils import ExplorationType, set_exploration_type
-from tqdm import tqdm
 
 from torchrl_vmfer.networks import evaluating
 from vmfer_recipes.config.errors import UserError, counted, first_line
@@ -124,7 +122,7 @@ def record_video(
     goals: bool = False,
     max_steps: int = 10_000,
 ) -> Path:
-    """Records one episode as an mp4 file, with a bar over its frames."""
+    """Records one episode as an mp4 file."""
     # MuJoCo selects its renderer at the first import: use EGL without a display.
     if "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")
@@ -133,22 +131,12 @@ def record_video(
         import imageio.v3 as imageio
 
         simulator = make_environment(cfg, seed, goals, render_mode="rgb_array").simulator
-        limit = simulator.spec.max_episode_steps if simulator.spec else None
-        with (
-            imageio.imopen(unfinished, "w", plugin="pyav") as video,
-            tqdm(
-                desc="Recording",
-                total=limit and limit + 1,
-                unit="frame",
-                mininterval=0.2 if sys.stderr.isatty() else 30,
-            ) as bar,
-        ):
+        with imageio.imopen(unfinished, "w", plugin="pyav") as video:
             video.init_video_stream("h264", fps=simulator.metadata.get("render_fps", 30))
 
             # Encoded one by one: a long episode does not fit into memory.
             def add_frame() -> None:
                 video.write_frame(np.asarray(simulator.render()))
-                bar.update()
 
             play_episode(policy, simulator, seed, add_frame, max_steps)
         unfinished.replace(path)

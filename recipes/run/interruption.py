@@ -107,18 +107,3 @@ def leaving_ctrl_c_to_the_runs() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])
-
-
-@contextmanager
-def raising_ctrl_c() -> Iterator[None]:
-    """A context in which Ctrl-C raises ``KeyboardInterrupt``, which it does not during imports."""
-    before = signal.getsignal(signal.SIGINT)
-    if getattr(before, "__name__", "") != "_stop_while_starting":
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, before)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 from tqdm import tqdm
@@ -56,19 +58,27 @@ def start_message(cfg: TrainingConfig, start: int) -> str:
 class Progress(tqdm):
     """Shows the progress of a run: a bar on a terminal, or a line every 30 seconds in a log file.
 
-    The first steps of a run, ``random_steps``, are shown as random.
+    The method ``update`` is tqdm's, which decides when to redraw. The first steps of a run,
+    ``random_steps``, are shown as random.
     """
 
-    monitor_interval = 0  # no monitor thread: the session decides when to refresh the bar
+    monitor_interval = 0  # no monitor thread, which would also redraw between two updates
     _newest: ClassVar[Progress | None] = None
 
     def __init__(
-        self, start: int, total: int, random_steps: int, stream: Any = None, seconds: float = 30
+        self,
+        start: int,
+        total: int,
+        random_steps: int = 0,
+        stream: Any = None,
+        seconds: float = 30,
+        *,
+        is_hidden: bool = False,
     ) -> None:
         # A failed run of a sweep may leave its bar open: Hydra keeps the exception and its frames.
-        if Progress._newest is not None:
+        if Progress._newest is not None and not is_hidden:
             Progress._newest.close()
-        self._random_steps, self.note = random_steps, ""  # the note is shown beside the steps
+        self._random_steps, self._result = random_steps, ""
         stream = sys.stderr if stream is None else stream
         self._is_bar = stream.isatty()
         how: dict[str, Any] = {"bar_format": _LINE, "mininterval": seconds, "delay": seconds}
@@ -77,30 +87,29 @@ class Progress(tqdm):
             columns = shutil.get_terminal_size().columns - 1
             how = {"bar_format": _BAR, "mininterval": 0.5, "ncols": columns, "nrows": 24}
         how |= {"unit": " steps", "miniters": 1, "position": 0, "leave": self._is_bar}
-        super().__init__(total=total, initial=start, file=stream, **how)
-        Progress._newest = self
+        super().__init__(total=total, initial=start, file=stream, disable=is_hidden, **how)
+        if not is_hidden:
+            Progress._newest = self
+            if not self._is_bar:
+                self.sp = partial(print, file=self.fp, flush=True)
+            self.note()
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Draws the bar or writes a line; called by tqdm."""
-        with suppress(OSError, ValueError):  # a closed terminal does not end the run
-            if self._is_bar:
-                super().display(msg, pos)
-            elif msg is None:
-                print(self, file=self.fp, flush=True)
+    def close(self) -> None:
+        """Ends the bar."""
+        if not self._is_bar:
+            self.delay = math.inf  # tqdm then takes nothing back
+        super().close()
 
-    def advance(self, step: int) -> None:
-        """Reports that a step is done."""
-        self.postfix = "random actions" if step <= self._random_steps else self.note
-        self.update(step - self.n)
-
-    def evaluate(self, episode: int, episodes: int) -> None:
-        """Reports which episode of an evaluation is played, from 1; 0 after the last."""
-        text = f"evaluating {episode}/{episodes}" if episode else self.note
+    def note(self, episode: int = 0, episodes: int = 0) -> None:
+        """Shows which episode of an evaluation is played, from 1; 0 for the last result."""
+        text = f"evaluating {episode}/{episodes}" if episode else self._result
+        if self.n < self._random_steps and not episode:
+            text = "random actions"
         self.set_postfix_str(text, refresh=self._is_bar)
 
     def show(self, result: Evaluation) -> None:
         """Shows the result of an evaluation until the next one."""
-        self.note = f"return {result.return_mean:.1f}"
+        self._result = f"return {result.return_mean:.1f}"
         if result.success_rate is not None:
-            self.note += f", success {result.success_rate:.2f}"
-        self.set_postfix_str(self.note, refresh=self._is_bar)
+            self._result += f", success {result.success_rate:.2f}"
+        self.note()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import random
 import sys
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,18 +17,11 @@ from torchrl.checkpoint import GlobalRNGState
 
 from torchrl_vmfer.plain_state import save_file
 from vmfer_recipes.agent.networks import policy_data
-from vmfer_recipes.config.errors import UserError, diverged, first_line
+from vmfer_recipes.config.errors import UserError, diverged
 from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import environment_state, load_environment_state
-from vmfer_recipes.run.checkpoints import (
-    Checkpoints,
-    MismatchError,
-    Part,
-    Stateful,
-    load_parts,
-    plain_data,
-)
+from vmfer_recipes.run.checkpoints import Checkpoints, Part, Stateful, load_parts, plain_data
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
 from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
@@ -38,7 +30,6 @@ from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.progress import Clock, Progress, start_message
 
 EVALUATION_SEED = 1_000_000  # far from the seeds of training environments
-_SECONDS = 0.2  # the time between two reports of the progress
 _MOST = 1000  # values that are kept, so that memory does not grow with the interval between rows
 
 
@@ -122,6 +113,7 @@ class Session(TrainingSession):
         cfg: the configuration of the run.
         directory: the directory of the run; by default that of ``cfg``.
         checkpoints: the checkpoints from which the run resumes; by default those in the directory.
+        shared: the signals of a population, which shows the progress of all its runs itself.
 
     Attributes:
         finished: whether the run is already finished.
@@ -137,13 +129,13 @@ class Session(TrainingSession):
         *,
         directory: RunDirectory | None = None,
         checkpoints: Checkpoints | None = None,
+        shared: Interruption | None = None,
     ) -> None:
         self.cfg = cfg
+        self._shared = shared
         self.metrics = Averages()
         self._directory = directory or RunDirectory(cfg)
-        path = self._directory.path
         self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.has_goals)
-        self._directory.check()
         self.finished = self._directory.is_finished()
         if self.finished:
             return
@@ -152,10 +144,9 @@ class Session(TrainingSession):
         random.seed(cfg.seed)
         np.random.seed(cfg.seed)  # noqa: NPY002
         torch.manual_seed(cfg.seed)
-        self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
+        self._checkpoints = checkpoints or Checkpoints(self._directory.path / "checkpoint")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
-        self._shown_at = 0.0  # the time at which progress was last reported
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
@@ -174,18 +165,23 @@ class Session(TrainingSession):
                 to an uninterrupted one. Components with a ``close`` method are closed at the end.
         """
         self._policy, self._components = policy, components
+        self._policy_data = partial(policy_data, policy, self._environment, self.cfg)
         last = self.cfg.total_frames
-        with self._directory.lock(), self.signals() as self._interruption, ExitStack() as ends:
+        signals = nullcontext(self._shared) if self._shared else Interruption()
+        with self._directory.lock(), signals as self._interruption, ExitStack() as ends:
             for part in components.values():
                 if hasattr(part, "close"):
                     ends.callback(part.close)
             if self._directory.is_finished():  # by the previous owner of the lock
                 return
-            self._directory.check()  # again: another process may have written to it
             self._log = RunLog(self._directory.path, self.cfg)
             ends.callback(self._log.close)
             step = start = self._begin()
-            self._progress = ends.enter_context(self.progress(start))
+            if not self._shared:
+                print(start_message(self.cfg, start), file=sys.stderr)
+            at_random, is_hidden = self.cfg.init_random_frames, bool(self._shared)
+            progress = Progress(start, last, at_random, is_hidden=is_hidden)
+            self._progress = ends.enter_context(progress)
             self._clock = Clock(start)
             try:
                 self._prepare(start)
@@ -202,15 +198,6 @@ class Session(TrainingSession):
                 self._finish()
             except SignalError:
                 self._stop(last, is_saved=False)
-
-    def signals(self) -> AbstractContextManager[Interruption]:
-        """The context of the run that notes SIGINT and SIGTERM."""
-        return Interruption()
-
-    def progress(self, start: int) -> AbstractContextManager[Progress]:
-        """Announces the run, which starts or resumes at a step. Returns what shows its progress."""
-        print(start_message(self.cfg, start), file=sys.stderr)
-        return Progress(start, self.cfg.total_frames, self.cfg.init_random_frames)
 
     # --- The start of a run.
 
@@ -230,17 +217,12 @@ class Session(TrainingSession):
         state = self._checkpoints.load()
         if state is None:
             return 0
-        try:
-            self._directory.check_checkpoint(state)
-            saved = state["parts"]
-            load_parts(self._parts(), saved)
-            self._evaluated = state["evaluated"]
-            self._log.check(saved)  # before any file is changed
-        except (KeyError, TypeError, MismatchError) as error:
-            raise UserError(
-                f"The checkpoint of step {state['step']} in {self._directory.path} does not match "
-                f"this configuration or version ({first_line(error)}): choose another run_dir."
-            ) from error
+        self._directory.check_checkpoint(state)
+        saved, self._evaluated = state["parts"], state["evaluated"]
+        place = f"The checkpoint of step {state['step']} in {self._directory.path}"
+        fault = f"{place} does not match this configuration or version"
+        load_parts(self._parts(), saved, fault, "choose another run_dir")
+        self._log.check(saved)  # before any file is changed
         self._directory.reopen()
         self._log.load_state_dict(saved)
         return state["step"]
@@ -258,25 +240,25 @@ class Session(TrainingSession):
                 "be saved: give its class the methods state_dict and load_state_dict.",
                 file=sys.stderr,
             )
-        missing = {step for step in self.cfg.keep_checkpoints_at if step <= start}
-        missing -= self._checkpoints.kept
-        if start in missing:
-            self._save(start, is_kept=True)
-        for step in sorted(missing - {start}):
-            print(
-                f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because the "
-                f"run resumes from step {start}.",
-                file=sys.stderr,
-            )
+        for step in sorted({*self.cfg.keep_checkpoints_at} - self._checkpoints.kept):
+            if step == start:
+                self._save(start, is_kept=True)
+            elif step < start:
+                print(
+                    f"keep_checkpoints_at: the checkpoint of step {step} cannot be kept, because "
+                    f"the run resumes from step {start}.",
+                    file=sys.stderr,
+                )
 
     # --- Between the steps.
 
     def _after(self, step: int) -> None:
         """Logs, evaluates and saves after a step, if it is time to."""
         cfg = self.cfg
-        if step == cfg.total_frames or time.monotonic() > self._shown_at + _SECONDS:
-            self._progress.advance(step)
-            self._shown_at = time.monotonic()
+        with suppress(OSError):  # a broken pipe does not end the run
+            self._progress.update()
+        if step == cfg.init_random_frames:
+            self._progress.note()
         if step % cfg.log_interval == 0:
             self._write_metrics(step)
         if step % cfg.eval_interval == 0:
@@ -316,9 +298,6 @@ class Session(TrainingSession):
             "parts": {**parts, **self._log.state_dict()},
         }
 
-    def _policy_data(self, step: int) -> dict[str, Any]:
-        return policy_data(self._policy, self._environment, self.cfg, step)
-
     def _save(self, step: int, is_kept: bool = False) -> bool:
         _check_finite(self.metrics.means(), step)
         return self._checkpoints.save(step, self._state(step), is_kept=is_kept)
@@ -330,7 +309,7 @@ class Session(TrainingSession):
         except UserError as error:
             raise UserError(f"In the evaluation at step {step}: {error}") from error
         with self._directory.writing():
-            self._log.write_evaluation(step, result, lambda: self._policy_data(step))
+            self._log.write_evaluation(step, result, partial(self._policy_data, step))
         self._progress.show(result)
         self._latest, self._evaluated = result, step
 
@@ -340,19 +319,18 @@ class Session(TrainingSession):
             self._environment,
             self.cfg.num_eval_episodes,
             EVALUATION_SEED + self.cfg.seed,
-            self._progress.evaluate,
+            self._progress.note,
             self._check_signal,
             self.cfg.max_eval_steps,
         )
 
     def _write_metrics(self, step: int) -> None:
         means = self.metrics.pop()
-        episodes: dict[str, float] = {}
+        _check_finite(means, step)
+        metrics = {**means, "steps_per_second": self._clock.speed(step)}
         for part in self._components.values():
             if hasattr(part, "episodes"):  # a collector: the returns of training episodes
-                episodes |= part.episodes.pop()
-        _check_finite(means, step)
-        metrics = {**means, "steps_per_second": self._clock.speed(step), **episodes}
+                metrics |= part.episodes.pop()
         if means:
             with self._directory.writing():
                 self._log.write_training(step, metrics)

@@ -30,8 +30,8 @@ def imitating_agent(cfg):
         actor,
         loss,
         explorer=exploring(actor, cfg.fast, 0.1),
-        critic_optimizer=adam(loss.qvalue_network_params, 1e-3),
-        actor_optimizer=adam(loss.actor_network_params, 1e-3),
+        critic_optimizer=adam(loss.qvalue_network_params.parameters(), 1e-3),
+        actor_optimizer=adam(loss.actor_network_params.parameters(), 1e-3),
         actor_keys=("observation", "action"),
     )
 

@@ -110,16 +110,6 @@ def test_the_level_of_a_task_with_success_is_a_success_rate(draw, write_run):
     ]
 
 
-@pytest.mark.parametrize("lengths", [(0.0, 1.0, 1.0), (0.0, 0.0, 1.0)])
-def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, write_run, lengths):
-    figure = draw(write_run(lengths=lengths))
-    assert [axes.get_ylabel() for axes in figure.axes] == ["evaluation return", "agreement"]
-    line = figure.axes[1].lines[0]
-    assert "1-D actions" in line.get_label()
-    assert list(line.get_ydata()) == pytest.approx([sum(lengths) / 3] * 3)
-    assert len(figure.axes[1].collections) == 0  # no band
-
-
 def test_a_table_without_rows_has_no_panel(draw, write_run):
     run_dir = write_run()
     (run_dir / "train.csv").write_text("step\n")
@@ -154,12 +144,17 @@ def test_diagnostics_have_two_panels(draw, write_run):
 
 
 @pytest.mark.usefixtures("pixels")
-def test_a_run_of_one_dimensional_actions_is_recognized(draw, train, table, tmp_path):
+def test_one_dimensional_actions_have_one_line_instead_of_bands(draw, train, table, tmp_path):
     run_dir = train("td3", tmp_path / "run", "total_frames=130", "eval_interval=50")
     assert imread(run_dir / "learning_curve.png").std() > 0  # not a blank page
     figure = draw(run_dir)
     labels = ["evaluation return", "agreement", "fraction of buffer", "actor's gradient"]
     assert [axes.get_ylabel() for axes in figure.axes] == labels
+    (line,) = figure.axes[1].lines
+    means = [float(row["resultant_length_mean"]) for row in table(run_dir / "train.csv")]
+    assert "1-D actions" in line.get_label()
+    assert list(line.get_ydata()) == means
+    assert len(figure.axes[1].collections) == 0  # no band
     (row,) = table(run_dir / "random.csv")
     assert _levels(figure.axes[0])["random policy"] == float(row["return_mean"])
 

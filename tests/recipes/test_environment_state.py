@@ -167,7 +167,7 @@ def test_state_dict_of_an_environment_or_an_object_is_used(name, ball, monkeypat
     actions = np.ones((25, 1), np.float32)
     env.simulator.reset(), other.simulator.reset()
     play(env.simulator, actions[:4])
-    assert load_environment_state(other, through_a_file(environment_state(env)))
+    load_environment_state(other, through_a_file(environment_state(env)))
     assert play(other.simulator, actions) == play(env.simulator, actions)
 
 

@@ -200,18 +200,6 @@ def test_a_damaged_run_is_rejected(error_of, copy, damage, message):
     assert message in error_of(evaluate.main, copy)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("vidoe=true", "There is no key vidoe. Did you mean: video?"),
-        ("episodes=0", "episodes must be a whole number from 1 to"),
-        ("video", "write video=true"),
-    ],
-)
-def test_a_bad_option_is_rejected(error_of, copy, option, message):
-    assert message in error_of(evaluate.main, copy, option)
-
-
 def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, run_program):
     # Set and deleted, so that the recipe's choice is undone afterwards.
     monkeypatch.setenv("MUJOCO_GL", "")

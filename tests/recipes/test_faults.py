@@ -97,18 +97,6 @@ def test_failing_environment_is_reported_with_its_step(
     assert steps_saved(tmp_path) == [40, 60]
 
 
-def test_run_in_a_repaired_environment_resumes_exactly(
-    breaking, train, assert_same_run, tmp_path, capsys
-):
-    breaking("training nan reward")
-    with pytest.raises(UserError):
-        train("td3", tmp_path / "broken", *BREAKING)
-    breaking(None)
-    train("td3", tmp_path / "broken", *BREAKING)
-    assert "at step 60." in capsys.readouterr().err
-    assert_same_run(train("td3", tmp_path / "whole", *BREAKING), tmp_path / "broken")
-
-
 def test_environment_that_fails_in_an_evaluation_is_reported_with_the_step(
     breaking, train, tmp_path
 ):

@@ -144,20 +144,3 @@ def test_wrapper_with_state_and_statistics_of_all_frames_resume_exactly(
     torch.testing.assert_close(statistics["observation.mean"], seen.mean(0))
     variance = statistics["observation.squares"] / 131
     torch.testing.assert_close(variance, seen.var(0, correction=0))
-
-
-def test_wrapper_that_counts_across_episodes_resumes_exactly_in_evaluations(
-    elsewhere, assert_resumes_exactly
-):
-    (elsewhere / "my_drift.py").write_text(
-        "import gymnasium as gym\n"
-        "class Drift(gym.RewardWrapper):\n"
-        "    steps = 0\n"
-        "    def reward(self, reward):\n"
-        "        self.steps += 1\n"
-        "        return reward + self.steps\n"
-    )
-
-    wrappers = "env.wrappers=[my_drift.Drift,gymnasium.wrappers.NormalizeReward]"
-    options = (COMPOSED[0], wrappers, "total_frames=131", "eval_interval=40")
-    assert_resumes_exactly("td3", *options, "checkpoint_interval=65")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchrl_vmfer import RankPrioritizedSampler
-from vmfer_recipes import train as train_program
+from vmfer_recipes.config.launch import train as vmfer_train
 from vmfer_recipes.config.plugins import import_module
 from vmfer_recipes.td3 import main as td3
 
@@ -163,26 +163,26 @@ def test_invalid_sampler_is_reported_in_one_line_and_writes_nothing(
 def test_custom_algorithm_has_its_own_directory_and_keys_and_resumes_exactly(
     outside, execute, assert_same_run, capsys
 ):
-    execute(train_program.main, "my_algorithm", *SMALL, "run_dir=straight", "scale=1.5")
+    execute(vmfer_train, "my_algorithm", *SMALL, "run_dir=straight", "scale=1.5")
     straight = outside / "straight"
     config = (straight / "config.yaml").read_text()
     assert "algorithm: my_algorithm" in config
     assert "scale: 1.5" in config
-    execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5", "total_frames=90")
+    execute(vmfer_train, "my_algorithm", *SMALL, "scale=1.5", "total_frames=90")
     (end,) = (outside / "runs").rglob("finished")
     assert end.relative_to(outside).parts[:2] == ("runs", "my_algorithm")
-    execute(train_program.main, "my_algorithm", *SMALL, "scale=1.5")
+    execute(vmfer_train, "my_algorithm", *SMALL, "scale=1.5")
     assert_same_run(straight, end.parent)
 
 
 def test_custom_algorithm_lists_its_keys_and_train_the_algorithms(run_program):
-    _, text, _ = run_program(train_program.main, "my_algorithm", "--help")
-    assert text.startswith("Usage: python recipes/train.py my_algorithm [group=choice")
+    _, text, _ = run_program(vmfer_train, "my_algorithm", "--help")
+    assert text.startswith("Usage: vmfer-train my_algorithm [group=choice")
     assert "TD3 with a key of its own." in text
     assert re.search("scale=2 +factor of the noise", text)
     assert re.search("init_random_frames=60 +steps of random actions before learning", text)
     assert "sampler=vmf_uncertainty" in text
-    _, text, _ = run_program(train_program.main, "--help")
+    _, text, _ = run_program(vmfer_train, "--help")
     assert {"  td3  ", "  sac  "} <= set(re.findall(r"  \w+  ", text))
 
 
@@ -202,7 +202,7 @@ def test_custom_algorithm_lists_its_keys_and_train_the_algorithms(run_program):
 def test_train_reports_unknown_algorithms_and_invalid_keys_in_one_line(
     arguments, message, error_of
 ):
-    assert message in error_of(train_program.main, *arguments)
+    assert message in error_of(vmfer_train, *arguments)
 
 
 def test_recipe_in_a_package_is_named_after_the_package(outside, execute, capsys):

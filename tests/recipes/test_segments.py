@@ -17,7 +17,6 @@ from torchrl.data import LazyTensorStorage, TensorDictRoundRobinWriter
 
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import ActorCriticReplayBuffer
-from vmfer_recipes.run import segments
 from vmfer_recipes.run.checkpoints import Checkpoints, load_checkpoint
 
 
@@ -42,7 +41,7 @@ def names(folder):
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch):
-    monkeypatch.setattr(segments, "_SIZE", 8)
+    monkeypatch.setattr("vmfer_recipes.run.checkpoints._SIZE", 8)
 
 
 @pytest.mark.parametrize("capacity", [5, 8, 30, 32, 1000])

@@ -35,8 +35,8 @@ CASES = [
     ("fork", "--help", 0),
     ("fork", "run=nowhere", 2),
     ("fork", "run=nowhere stepps=10", 2),
-    ("train", "--help", 0),
-    ("train", "sac sede=3", 2),
+    ("vmfer-train", "--help", 0),
+    ("vmfer-train", "sac sede=3", 2),
     ("status", "nowhere", 2),
     ("my_td3", "--help", 0),
 ]
@@ -62,7 +62,8 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     shutil.copy(ROOT / "recipes" / "td3.py", folder / "my_td3.py")
     scripts = {name: ROOT / "recipes" / f"{name}.py" for name, _, _ in CASES}
-    scripts["my_td3"] = folder / "my_td3.py"
+    scripts["my_td3"], scripts["vmfer-train"] = folder / "my_td3.py", folder / "vmfer-train"
+    scripts["vmfer-train"].write_text("from vmfer_recipes.config.launch import train\ntrain()\n")
     commands = [(str(scripts[name]), arguments) for name, arguments, _ in CASES]
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(commands)],

@@ -140,17 +140,6 @@ def test_repeatedly_killed_run_ends_like_an_uninterrupted_one(
     assert "saving" in moments  # the other moments are random
 
 
-def test_run_is_rejected_while_another_process_trains_it(start, train, tmp_path):
-    process = start(tmp_path, "total_frames=100000")
-    with pytest.raises(LockedError) as error:
-        train("td3", tmp_path, "total_frames=100000")
-    assert f"{tmp_path} is being written by process {process.pid} on " in str(error.value)
-    assert process.is_alive()
-    process.kill()
-    process.join()
-    lock(tmp_path).close()
-
-
 def test_crashed_run_releases_lock_and_signals_in_the_same_process(train, failing_at, tmp_path):
     # As in a sweep, which keeps the exceptions of its runs until its end.
     before = signal.getsignal(signal.SIGINT)
