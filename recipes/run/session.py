@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,6 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
@@ -21,7 +19,11 @@ from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged, first_line
 from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.environments.state import (
+    environment_state,
+    load_environment_state,
+    seed_generators,
+)
 from vmfer_recipes.run.checkpoints import (
     Checkpoints,
     MismatchError,
@@ -148,10 +150,7 @@ class Session(TrainingSession):
         if self.finished:
             return
         torch.set_num_threads(cfg.threads)
-        # All three global generators: an environment or a library may use any of them.
-        random.seed(cfg.seed)
-        np.random.seed(cfg.seed)  # noqa: NPY002
-        torch.manual_seed(cfg.seed)
+        seed_generators(cfg.seed)
         self._checkpoints = checkpoints or Checkpoints(path / "checkpoint")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
