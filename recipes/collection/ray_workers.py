@@ -19,7 +19,6 @@ from tensordict.nn import TensorDictModuleBase
 from vmfer_recipes.collection.worker import LostError, reported
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import copy_code
-from vmfer_recipes.config.training import TrainingConfig
 
 _LOST = (
     "error: The run in {} has ended, as Ray ends it if the cluster's head or the node of this "
@@ -36,14 +35,13 @@ class RayActors:
         policy: the exploring policy, on the CPU.
     """
 
-    def __init__(self, cfg: TrainingConfig, policy: TensorDictModuleBase) -> None:
-        count = cfg.collector.num_workers  # type: ignore[attr-defined]  # a `WorkersConfig`
+    def __init__(self, cfg: Any, policy: TensorDictModuleBase) -> None:
         with tempfile.TemporaryDirectory() as folder:
             copy_code(Path(folder))
             try:
                 ray.init(
                     # A cluster on this machine, unless RAY_ADDRESS names another one.
-                    num_cpus=None if "RAY_ADDRESS" in os.environ else count,
+                    num_cpus=None if "RAY_ADDRESS" in os.environ else cfg.collector.num_workers,
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -94,6 +92,7 @@ class RayActors:
 
     def close(self) -> None:
         """Stops the actors and disconnects from the cluster."""
+        atexit.unregister(self.close)
         self._watch.communicate(b"\n")
         ray.shutdown()
 
