@@ -8,9 +8,11 @@ workers' processes are additional to the learner's, so that a machine needs a co
 
 With --sleep, a simulator that sleeps for so many milliseconds in every step, with one update per 16
 frames, beside the ideal (workers divided by the time of a step) and Stable-Baselines3's TD3 with
-SubprocVecEnv. Sleeping takes no processor time: with long steps, the table hardly depends on the
-number of cores, nor on other load.
+SubprocVecEnv. Every cell is measured for --seconds, from the time on at which all workers collect.
+Sleeping takes no processor time: with long steps, the table hardly depends on the number of cores.
+The whole table takes about 12 minutes on two idle cores, mostly for starting workers.
 
+    pip install -e '.[bench]'
     python benchmarks/collectors.py --sleep 5 25 100 --workers 1 4 16 32
 
 With --envs, several environments in one process. The first table steps them without learning: as
@@ -32,6 +34,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +154,60 @@ def compare_environments(env: str, counts: list[int], rounds: int, frames: int) 
         print(f"| `num_envs={count}` | {result:.0f} | {result / base:.2f} |", flush=True)
 
 
-def subprocess_speed(frames: int, milliseconds: float, count: int) -> float:
-    """Frames per second of Stable-Baselines3, without its first frames, which are random."""
+class TimedSession:
+    """Takes steps of a run for some seconds, and writes nothing.
+
+    It measures between arrivals of chunks, because frames arrive many at a time.
+
+    Attributes:
+        marks: times and numbers of steps since all workers collect.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        from vmfer_recipes.run.session import Averages
+
+        self.metrics = Averages()
+        self._seconds = seconds
+        self.marks: list[tuple[float, int]] = []
+
+    def steps(self, policy: Any, collector: Any, **components: Any) -> Iterator[int]:
+        frames = 0
+        try:
+            for step in itertools.count(1):
+                yield step
+                if step % 1000 == 0:
+                    self.metrics.pop()  # the next step measures the diagnostics of a row
+                # Every worker has returned a chunk and collects another one.
+                if min(collector._numbers) < 2 or collector._frames == frames:
+                    continue
+                frames = collector._frames
+                self.marks.append((time.perf_counter(), step))
+                if self.marks[-1][0] > self.marks[0][0] + self._seconds:
+                    return
+        finally:
+            collector.close()
+
+
+def workers_speed(kind: str, milliseconds: float, count: int, seconds: float) -> float:
+    """Frames per second of a TD3 run with workers."""
+    recipe = importlib.import_module("vmfer_recipes.td3")
+    session = TimedSession(seconds)
+    cfg = _config(
+        f"collector={kind}",
+        f"collector.num_workers={count}",
+        "utd_ratio=1/16",
+        "env.name=sleeping:Sleeping-v0",
+        f"+env.kwargs.milliseconds={milliseconds}",
+        f"init_random_frames={16 * count}",
+        "total_frames=1000000000",
+    )
+    recipe.train(cfg, session, recipe.make_agent(cfg))
+    (start, first), (end, last) = session.marks[0], session.marks[-1]
+    return (last - first) / (end - start)
+
+
+def subprocess_speed(milliseconds: float, count: int, seconds: float) -> float:
+    """Frames per second of Stable-Baselines3's TD3."""
     from functools import partial
 
     import torch
@@ -161,27 +216,28 @@ def subprocess_speed(frames: int, milliseconds: float, count: int) -> float:
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     torch.set_num_threads(1)
-    started: dict[str, float] = {}
+    marks: list[tuple[float, int]] = []
 
     def note(known: dict[str, Any], _: Any) -> bool:
-        if "frames" not in started and known["self"].num_timesteps >= frames // 10:
-            started.update(frames=known["self"].num_timesteps, time=time.perf_counter())
-        return True
+        if known["self"].num_timesteps > 16 * count:  # the first ones are random
+            marks.append((time.perf_counter(), known["self"].num_timesteps))
+        return not marks or marks[-1][0] < marks[0][0] + seconds
 
     env = SubprocVecEnv([partial(Sleeping, milliseconds)] * count)
     model = TD3(
         "MlpPolicy",
         env,
-        learning_starts=frames // 10,
+        learning_starts=16 * count,
         train_freq=max(1, 16 // count),  # steps of every environment
         gradient_steps=max(1, count // 16),
         policy_kwargs={"net_arch": [256, 256]},
+        buffer_size=100_000,
         device="cpu",
     )
-    model.learn(frames, callback=note)
+    model.learn(1_000_000_000, callback=note)
     env.close()
-    passed = time.perf_counter() - started["time"]
-    return (model.num_timesteps - started["frames"]) / passed
+    (start, first), (end, last) = marks[0], marks[-1]
+    return (last - first) / (end - start)
 
 
 def compare_sleeping(
@@ -193,16 +249,10 @@ def compare_sleeping(
     print("|---:|" + "---:|" * (len(kinds) + 3))
     for sleep, count in itertools.product(sleeps, workers):
         ideal = 1000 * count / sleep
-        frames = max(round(seconds * ideal), 64 * count)
-        shown = [f"{ideal:.0f}"]
-        for kind in kinds:
-            overrides = [f"collector={kind}", f"collector.num_workers={count}", "utd_ratio=1/16"]
-            task = ["env.name=sleeping:Sleeping-v0", f"+env.kwargs.milliseconds={sleep}"]
-            result = speed(frames, *overrides, *task)
-            shown.append(f"{result:.0f} ({result / ideal:.2f})")
-        result = subprocess_speed(frames, sleep, count)
-        shown.append(f"{result:.0f} ({result / ideal:.2f})")
-        print(f"| {sleep:g} ms | {count} | {' | '.join(shown)} |", flush=True)
+        speeds = [workers_speed(kind, sleep, count, seconds) for kind in kinds]
+        speeds.append(subprocess_speed(sleep, count, seconds))
+        shown = " | ".join(f"{speed:.0f} ({speed / ideal:.2f})" for speed in speeds)
+        print(f"| {sleep:g} ms | {count} | {ideal:.0f} | {shown} |", flush=True)
 
 
 def main() -> None:
@@ -214,7 +264,7 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", type=int, help="compare numbers of environments")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of --envs")
     parser.add_argument("--sleep", nargs="+", type=float, help="milliseconds of a step")
-    parser.add_argument("--seconds", type=float, default=20, help="of a run with --sleep")
+    parser.add_argument("--seconds", type=float, default=8, help="of a cell with --sleep")
     arguments = parser.parse_args()
     if arguments.envs:
         compare_environments(arguments.env, arguments.envs, arguments.rounds, arguments.frames)

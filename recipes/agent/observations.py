@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -125,6 +126,15 @@ class ObservingPolicy(TensorDictModuleBase):
         """Writes the action."""
         seen = self.observations(tensordict.select(*self.in_keys))
         return tensordict.set("action", self.actor(seen).get("action"))
+
+
+def on_cpu(policy: TensorDictModuleBase) -> TensorDictModuleBase:
+    """Copies a policy to the CPU."""
+    policy = copy.deepcopy(policy).to("cpu")
+    for part in policy.modules():
+        if isinstance(part, Observations):
+            part.device = torch.device("cpu")
+    return policy
 
 
 class RunningStatistics(nn.Module):

@@ -31,7 +31,6 @@ from torchrl_vmfer._torchrl import MappableStorage
 from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
 from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
-from vmfer_recipes.collection.worker import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
@@ -44,6 +43,8 @@ from vmfer_recipes.config.groups import (
 from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.config.training import TrainingConfig
 
+# The number of the environment that a transition comes from, stored if hindsight replay needs it.
+ENVIRONMENT = "environment"
 SIGNALS = {
     "factor": "a sampling factor",
     "td_error": "a TD error",

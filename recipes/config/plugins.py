@@ -7,10 +7,13 @@ are registered here before Hydra starts. Their classes are imported when a run n
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
+from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -105,3 +108,24 @@ def importing() -> Iterator[None]:
         yield
     except (ImportError, ValueError) as error:  # the latter from networks
         raise UserError(str(error)) from error
+
+
+def copy_code(folder: Path) -> None:
+    """Copies this package and the user's imported modules, for machines that do not have them."""
+    standard = sysconfig.get_path("stdlib")
+    for name, module in list(sys.modules.items()):
+        source = Path(getattr(module, "__file__", None) or standard)
+        is_installed = (
+            source.is_relative_to(standard)
+            or "site-packages" in source.parts
+            or "dist-packages" in source.parts
+        )
+        if "." in name or name == "__main__":
+            continue
+        if is_installed and name not in ("torchrl_vmfer", "vmfer_recipes"):
+            continue
+        if source.name == "__init__.py":
+            ignored = shutil.ignore_patterns("__pycache__", ".*")
+            shutil.copytree(source.parent, folder / name, ignore=ignored)
+        else:
+            shutil.copy(source, folder)

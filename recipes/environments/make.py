@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torchrl.envs import GymWrapper
 
 from vmfer_recipes.config.errors import UserError, diverged, first_line
@@ -20,6 +21,13 @@ from vmfer_recipes.environments.names import registered_id
 
 # The entries of an observation of a goal-conditioned task.
 _GOALS = ("observation", "achieved_goal", "desired_goal")
+# A time limit sets `done` but not `terminated`, and losses bootstrap unless `terminated` is set.
+# Goals are stored if the environment has them.
+_KEPT = (
+    *("observation", "desired_goal", "action"),
+    *(("next", "observation"), ("next", "achieved_goal"), ("next", "reward")),
+    *(("next", "done"), ("next", "terminated")),
+)
 
 
 class Environment(GymWrapper):
@@ -259,3 +267,8 @@ def entries(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, np.nda
 def tensors(observation: np.ndarray | dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """Converts an observation to entries for a TensorDict."""
     return {key: torch.from_numpy(value) for key, value in entries(observation).items()}
+
+
+def kept(transitions: TensorDictBase) -> TensorDictBase:
+    """Selects the entries of transitions to store."""
+    return transitions.select(*_KEPT, strict=False)

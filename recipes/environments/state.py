@@ -57,6 +57,18 @@ def load_environment_state(env: Environment, state: dict[str, Any]) -> None:
         _restored(state["saved"], env.simulator, {})
 
 
+def derived_seed(*numbers: int) -> int:
+    """Returns a seed that depends on several numbers, and that similar runs do not use."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds all three global generators: an environment or a library may use any of them."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
 def reseed_environment(env: Environment, seed: int) -> None:
     """Seeds every random generator of an environment, each differently. The episode continues."""
     writer = _Writer()

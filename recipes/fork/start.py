@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-import random
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
+from vmfer_recipes.environments.state import seed_generators
 from vmfer_recipes.fork.plan import Fork
 from vmfer_recipes.fork.sources import Source
 from vmfer_recipes.run.checkpoints import Stateful, load_checkpoint, load_parts
@@ -160,9 +160,7 @@ def starting_state(checkpoint: dict[str, Any], agent: Agent, fork: Fork) -> dict
     if agent.collector is not None:
         agent.collector.reseed(environment)
         parts["collector"] = agent.collector.state_dict()
-    random.seed(first)
-    np.random.seed(first)  # noqa: NPY002
-    torch.manual_seed(first)
+    seed_generators(first)
     parts |= {
         "random": GlobalRNGState().state_dict(),
         "metrics": Averages().state_dict(),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from tensordict.nn import TensorDictModuleBase
 from torchrl.checkpoint import GlobalRNGState
@@ -20,7 +18,11 @@ from vmfer_recipes.agent.networks import policy_data
 from vmfer_recipes.config.errors import UserError, diverged
 from vmfer_recipes.config.training import TrainingConfig, as_fraction
 from vmfer_recipes.environments.make import make_environment
-from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.environments.state import (
+    environment_state,
+    load_environment_state,
+    seed_generators,
+)
 from vmfer_recipes.run.checkpoints import Checkpoints, Part, Stateful, load_parts, plain_data
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
@@ -140,10 +142,7 @@ class Session(TrainingSession):
         if self.finished:
             return
         torch.set_num_threads(cfg.threads)
-        # All three global generators: an environment or a library may use any of them.
-        random.seed(cfg.seed)
-        np.random.seed(cfg.seed)  # noqa: NPY002
-        torch.manual_seed(cfg.seed)
+        seed_generators(cfg.seed)
         self._checkpoints = checkpoints or Checkpoints(self._directory.path / "checkpoint")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation

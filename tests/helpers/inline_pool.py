@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from vmfer_recipes.collection.worker import LostError, RemoteWorker, reported, versions
+from vmfer_recipes.collection.worker import Chunk, LostError, remote_worker, reported
 
 
 @contextmanager
@@ -22,57 +22,60 @@ def unchanged_generators():
 
 
 class InlinePool:
-    """A stand-in for the pools of processes and of Ray actors.
+    """A stand-in for the processes and Ray actors of workers.
 
     A seed determines which of the waiting reports arrive next. Worker ``n`` is lost instead of
-    returning its chunk ``m`` if ``(n, m)`` is in ``losses``. Everything is pickled, as between
-    processes.
+    returning its chunk ``m`` if ``(n, m)`` is in ``losses``, and right after this chunk has arrived
+    if it is in ``idle_losses``. Everything is pickled, as between processes.
     """
 
+    obstacle = "are asleep"
     seed = 0
     losses: tuple[tuple[int, int], ...] = ()
+    idle_losses: tuple[tuple[int, int], ...] = ()
     made: list[InlinePool]
 
-    def __init__(self, cfg, policy, count):
-        self._parts = pickle.dumps((cfg, policy))
+    def __init__(self, *parts):
+        self._parts = pickle.dumps(parts)
         self._workers = {}
         self._order = random.Random(self.seed)
-        self._losses = set(self.losses)
+        self._losses, self._idle_losses = set(self.losses), set(self.idle_losses)
         self.reports = []
         self.requests = []
+        self.weights, self.states = [], []
         self.is_closed = False
         self.made.append(self)
-        for worker in range(count):
-            self._start(worker)
 
-    def _start(self, worker):
-        cfg, policy = pickle.loads(self._parts)
-        self._workers[worker] = RemoteWorker(cfg, policy, worker)
-        self.reports.append((worker, versions()))
+    def start(self, worker):
+        self._workers[worker] = remote_worker(self._parts, worker)
+        self.reports.append((worker, next(self._workers[worker])))
 
-    def wait(self, timeout):
+    def receive(self, timeout):
+        later = []
         for _ in range(self._order.randint(1, max(len(self.reports), 1)) if self.reports else 0):
             worker, report = self.reports.pop(self._order.randrange(len(self.reports)))
-            if isinstance(report, LostError):
-                self._start(worker)
             yield worker, report
+            number = max((r.number for w, r in self.requests if w == worker), default=None)
+            if isinstance(report, Chunk) and (worker, number) in self._idle_losses:
+                self._idle_losses.remove((worker, number))
+                later.append((worker, LostError("killed")))
+        self.reports += later
 
-    def submit(self, worker, request, weights):
+    def send(self, worker, request, weights, state):
         self.requests.append((worker, request))
+        self.states.append(state)
+        self.weights.append(weights)
         if (worker, request.number) in self._losses:
             self._losses.remove((worker, request.number))
             self.reports.append((worker, LostError("killed")))
             return
-        request, weights = pickle.loads(pickle.dumps((request, weights)))
+        arguments = pickle.loads(pickle.dumps((request, weights, state)))
         with unchanged_generators():
             try:
-                report = self._workers[worker].collect(request, weights)
+                report = self._workers[worker].send(arguments)
             except Exception as error:
                 report = reported(error, worker)
         self.reports.append((worker, pickle.loads(pickle.dumps(report))))
-
-    def obstacle(self):
-        return "are asleep"
 
     def close(self):
         self.is_closed = True

@@ -13,7 +13,7 @@ from helpers.saved_rows import rows_in
 from torchrl_vmfer import HindsightReplayBuffer
 from vmfer_recipes import evaluate
 from vmfer_recipes.agent.observations import NormalizedObservations, RunningStatistics
-from vmfer_recipes.collection.worker import ENVIRONMENT
+from vmfer_recipes.agent.replay import ENVIRONMENT
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.environments.make import make_environment

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -45,7 +47,7 @@ class Cluster:
 
     def __init__(self):
         self.spaces = [f"vmfer{os.getpid()}{end}" for end in "ab"]
-        self._temporary = Path("/tmp") / f"ray{os.getpid()}"  # Ray's sockets need short paths
+        self.temporary = Path("/tmp") / f"ray{os.getpid()}"  # Ray's sockets need short paths
         self._nodes = []
         for space in self.spaces:
             netns("netns", "add", space)
@@ -62,7 +64,7 @@ class Cluster:
         words = [*ray, "--block", f"--num-cpus={cpus}", "--object-store-memory=80000000"]
         if number == 0:
             words += ["--head", "--port=6379", "--include-dashboard=false"]
-            words += [f"--node-ip-address={HEAD}", f"--temp-dir={self._temporary}"]
+            words += [f"--node-ip-address={HEAD}", f"--temp-dir={self.temporary}"]
         else:
             hide = "mount --make-rprivate / && "
             for folder in ("recipes", "torchrl_vmfer"):
@@ -85,11 +87,13 @@ class Cluster:
         with self.popen(0, ["cat", file], stdout=subprocess.PIPE) as process:
             return int(process.stdout.read())
 
-    def kill(self, number: int) -> None:
-        """Kills all processes of a node."""
-        words = ["ip", "netns", "pids", self.spaces[number]]
-        for pid in subprocess.run(words, capture_output=True, text=True).stdout.split():
-            subprocess.run(["kill", "-9", pid], capture_output=True)
+    def kill(self, number: int, words: str = "") -> None:
+        """Kills the processes of a node whose command lines contain some words."""
+        pids = ["ip", "netns", "pids", self.spaces[number]]
+        for pid in subprocess.run(pids, capture_output=True, text=True).stdout.split():
+            with contextlib.suppress(OSError):
+                if words in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(int(pid), signal.SIGKILL)
 
     def close(self) -> None:
         """Kills all nodes and deletes the namespaces."""
@@ -98,7 +102,7 @@ class Cluster:
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
         for node in self._nodes:
             node.wait(30)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 @pytest.fixture
@@ -183,6 +187,33 @@ def test_run_uses_a_node_that_joins_late_and_survives_its_loss(
         time.sleep(1)
     cluster.kill(0)  # the learner is on this node, too
     run.wait(30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["gcs_server", ""])
+def test_run_without_the_head_of_its_cluster_ends_in_one_line_and_resumes(
+    process, cluster, run_on, run_command, tmp_path
+):
+    """Killed are the head's server, after which Ray waits for a minute, or all its processes."""
+    cluster.start(0, cpus=2)
+    options = ("checkpoint_interval=200", "total_frames=1000000")
+    run = run_on(tmp_path, *options)
+    end = time.monotonic() + 500
+    while not list((tmp_path / "checkpoint").glob("step_*.pt")):
+        assert run.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    cluster.kill(0, process or str(cluster.temporary))
+    _, error = run.communicate(timeout=120)
+    assert run.returncode == 1
+    (line,) = (line for line in error.splitlines() if line.startswith("error: "))
+    assert line.startswith(f"error: The run in {tmp_path} has ended, as Ray ends it if the ")
+    saved = max(int(file.stem[5:]) for file in (tmp_path / "checkpoint").glob("step_*.pt"))
+    assert saved
+    options = ("collector=ray", "checkpoint_interval=200", f"total_frames={saved + 100}")
+    resumed = run_command("td3", tmp_path, *options)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"at step {saved:,}." in resumed.stderr
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from helpers.saved_rows import rows_in
 from torchrl_vmfer import load_policy
 from vmfer_recipes.collection.worker import Worker
 from vmfer_recipes.config.groups import EnvConfig
+from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
 
 
@@ -191,17 +192,20 @@ def test_training_returns_of_one_environment_match_its_rewards(
         assert float(row["episode_return"]) == pytest.approx(np.mean([each[1] for each in ended]))
 
 
+@pytest.mark.parametrize(
+    "task", [("env.name=ShortCheetah-v0",), ("env=FetchReach-v4", "replay=her")]
+)
 def test_environments_that_wait_are_stepped_at_the_same_time_with_the_same_results(
-    train, checkpoint, assert_equal, tmp_path
+    task, train, checkpoint, assert_equal, tmp_path
 ):
-    options = ("env.name=ShortCheetah-v0", "num_envs=6", "checkpoint_interval=261")
+    options = (*task, "num_envs=6", "checkpoint_interval=261")
     parts = []
     for number, extra in enumerate(((), ("env.blocking=true",))):
         parts.append(checkpoint(train("td3", tmp_path / str(number), *options, *extra))["parts"])
     assert_equal(*parts)
 
 
-def test_worker_waits_once_for_all_environments_that_wait():
+def test_worker_waits_once_for_all_environments_that_wait(configuration, tmp_path):
     class Waiting(Counting):
         def step(self, action):
             time.sleep(0.05)
@@ -209,9 +213,10 @@ def test_worker_waits_once_for_all_environments_that_wait():
 
     gym.register("Waiting-v0", Waiting)
     envs = [make_environment(EnvConfig("Waiting-v0"), seed) for seed in range(6)]
-    worker = Worker(envs, None, is_blocking=True)
+    cfg = to_config(configuration("td3", tmp_path, "env.blocking=true", "init_random_frames=24"))
+    worker = Worker(cfg, None, envs)
     start = time.monotonic()
-    transitions = worker.collect(rounds=4, num_random=24)
+    transitions = worker.collect(rounds=4, first=1)
     assert time.monotonic() - start < 0.7  # 1.2 s, one after the other
     assert (
         transitions["next", "observation"][:, 2].tolist() == [1] * 6 + [2] * 6 + [3] * 6 + [4] * 6

@@ -8,15 +8,17 @@ import re
 import signal
 import subprocess
 import time
+from multiprocessing import active_children
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import helpers.environments  # noqa: F401  # registers environments
 from helpers.inline_pool import InlinePool
 from helpers.saved_rows import rows_in
-from vmfer_recipes.collection import collectors
+from vmfer_recipes.collection import collectors, worker
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.training import to_config
 
@@ -35,7 +37,7 @@ TINY = (
 def pools(monkeypatch):
     """Workers run in this process. The fixture is the list of their pools."""
     monkeypatch.setattr(InlinePool, "made", [], raising=False)
-    monkeypatch.setattr(collectors, "ProcessPool", InlinePool)
+    monkeypatch.setattr(collectors, "Processes", InlinePool)
     return InlinePool.made
 
 
@@ -45,7 +47,7 @@ def pools(monkeypatch):
         ("td3", "sampler=vmf_rank", "replay=per", "num_envs=2"),
         ("sac", "sampler=vmf_direct", "fast=false"),
         ("td3", "sampler=vmf_uncertainty", "env.normalize_observations=true"),
-        ("td3", "replay=her", "env.name=FetchReach-v4", "num_envs=2", "sampler=vmf_rank"),
+        ("td3", "replay=her", "env.name=FetchReach-v4", "num_envs=2", "env.blocking=true"),
     ],
     ids="-".join,
 )
@@ -72,8 +74,8 @@ def test_every_part_of_a_run_works_with_workers(
         saved = state["parts"]["observations"]
         torch.testing.assert_close(saved["observation.mean"], seen.mean(0))
         # A worker normalizes with the statistics that came with its weights.
-        policy = pool._workers[0]._policy.observations.observation
-        assert 0 < policy.count < frames
+        (count,) = (weight for weight in pool.weights[-1] if weight.shape == ())
+        assert 0 < count < frames
     if "replay=her" in others:
         for number in range(6):
             mine = rows["environment"][:, 0] == number
@@ -89,13 +91,15 @@ def test_workers_act_with_the_weights_and_within_the_lead_of_their_request(
         "td3", tmp_path, *TINY, *SYNC, "collector.max_lead=30", "exploration_noise=0",
         "init_random_frames=90", "actor_lr=0.01", "num_envs=2", "checkpoint_interval=211",
     )  # fmt: skip
-    requests = sorted((request for _, request in pools[0].requests), key=lambda each: each.first)
+    (pool,) = pools
+    requests = [request for _, request in pool.requests]
+    weights = [np.concatenate([each.ravel() for each in sent]) for sent in pool.weights]
+    order = sorted(range(len(requests)), key=lambda number: requests[number].first)
+    requests, weights = ([each[number] for number in order] for each in (requests, weights))
     assert [each.first for each in requests] == list(range(1, 212, 8))
     assert {each.rounds for each in requests} == {4, 2}  # two at the end
-    versions = [each.version for each in requests]
-    assert versions == sorted(versions)
-    assert versions[0] == versions[10] == 1  # nothing is learned from the first 90 frames
-    assert len(set(versions[-10:])) == 10
+    assert (weights[0] == weights[10]).all()  # nothing is learned from the first 90 frames
+    assert len(np.unique(weights[-10:], axis=0)) == 10
     rows = rows_in(checkpoint(tmp_path)["parts"]["replay"])
     frames = checkpoint(tmp_path)["parts"]["collector"]["frames"]
     assert len(rows["action"]) == frames == 212  # whole rounds
@@ -114,6 +118,11 @@ def test_results_of_synchronous_workers_do_not_depend_on_their_speed(
     monkeypatch.setattr(InlinePool, "losses", ((1, 0), (0, 3), (2, 5)))
     assert_same_run(first, train("td3", tmp_path / "lost", *overrides))
     assert len(pools[2].requests) == len(pools[0].requests) + 3
+    # Workers are lost while their chunks wait for those of others.
+    monkeypatch.setattr(InlinePool, "losses", ())
+    monkeypatch.setattr(InlinePool, "idle_losses", ((1, 0), (2, 0), (2, 3), (1, 5)))
+    assert_same_run(first, train("td3", tmp_path / "idle", *overrides))
+    assert len(pools[3].requests) == len(pools[0].requests)
 
 
 @pytest.mark.parametrize("algorithm", ["td3", pytest.param("sac", marks=pytest.mark.slow)])
@@ -134,12 +143,11 @@ def test_asynchronous_run_replaces_lost_workers_and_resumes(
     assert table(tmp_path / "eval.csv")[-1]["step"] == "211"
     numbers = {worker: request.number for worker, request in reversed(pools[1].requests[:3])}
     assert numbers == dict(enumerate(saved["numbers"]))  # no chunk is seeded twice
-    first = [request for _, request in pools[1].requests[:3]]
-    assert all(request.is_new and request.state is None for request in first)
+    assert pools[1].states[:3] == [None] * 3
 
 
 def test_silent_workers_end_the_run_after_the_patience(pools, train, monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr(InlinePool, "wait", lambda self, timeout: time.sleep(timeout) or ())
+    monkeypatch.setattr(InlinePool, "receive", lambda self, timeout: time.sleep(timeout) or ())
     monkeypatch.setattr(collectors, "_START", 0.5)
     message = "No frames have arrived for collector.patience=1 seconds .3 of 3 workers are asleep"
     with pytest.raises(UserError, match=message):
@@ -148,7 +156,8 @@ def test_silent_workers_end_the_run_after_the_patience(pools, train, monkeypatch
 
 
 def test_other_versions_of_a_worker_are_reported(pools, train, monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr("helpers.inline_pool.versions", lambda: {"mujoco": "0.1"})
+    theirs = {**worker.versions(), "mujoco": "0.1"}
+    monkeypatch.setattr(worker, "versions", lambda: theirs)
     train("td3", tmp_path, *TINY, *SYNC, "total_frames=60")
     assert "Worker 0 has mujoco 0.1, the learner" in capfd.readouterr().err
 
@@ -180,22 +189,21 @@ def test_processes_give_the_results_of_workers_in_this_process(
 ):
     # Other processes do not know the environments of these tests.
     options = (*TINY, *SYNC, "num_envs=2", "sampler=vmf_rank", "env.name=Hopper-v4")
-    start = collectors.ProcessPool._start
+    start, collect = collectors.Processes.start, collectors.WorkersCollector.collect
+    started = []
 
-    def start_and_kill(self, worker):
+    def start_and_keep(self, worker):
         start(self, worker)
-        if worker == 1 and not killed:
-            killed.append(self._processes[1])
+        started.extend(child for child in active_children() if child not in started)
 
-    def collect(self, collect=collectors.WorkersCollector.collect):
+    def kill_and_collect(self):
         if self._steps == 120:
-            killed[0].kill()
+            started[1].kill()
         collect(self)
 
-    killed = []
     with monkeypatch.context() as patch:
-        patch.setattr(collectors.ProcessPool, "_start", start_and_kill)
-        patch.setattr(collectors.WorkersCollector, "collect", collect)
+        patch.setattr(collectors.Processes, "start", start_and_keep)
+        patch.setattr(collectors.WorkersCollector, "collect", kill_and_collect)
         real = train("td3", tmp_path / "real", *options)
     assert "Worker 1 was lost (exit code -9) and is restarted." in capfd.readouterr().err
     request.getfixturevalue("pools")
