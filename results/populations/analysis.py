@@ -207,19 +207,21 @@ def describe(runs: pd.DataFrame) -> None:
 
 def plan(runs: pd.DataFrame) -> None:
     """Prints the spread over seeds, what pairs of seeds save, and what the study can detect."""
-    names = ("0.1 sd in % of progress", "sd of power4 minus fresh", "correlation")
-    head("Spread", "cell", *names, "seeds per arm that a pair replaces")
+    names = ("0.1 sd in % of progress", "power4 minus fresh in % of progress", "its sd in sd")
+    head("Spread", "cell", *names, "correlation", "seeds per arm that a pair replaces")
     variances = []
     for cell, part in runs.groupby("cell", sort=False):
         auc = part.pivot(index="seed", columns="arm", values="auc")[["fresh", "power4"]]
         curves = part[part["arm"] == "fresh"]["curve"].str.split(expand=True).astype(float)
         progress = auc["fresh"].mean() - curves[0].mean()
         unit = auc["fresh"].std()
-        variances.append(((auc["power4"] - auc["fresh"]) / unit).var())
+        difference = auc["power4"] - auc["fresh"]
+        variances.append((difference / unit).var())
         spread = f"{variances[-1] ** 0.5:.2f}"
-        saved = auc.var().sum() / (auc["power4"] - auc["fresh"]).var()
+        saved = auc.var().sum() / difference.var()
         correlation = f"{auc.corr().iloc[0, 1]:.2f}"
-        row(cell, f"{10 * unit / progress:.1f}", spread, correlation, f"{saved:.1f}")
+        parts = (f"{10 * unit / progress:.1f}", f"{100 * difference.mean() / progress:+.1f}")
+        row(cell, *parts, spread, correlation, f"{saved:.1f}")
     head("Power", "pairs", "standard error", "detectable", "power of equivalence, no effect")
     for pairs in (48, 96):
         error = (sum(variances) / pairs) ** 0.5 / len(variances)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -54,6 +55,19 @@ def tables(study, analysis, tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["analysis.py"])
 
     return write
+
+
+def test_pages_quote_what_the_analysis_prints(analysis, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["analysis.py"])
+    analysis.main()
+    printed = capsys.readouterr().out
+    assert printed.strip() in (STUDY / "README.md").read_text()
+    root = STUDY.parents[1]
+    for page in ("README.md", "docs/evidence.md", "docs/method.md", "results/README.md"):
+        text = (root / page).read_text().split("## The claim to test")[0]  # other studies follow
+        quoted = re.findall(r"[+-]\d\.\d{3}\b", text)
+        assert quoted, page
+        assert [number for number in quoted if number not in printed] == [], page
 
 
 def numbers(report, row):
