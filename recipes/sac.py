@@ -69,7 +69,7 @@ def update_actor(
     else:
         actor_loss, info = agent.loss.actor_loss(batch)
         session.descend(agent.actor_optimizer, actor_loss)
-        alpha_loss = agents.weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch)
+        alpha_loss = agents.weighted_mean(agent.loss.alpha_loss(info["log_prob"]), batch, info)
         session.descend(agent.alpha_optimizer, alpha_loss)
     session.metrics.add(actor_loss=actor_loss, alpha=agent.loss.log_alpha.exp())
     agent.log_agreement(session.metrics, batch, info)  # before the priorities change

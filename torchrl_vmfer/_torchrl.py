@@ -78,6 +78,18 @@ class TappedLoss(LossMixin):
         """Replaces ``stock_critics``."""
         raise NotImplementedError
 
+    def weighted(
+        self, loss: Tensor, weights: Tensor | None, tensordict: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns losses of transitions and their weights, before they are reduced."""
+        raise NotImplementedError
+
+    def _reduce_loss(
+        self, loss: Tensor, tensordict: Any = None, *, weights: Any = None, **options: Any
+    ) -> Tensor:
+        loss, weights = self.weighted(loss, weights, tensordict)
+        return super()._reduce_loss(loss, tensordict, weights=weights, **options)
+
     def _make_vmap(self) -> None:
         # TorchRL calls this at construction and whenever vmap_randomness changes.
         super()._make_vmap()

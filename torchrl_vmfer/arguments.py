@@ -64,6 +64,12 @@ POWER = Argument(  # the limits keep p^power from overflowing
     low=-100,
     high=100,
 )
+WEIGHTING = Argument(
+    0.0,
+    "weights the actor loss of a transition by factor^weighting / mean; 0: no weights",
+    low=-100,
+    high=100,
+)
 INITIAL_FACTOR = Argument(1.0, "factor of a new transition", low=1e-30, high=math.e)
 SMOOTHING = Argument(0.0, "weight of the old factor when a factor is updated", low=0, high=0.999999)
 POOL_SIZE = Argument(

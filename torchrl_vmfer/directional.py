@@ -207,6 +207,21 @@ def factor_and_length(gradients: Tensor, used: Used) -> tuple[Tensor, Tensor]:
     return factor, torch.linalg.vector_norm(mean, dim=-1).clamp(max=1.0)
 
 
+def batch_weights(factor: Tensor, power: float) -> Tensor:
+    """Computes the weights p^power / mean(p^power) of the transitions of a batch.
+
+    Args:
+        factor: sampling factors, of any shape.
+        power: the exponent. It cannot overflow.
+
+    Examples:
+        >>> batch_weights(torch.tensor([1.0, 2.0]), power=1)
+        tensor([0.6667, 1.3333])
+    """
+    weights = torch.softmax(power * factor.log().flatten(), 0) * factor.numel()
+    return weights.view_as(factor)
+
+
 def used_gradient(gradients: Tensor, used: Used) -> Tensor:
     """Returns the gradient g_e that moves the actor, ``[*batch, p]``.
 

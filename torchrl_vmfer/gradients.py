@@ -15,7 +15,13 @@ from torchrl.objectives.common import LossModule
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer._torchrl import TappedLoss
-from torchrl_vmfer.directional import Used, factor_and_length, mean_gradient, used_gradient
+from torchrl_vmfer.directional import (
+    Used,
+    batch_weights,
+    factor_and_length,
+    mean_gradient,
+    used_gradient,
+)
 from torchrl_vmfer.squashing import Directions, Squashing, make_squashing
 
 UsedCritic: TypeAlias = Literal["first", "min", "mean"]
@@ -153,6 +159,8 @@ class GradientTap(TappedLoss):
     tapped_gradients: Tensor
     squashing: Squashing | None
     _in_actor_loss = False
+    _reduces_actor_loss = False  # whether the next loss to reduce is the actor's
+    _weighted_metadata: dict[str, Tensor] | None = None  # of the current actor_loss
     _report: dict[str, Tensor] | None = None
     selected_out_keys: list[NestedKey] | None = None  # those of select_out_keys
 
@@ -164,15 +172,18 @@ class GradientTap(TappedLoss):
         used: UsedCritic | None = None,
         directions: Directions = "action",
         gradient_norm: bool = False,
+        weighting: float = arguments.WEIGHTING.default,
         **kwargs: Any,
     ) -> None:
         self.used = used or followed_critic(self)
         arguments.USED.check("used", self.used)
         arguments.DIRECTIONS.check("directions", directions)
+        arguments.WEIGHTING.check("weighting", weighting)
         if num_target_critics is not None:  # None for all
             arguments.TARGET_CRITICS.check("num_target_critics", num_target_critics)
         self.num_target_critics = num_target_critics
-        self.measure, self.gradient_norm = measure, gradient_norm
+        self.weighting = float(weighting)
+        self.measure, self.gradient_norm = measure or weighting != 0, gradient_norm
         super().__init__(*args, **kwargs)
         if measure and self.num_qvalue_nets == 1:
             warnings.warn(
@@ -206,6 +217,7 @@ class GradientTap(TappedLoss):
     def _all_out_keys(self) -> list[NestedKey]:
         added = ["vmf_factor", "vmf_resultant_length"] if self.measure else []
         added += ["vmf_gradient_norm"] if self.gradient_norm else []
+        added += ["vmf_weight"] if self.weighting else []
         return [*super().out_keys, *added]
 
     @property
@@ -247,9 +259,26 @@ class GradientTap(TappedLoss):
             loss, metadata = super().actor_loss(tensordict)
         finally:
             self._in_actor_loss = False
-        metadata = metadata | self.tapped_metadata(tensordict)
+        added, self._weighted_metadata = self._weighted_metadata, None
+        metadata = metadata | (added or self.tapped_metadata(tensordict))
         del self.tapped_action, self.tapped_values, self.tapped_gradients
         return loss, metadata
+
+    def weighted(
+        self, loss: Tensor, weights: Tensor | None, tensordict: TensorDictBase
+    ) -> tuple[Tensor, Tensor | None]:
+        """Adds the weights of ``weighting`` to the losses ``[*, *batch]`` of the actor."""
+        if not self._reduces_actor_loss:
+            return loss, weights
+        self._reduces_actor_loss = False
+        metadata = self.tapped_metadata(tensordict)
+        weight = batch_weights(metadata["vmf_factor"], self.weighting)
+        if weights is not None:
+            weight = weight * weights / (weight * weights).mean()
+        self._weighted_metadata = {**metadata, "vmf_weight": weight}
+        if self._report is not None:
+            self._report["vmf_weight"] = weight
+        return loss, weight.expand_as(loss)
 
     def tapped_metadata(self, tensordict: TensorDictBase) -> dict[str, Tensor]:
         """Returns the metadata that the tap adds to those of TorchRL's actor loss."""
@@ -300,6 +329,7 @@ class GradientTap(TappedLoss):
             at=None if at is None else at.expand_as(actions),
         )
         self.tapped_values = values.detach().mean(-1)
+        self._reduces_actor_loss = self.weighting != 0  # TorchRL's losses reduce it first
         if followed_critic(self) == "min":
             values = values[: self.target_count]
         return TensorDict({value_key: values}, [len(values), *inputs.batch_size[1:]])

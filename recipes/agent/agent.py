@@ -206,6 +206,7 @@ class AgentMaker:
             "measure": self.signal == "factor",
             "gradient_norm": self.signal == "gradient_norm",
             "directions": cfg.directions,
+            "weighting": cfg.weighting,
             **options,
         }
         loss = make_loss(actor, critics, **options).to(cfg.device)

@@ -19,7 +19,6 @@ from vmfer_recipes.config.groups import (
     OnPolicySamplerConfig,
     SamplerConfig,
     SharedSamplerConfig,
-    WeightedSamplerConfig,
 )
 
 if TYPE_CHECKING:
@@ -131,10 +130,6 @@ def _distribution(
     }
     if isinstance(chosen, _WITHOUT_DISTRIBUTION):
         return found
-    if isinstance(chosen, WeightedSamplerConfig):
-        weight = batch["priority_weight"].double()
-        fraction = effective_sample_size(weight / weight.sum()) / len(weight)
-        return found | {"effective_sample_size": fraction * stored}
     is_shared = isinstance(chosen, SharedSamplerConfig)
     sampler = buffer.critic_sampler if is_shared else buffer.actor_sampler
     # A pool and some custom samplers have no probabilities for the whole buffer.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,6 @@ from vmfer_recipes.config.groups import (
     OnPolicySamplerConfig,
     SamplerConfig,
     SharedSamplerConfig,
-    WeightedSamplerConfig,
 )
 from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.config.training import TrainingConfig
@@ -51,7 +50,6 @@ SIGNALS = {
     "gradient_norm": "the norm of an action gradient",
     "saturation": "an action of the policy",
 }
-_WEIGHT = "priority_weight"  # the entry by which TorchRL's losses weight transitions
 
 
 def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticReplayBuffer:
@@ -169,28 +167,15 @@ def make_actor_sampling(
         pool = CandidatePool(buffer, sampler.num_candidates, mode, score=measure)
         return partial(pool.sample, keys=keys)
     draw = partial(buffer.sample_actor, keys=keys)
-    if isinstance(sampler, WeightedSamplerConfig):
-        return lambda: _weighted(draw(), measure, cfg.device)
     if isinstance(sampler, OnPolicySamplerConfig):
         sizes = sampler.num_batches, cfg.batch_size
         return lambda: _closest_batch(buffer, observations, actor, sizes, keys)
     return draw
 
 
-def _weighted(
-    batch: TensorDictBase, measure: Callable[[TensorDictBase], TensorDictBase], device: str
-) -> TensorDictBase:
-    """Adds the weights p / mean p, which TorchRL's actor losses apply."""
-    # The actor loss then draws the same actions as the measurement, and the random numbers of
-    # training do not depend on the sampler.
-    with unchanged_random_numbers(device):
-        factor = measure(batch.copy())["vmf", "factor"]
-    return batch.set(_WEIGHT, (factor / factor.mean()).to(batch["index"].device))
-
-
-def weighted_mean(values: Tensor, batch: TensorDictBase) -> Tensor:
-    """The mean over the transitions of a batch, weighted by the weights of the batch, if any."""
-    weight = batch.get(_WEIGHT, None)
+def weighted_mean(values: Tensor, batch: TensorDictBase, info: Mapping[str, Tensor]) -> Tensor:
+    """The mean over a batch, weighted as in the loss of the actor that returned ``info``."""
+    weight = info.get("vmf_weight", batch.get("priority_weight", None))
     return values.mean() if weight is None else (values * weight).sum() / weight.sum()
 
 

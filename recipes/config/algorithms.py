@@ -8,11 +8,7 @@ from pathlib import Path
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import (
-    DirectSamplerConfig,
-    LAPReplayConfig,
-    WeightedSamplerConfig,
-)
+from vmfer_recipes.config.groups import DirectSamplerConfig, LAPReplayConfig
 from vmfer_recipes.config.keys import argument, key, schema, schemas_of
 from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.training import TrainingConfig, check_order, check_unused
@@ -70,7 +66,7 @@ class SACConfig(TemperatureConfig):
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
-        if isinstance(self.sampler, (DirectSamplerConfig, WeightedSamplerConfig)):
+        if isinstance(self.sampler, DirectSamplerConfig):
             check_unused(self, f"sampler={self.sampler.name}", {"entropy_gradient": False})
 
 
@@ -226,7 +222,6 @@ class TD3BCConfig(DeterministicConfig):
         online = {"env.normalize_observations": False}
         check_unused(self, f"{self.algorithm}, which has normalize= instead", online)
         super().check()
-        _check_weighted_actor(self, "weights only the term of the critics")
 
 
 def _task(cfg: TrainingConfig) -> str:
@@ -241,15 +236,6 @@ def _check_importance_weights(cfg: TrainingConfig) -> None:
             f"TorchRL's loss for {cfg.algorithm} ignores the importance weights of "
             f"replay={cfg.replay.name}, got replay.beta={beta}: use replay.beta=0, or "
             "replay=uniform."
-        )
-    _check_weighted_actor(cfg, "ignores weights")
-
-
-def _check_weighted_actor(cfg: TrainingConfig, reason: str) -> None:
-    if isinstance(cfg.sampler, WeightedSamplerConfig):
-        raise UserError(
-            f"sampler={cfg.sampler.name} weights the actor loss, but TorchRL's loss for "
-            f"{cfg.algorithm} {reason}: use another sampler, such as vmf_uncertainty."
         )
 
 

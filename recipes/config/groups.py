@@ -85,14 +85,6 @@ class DirectSamplerConfig(SamplerConfig):
     )
 
 
-@schema("weighted", group="sampler")
-class WeightedSamplerConfig(SamplerConfig):
-    """The actor draws its own uniform batch, and its loss is weighted by the factors."""
-
-    _target_: str = _UNIFORM
-    weight: str = key("factor", "what the actor's loss is weighted by", choices=("factor",))
-
-
 @schema("inverse_td", group="sampler")
 class InverseTDSamplerConfig(SamplerConfig):
     """InverseTDSampler draws the actor's batch by stored TD errors: small ones are preferred."""

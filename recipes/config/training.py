@@ -21,7 +21,6 @@ from vmfer_recipes.config.groups import (
     ReplayConfig,
     SamplerConfig,
     VMFSamplerConfig,
-    WeightedSamplerConfig,
 )
 from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
 from vmfer_recipes.config.names import written
@@ -30,7 +29,7 @@ from vmfer_recipes.run.loggers import check_logger
 
 __all__ = ["Config", "TrainingConfig", "to_config"]
 
-_COMPARING = (VMFSamplerConfig, DirectSamplerConfig, WeightedSamplerConfig)
+_COMPARING = (VMFSamplerConfig, DirectSamplerConfig)
 
 
 @dataclass
@@ -70,6 +69,7 @@ class TrainingConfig(Config):
     )
     batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
     directions: str = argument(arguments.DIRECTIONS)
+    weighting: float = argument(arguments.WEIGHTING)
     gamma: float = key(0.99, "discount factor", low=0, high=1)
     tau: float = key(
         0.005, "weight of the new parameters when target networks are updated", low=0, high=1
@@ -156,11 +156,14 @@ class TrainingConfig(Config):
         return "smooth_l1" if isinstance(self.replay, LAPReplayConfig) else "l2"
 
     def _check_sampler(self) -> None:
-        sampler = self.sampler
-        if isinstance(sampler, _COMPARING) and self.num_critics < 2:
+        sampler, cure = self.sampler, "sampler=uniform"
+        method = f"sampler={sampler.name}" if isinstance(sampler, _COMPARING) else None
+        if self.weighting:
+            method, cure = f"weighting={written(self.weighting)}", "weighting=0"
+        if method and self.num_critics < 2:
             raise UserError(
-                f"sampler={sampler.name} needs several critics to compare, got "
-                f"num_critics={self.num_critics}: use at least 2, or sampler=uniform."
+                f"{method} needs several critics to compare, got "
+                f"num_critics={self.num_critics}: use at least 2, or {cure}."
             )
         if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank":
             check_unused(self, "sampler.mode=rank", {"sampler.power": 1})

@@ -133,6 +133,8 @@ def no_choice(group: str, choice: str, known: Iterable[str] = ()) -> UserError:
         extra = _LAUNCHERS[choice]
         return UserError(f"{group}={choice} needs another package: pip install '.[{extra}]'.")
     named = f"{group}={choice}" if group else f"configuration {choice}"
+    if (group, choice) == ("sampler", "vmf_weighted"):
+        return UserError("sampler=vmf_weighted was replaced: use sampler=fresh weighting=1.")
     known = {*known, *choices_of(group), *(_LAUNCHERS if group == "hydra/launcher" else ())}
     message = f"There is no {named}. {did_you_mean(choice, known)}"
     if group == "env" and choice:

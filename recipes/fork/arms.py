@@ -18,7 +18,7 @@ from vmfer_recipes.config.validation import composed, validate
 
 # Keys for how the actor is updated. Others define what a checkpoint holds, or the problem itself.
 _CHANGEABLE = (
-    *("actor_objective", "directions", "entropy_gradient"),
+    *("actor_objective", "directions", "entropy_gradient", "weighting"),
     *("actor_noise", "actor_noise_clip"),
 )
 

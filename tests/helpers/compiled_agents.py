@@ -122,6 +122,7 @@ class Agent:
             key = getattr(self.loss.tensor_keys, "priority_weight", None)  # REDQ has none
             weight = torch.ones_like(alpha_loss) if key is None else batch.get(key, None)
             weight = torch.ones_like(alpha_loss) if weight is None else weight
+            weight = metadata.get("vmf_weight", weight)
             self.alpha.zero_grad()
             ((alpha_loss * weight).sum() / weight.sum()).backward()
             self.alpha.step()

@@ -44,7 +44,7 @@ def imitating_agent(cfg):
         ("sampler=vmf_rank",),
         ("sampler=vmf_direct", "sampler.num_candidates=64"),
         ("sampler=on_policy",),
-        ("sampler=vmf_weighted",),
+        ("sampler=fresh", "weighting=4"),
         ("sampler=uniform", "replay=her", "env=FetchReach-v4"),
         ("sampler=vmf_ema", "replay=her", "env=FetchReach-v4"),
         ("sampler=vmf_direct", "replay=her", "env=FetchReach-v4"),
@@ -60,8 +60,7 @@ def test_the_actor_batch_has_the_requested_entries(configuration, tmp_path, over
     batch = agent.actor_batch(agent.critic_batch())
     assert len(batch) == cfg.batch_size
     entries = {"observation", "action", "index"}
-    weights = {"priority_weight"} if "sampler=vmf_weighted" in overrides else set()
-    assert entries | weights <= set(batch.keys()) <= entries | weights | {"desired_goal"}
+    assert entries <= set(batch.keys()) <= entries | {"desired_goal"}
     assert torch.equal(batch["action"], agent.buffer[batch["index"]]["action"])
     assert agent.loss.actor_loss(batch)[0].isfinite()  # the observation is preprocessed
 

@@ -123,16 +123,6 @@ def test_the_effective_sample_size_is_that_of_the_actors_distribution(
     assert has_priorities == (found.keys() >= OF_PRIORITIES)
 
 
-def test_the_weights_of_a_batch_have_an_effective_sample_size(make_agent):
-    agent = make_agent("td3", "sampler=vmf_weighted", CHEETAH)
-    batch = agent.actor_batch(None)
-    weight = batch["priority_weight"].double().numpy()
-    assert weight.std() > 0
-    expected = 100 * weight.sum() ** 2 / (weight**2).sum() / 32
-    found = measure(agent, batch)
-    assert float(found["effective_sample_size"]) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("sampler", ["vmf_pool", "vmf_direct", "on_policy"])
 def test_without_a_stored_distribution_its_size_is_left_out(make_agent, sampler):
     agent = make_agent("td3", f"sampler={sampler}", CHEETAH)

@@ -93,6 +93,8 @@ ANSWERS = {
     "replay.her_ratio=0.5": ["replay.her_ratio is not used by this recipe"],
     "keep_checkpoints_at=[60,71,80]": ["keep_checkpoints_at=71", "total_frames=70"],
     "total_frames=50 init_random_frames=60": ["total_frames=50", "init_random_frames=60"],
+    "sampler=vmf_weighted": ["use sampler=fresh weighting=1"],
+    "sampler=fresh weighting=4 num_critics=1": ["weighting=4", "num_critics=1"],
     "sampler=vmf_rank num_critics=1": ["sampler=vmf_rank", "num_critics=1"],
     "sampler=vmf_rank sampler.power=2": ["sampler.power=2 has no effect", "sampler.mode=rank"],
 }
@@ -100,12 +102,11 @@ OTHER_RECIPES = {
     ("sac", "actor_objective=mean"): ["actor_objective is not used by this recipe"],
     ("sac", "directions=tanh"): ["directions must be action or pre_tanh, got 'tanh'"],
     ("sac", "sampler=vmf_power sampler.power=nan"): ["sampler.power must be a number from"],
-    ("sac", "sampler=vmf_weighted entropy_gradient=true"): ["entropy_gradient=true"],
+    ("sac", "sampler=vmf_direct entropy_gradient=true"): ["entropy_gradient=true"],
     ("redq", "subset_size=10"): ["subset_size=10", "num_critics=10"],
     ("redq", "num_critics=1"): ["num_critics must be a whole number from 2"],
     ("redq", "replay=per"): ["importance weights", "use replay.beta=0"],
     ("redq", "target_entropy=mpbo"): ["target_entropy must be auto, mbpo"],
-    ("redq", "sampler=vmf_weighted"): ["sampler=vmf_weighted", "redq ignores weights"],
     ("crossq", "replay=per_rank"): ["importance weights", "use replay.beta=0"],
     ("crossq", "tau=0.01"): ["tau=0.01", "no target networks"],
     ("crossq", "layer_norm=true"): ["layer_norm=true", "batch_renorm=true"],
@@ -113,7 +114,6 @@ OTHER_RECIPES = {
     ("tqc", "dropped_quantiles=25"): ["dropped_quantiles=25", "num_quantiles=25"],
     ("tqc", "num_quantiles=5 env=Hopper-v4"): ["dropped_quantiles=5", "num_quantiles=5"],
     ("tqc", "replay=lap"): ["replay=lap", "use replay=per"],
-    ("td3_bc", "sampler=vmf_weighted init_random_frames=0 dataset=runs/a"): ["vmf_weighted"],
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from helpers import brute_force
-from helpers.losses import gradients
 from helpers.sessions import BareSession
 from torchrl_vmfer import (
     ActorCriticReplayBuffer,
@@ -17,7 +19,6 @@ from torchrl_vmfer import (
     VMFSampler,
 )
 from vmfer_recipes import sac, td3
-from vmfer_recipes.agent.replay import weighted_mean
 from vmfer_recipes.config.names import choices_of
 
 RECIPES = {"td3": td3, "sac": sac}
@@ -112,45 +113,39 @@ def test_weights_of_the_critics_do_not_reach_the_actor(make_agent, sampler):
     agent = make_agent("td3", f"sampler={sampler}", "replay=per")
     critic_batch = agent.critic_batch()
     assert "priority_weight" in critic_batch
-    has_weights = "priority_weight" in agent.actor_batch(critic_batch)
-    assert has_weights == (sampler == "vmf_weighted")
+    assert "priority_weight" not in agent.actor_batch(critic_batch)
 
 
-class TestWeighted:
+class TestWeighting:
     @pytest.mark.parametrize("fast", ["true", "false"])
     @pytest.mark.parametrize("algorithm", ["td3", "sac"])
-    def test_gradient_is_the_expected_one_of_resampling_the_batch(
-        self, algorithm, fast, make_agent
-    ):
-        overrides = ("sampler=vmf_weighted", f"fast={fast}", "env.name=ShortCheetah-v0")
+    def test_an_update_has_the_expected_gradient_of_resampling(self, algorithm, fast, make_agent):
+        overrides = ("sampler=fresh", "weighting=3", f"fast={fast}", "env.name=ShortCheetah-v0")
         agent = make_agent(algorithm, *overrides)
-        loss = agent.loss
+        plain, batch = copy.deepcopy(agent.loss), agent.actor_batch(agent.critic_batch())
+        fixed = dataclasses.replace(agent, sample_actor=lambda: batch)
         torch.manual_seed(5)
-        batch = agent.actor_batch(agent.critic_batch())
-        loss.actor_loss(batch)[0].backward()
-        found = gradients(loss)
+        RECIPES[algorithm].update_actor(BareSession(), fixed, batch)
+        state = agent.actor_optimizer.state  # Adam's average of the gradient
+        found = [state[param]["exp_avg"] / 0.1 for param in state]
 
-        # Drawing transition j with P ∝ p has the expected gradient Σ P_j ∇l_j.
-        action = brute_force.policy_action(loss, batch, seed=5).detach()
-        directions = brute_force.action_gradients(loss, batch, action)
+        action = brute_force.policy_action(plain, batch, seed=5).detach()
+        directions = brute_force.action_gradients(plain, batch, action)
         used = 0
         if algorithm == "sac":
-            used = brute_force.critic_values(loss, batch, action).detach().argmin(0).numpy()
-        factor = brute_force.sampling_factor(directions, used)
-        assert factor.std() > 0.01
-        loss.reduction, loss.fast = "none", False
+            used = brute_force.critic_values(plain, batch, action).detach().argmin(0).numpy()
+        weights = brute_force.sampling_factor(directions, used) ** 3
+        assert weights.std() > 0.01
+        plain.reduction, plain.weighting = "none", 0.0
         torch.manual_seed(5)
-        losses = loss.actor_loss(batch.select("observation"))[0]
-        (losses.flatten() * (factor / factor.sum()).float()).sum().backward()
-        torch.testing.assert_close(found, gradients(loss), rtol=1e-3, atol=1e-6)
-
-    def test_the_mean_of_the_temperature_uses_the_same_weights(self, make_agent):
-        agent = make_agent("sac", "sampler=vmf_weighted")
-        batch = agent.actor_batch(agent.critic_batch())
-        values = torch.randn(len(batch))
-        expected = np.average(values.numpy(), weights=batch["priority_weight"].numpy())
-        assert weighted_mean(values, batch).item() == pytest.approx(expected, rel=1e-5)
-        assert weighted_mean(values, batch.select("index")) == values.mean()
+        losses, info = plain.actor_loss(batch.select("observation"))
+        (losses * (weights / weights.sum()).float()).sum().backward()
+        expected = [param.grad for param in plain.actor_network_params.parameters()]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+        if algorithm == "sac":  # its temperature is learned on the same distribution
+            mean = np.average(info["log_prob"].numpy(), weights=weights.numpy())
+            gradient = agent.alpha_optimizer.state[agent.loss.log_alpha]["exp_avg"].item() / 0.1
+            assert gradient == pytest.approx(-mean - float(plain.target_entropy), rel=1e-3)
 
 
 class TestOnPolicy:

@@ -24,8 +24,8 @@ from helpers.saved_rows import rows_in
 from vmfer_recipes.collection.worker import Worker
 
 SEED, WARM_UP, TRAINING, EPISODE = 3, 40, 100, 50
-# The last two evaluate the policy to draw a batch.
-SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank", "vmf_weighted", "on_policy"]
+# The last one evaluates the policy to draw a batch.
+SAMPLERS = ["uniform", "fresh", "vmf_uncertainty", "vmf_rank", "on_policy"]
 
 
 def environment() -> GymWrapper:

@@ -12,11 +12,11 @@ QUICK = [
     "td3 sampler=vmf_rank",
     "sac sampler=uniform replay=per",
     "td3 sampler=vmf_power sampler.power=8 sampler.share=0.5",
-    "sac sampler=vmf_weighted",
+    "sac sampler=fresh weighting=4",
     "td3 sampler=recent sampler.min_size=20 sampler.cycle=7",
     "td3 sampler=uniform replay=lap",
 ]
-SAMPLERS = ("uniform", "vmf_uncertainty", "anti_vmf", "vmf_rank", "vmf_weighted", "inverse_td")
+SAMPLERS = ("uniform", "vmf_uncertainty", "anti_vmf", "vmf_rank", "inverse_td")
 SAMPLERS += ("gradient_norm", "old", "on_policy")
 SLOW = [f"{recipe} sampler={sampler}" for recipe in ("td3", "sac") for sampler in SAMPLERS]
 SLOW += [

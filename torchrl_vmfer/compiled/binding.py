@@ -205,6 +205,7 @@ def _settings(loss: Any, squashed: Squashed, sizes: tuple[int, ...]) -> Settings
         "measures": bool(loss.measure),
         "has_norms": bool(loss.gradient_norm),
         "is_pre_tanh": loss.squashing is not None,
+        "weighting": loss.weighting,
         "middle": ((squashed.low + squashed.high) / 2).numpy(),
         "half": ((squashed.high - squashed.low) / 2).numpy(),
     }

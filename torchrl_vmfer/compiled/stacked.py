@@ -90,6 +90,7 @@ class Settings:
     noise_clip: float = 0.5
     actor_noise: float = 0.0  # the same for the actions of the actor's batch
     actor_noise_clip: float = 0.5
+    weighting: float = 0.0  # rows of the actor's loss are weighted by their factors to this power
     cloning: float = -1.0  # the α of TD3+BC; negative for no cloning
     log_low: float = -20.0  # the bounds of a Gaussian policy's log deviation
     log_high: float = 2.0

@@ -15,7 +15,7 @@ enum { L2, L1, SMOOTH_L1 };         /* distances of values to targets */
     each(is_pre_tanh) each(distance) each(is_alpha_loss_exp)
 #define REAL_SETTINGS(each)                                                                       \
     each(critic_scale) each(policy_noise) each(noise_clip) each(actor_noise)                      \
-    each(actor_noise_clip) each(cloning) each(log_low) each(log_high) each(alpha_low)             \
+    each(actor_noise_clip) each(weighting) each(cloning) each(log_low) each(log_high) each(alpha_low)             \
     each(alpha_high) each(target_entropy)
 #define ARRAY_SETTINGS(each)                                                                      \
     each(low) each(high) each(middle) each(half) each(seen_middle) each(seen_half) /* [action] */
@@ -91,6 +91,14 @@ static float *row_weights(Agents *agents, const Batch *batch, long member, doubl
     for (long r = 0; r < batch->rows; r++)
         weights[r] = (float)((given ? given[r] : 1) * scale / sum);
     return weights;
+}
+
+/* Multiplies the weights of rows by factor^power. Their sum is then 1. */
+static void weigh(long rows, const float *factor, double power, float *weights) {
+    double sum = 0;
+    for (long r = 0; r < rows; r++) sum += weights[r] * pow(factor[r], power);
+    for (long r = 0; r < rows; r++)
+        weights[r] = (float)(weights[r] * pow(factor[r], power) / sum);
 }
 
 static float alpha_of(Agents *agents, long member) {
@@ -494,6 +502,8 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
         report_agreement(agents, rows, count, acts.action, gradients, lowest, reports);
 
     float *weights = row_weights(agents, batch, member, 1);
+    int is_weighted = agents->weighting != 0;
+    if (is_weighted) weigh(rows, reports[FACTOR], agents->weighting, weights);
     float *slopes = take(arena, rows * 2 * width);
     loss[0] = loss[1] = loss[2] = 0;
     if (is_gaussian) {
@@ -507,7 +517,9 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
         for (long r = 0; r < rows; r++) loss[0] -= weights[r] * (double)value[r];
         if (is_cloning) {
             double total = 0;
-            for (long r = 0; r < rows; r++) total += fabsf(value[r]), sum += weights[r];
+            for (long r = 0; r < rows; r++)
+                total += fabsf(value[r]) * (is_weighted ? (double)rows * weights[r] : 1),
+                    sum += weights[r];
             scale = agents->cloning / (total / rows);
         }
         for (long r = 0; r < rows; r++)
@@ -516,8 +528,9 @@ static void update_actor(Agents *agents, const Batch *batch, long member, const 
                 float slope = (float)(-scale * weights[r]) * climb[place];
                 if (is_cloning) {
                     float d = acts.action[place] - batch->action[width * row_of(batch, member, r) + i];
-                    cloning += (double)d * d;
-                    slope += (float)(2 * sum / size) * d * agents->half[i];
+                    double part = is_weighted ? (double)rows * weights[r] : sum;
+                    cloning += (double)d * d * (is_weighted ? part : 1);
+                    slope += (float)(2 * part / size) * d * agents->half[i];
                 }
                 float y = acts.squashed[place];
                 slopes[place] = slope * (1 - y * y);

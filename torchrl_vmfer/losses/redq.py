@@ -99,8 +99,8 @@ class VMFREDQLoss(AllCriticsTap, SplitREDQLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions`` and
-            ``gradient_norm`` as in :class:`VMFSACLoss`.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions``,
+            ``gradient_norm`` and ``weighting`` as in :class:`VMFSACLoss`.
 
     Examples:
         With the networks of the example of :class:`VMFSACLoss`:

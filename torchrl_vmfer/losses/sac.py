@@ -44,6 +44,8 @@ class VMFSACLoss(GradientTap, SACLoss):
             the minimum that the actor maximizes, or ``None`` for all. The other critics learn
             from the same target and are used only to estimate the uncertainty.
         measure: as in :class:`VMFTD3Loss`, as are ``used`` and ``gradient_norm``.
+        weighting: as in :class:`VMFTD3Loss`. To learn the temperature on the same distribution,
+            multiply ``alpha_loss(log_prob)`` by ``"vmf_weight"``; ``forward`` does not.
         directions: as in :class:`VMFTD3Loss`. The bounds are those of the policy's ``TanhNormal``,
             or else of ``action_spec``.
         entropy_gradient: if ``True``, g_i is α ∂log π/∂a - ∂Q_i/∂a in directions and norms, at the
@@ -116,8 +118,8 @@ class VMFTQCLoss(AllCriticsTap, TQCLoss):
 
     Args:
         *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions`` and
-            ``gradient_norm`` as in :class:`VMFSACLoss`.
+        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions``,
+            ``gradient_norm`` and ``weighting`` as in :class:`VMFSACLoss`.
 
     Examples:
         With the actor of the example of :class:`VMFSACLoss`, and a critic with 25 quantiles:
@@ -133,8 +135,8 @@ class VMFTQCLoss(AllCriticsTap, TQCLoss):
 class VMFCrossQLoss(GradientTap, CrossQLoss):
     """:class:`~torchrl.objectives.CrossQLoss` whose actor loss also yields sampling factors.
 
-    The factors, ``num_target_critics``, ``measure``, ``used``, ``directions`` and
-    ``gradient_norm`` are those of :class:`VMFSACLoss`. With two critics, or with
+    The factors, ``num_target_critics``, ``measure``, ``used``, ``directions``, ``gradient_norm``
+    and ``weighting`` are those of :class:`VMFSACLoss`. With two critics, or with
     ``num_target_critics=None``, loss values and gradients equal TorchRL's up to rounding. As in
     TorchRL's loss, normalization layers of the critics are in evaluation mode in ``actor_loss`` and
     in training mode in ``qvalue_loss``, which evaluates the critics once for both the current and
@@ -163,9 +165,9 @@ class VMFCQLLoss(GradientTap, CQLLoss):
     """:class:`~torchrl.objectives.CQLLoss` whose actor loss also yields sampling factors.
 
     Conservative Q-learning, for offline data. The factors, ``num_target_critics``, ``measure``,
-    ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFSACLoss`. By default,
-    loss values and gradients equal TorchRL's up to rounding. TorchRL's loss always has two critics,
-    and ignores importance weights.
+    ``used``, ``directions``, ``gradient_norm`` and ``weighting`` are those of :class:`VMFSACLoss`.
+    By default, loss values and gradients equal TorchRL's up to rounding. TorchRL's loss always has
+    two critics, and ignores importance weights.
 
     The conservative term is TorchRL's ``cql_loss``, unchanged. In TorchRL 0.14, it differs from the
     paper's: its log-sum-exp runs over three actions (one random, one of the policy, and one of the

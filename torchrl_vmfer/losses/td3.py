@@ -51,6 +51,10 @@ class VMFTD3Loss(GradientTap, TD3Loss):
         gradient_norm: if ``True``, the metadata also contain ``"vmf_gradient_norm"``, the norm
             ``[*batch]`` of the gradient g_e that moves the actor, with respect to the action, or
             to the pre-tanh action with ``directions="pre_tanh"``. It does not require ``measure``.
+        weighting: if not 0, each transition of a batch is weighted in the actor loss by
+            p^weighting / mean(p^weighting), with the factors of this batch. The metadata then also
+            contain the weights, ``"vmf_weight"``. The gradient is the expected one of resampling
+            the batch with P ∝ p^weighting. Importance weights in the batch multiply these weights.
         objective: what the actor maximizes: ``"first"`` for the first critic, as in TD3, or
             ``"mean"`` for the mean of the critics that form the TD target, with ``used="mean"`` as
             the default: x_e is the direction of the gradient of that mean.
@@ -138,9 +142,10 @@ class VMFTD3BCLoss(GradientTap, TD3BCLoss):
     """:class:`~torchrl.objectives.TD3BCLoss` whose actor loss also yields sampling factors.
 
     TD3 with behavior cloning, for offline data. The factors, ``num_target_critics``, ``measure``,
-    ``used``, ``directions`` and ``gradient_norm`` are those of :class:`VMFTD3Loss`. The
-    behavior-cloning term is common to all critics and is not part of the directions or norms.
-    ``actor_loss`` reads the action in the batch.
+    ``used``, ``directions``, ``gradient_norm`` and ``weighting`` are those of :class:`VMFTD3Loss`.
+    The behavior-cloning term is common to all critics and is not part of the directions or norms.
+    ``actor_loss`` reads the action in the batch. With ``weighting``, the term and λ are weighted
+    as well: both are what they are on a resampled batch.
 
     With two critics, or with ``num_target_critics=None``, loss values and gradients equal TorchRL's
     up to rounding. ``alpha=0`` is pure behavior cloning.
@@ -152,6 +157,29 @@ class VMFTD3BCLoss(GradientTap, TD3BCLoss):
         """Computes TorchRL's actor loss, with the factors and lengths as additional metadata."""
         self.stored_action(tensordict)
         return super().actor_loss(tensordict)
+
+    def actor_critics(self, tensordict: TensorDictBase, params: TensorDictBase) -> TensorDictBase:
+        """The values of the critics. With weights, keeps what the terms of the loss depend on."""
+        found = super().actor_critics(tensordict, params)
+        if self.weighting:
+            value = found.get(self.tensor_keys.state_action_value)[0].squeeze(-1)
+            self._terms = tensordict.get(self.tensor_keys.action)[0], value
+        return found
+
+    def weighted(
+        self, loss: Tensor, weights: Tensor | None, tensordict: TensorDictBase
+    ) -> tuple[Tensor, Tensor | None]:
+        """Weights both terms of the actor's loss, and λ, which TorchRL's loss does not."""
+        loss, weights = super().weighted(loss, weights, tensordict)
+        if self._weighted_metadata is not None and weights is not None:
+            action, value = self._terms
+            del self._terms
+            scale = self.alpha / (weights * value.abs()).mean().detach()
+            cloning = (action - self.stored_action(tensordict)).square().mean(-1)
+            loss = cloning - scale * value
+            mean = (weights * cloning).mean().detach()
+            self._weighted_metadata |= {"bc_loss": mean, "lmbd": scale}
+        return loss, weights
 
     def stored_action(self, tensordict: TensorDictBase) -> Tensor:
         """Returns the action of a batch, to which the policy's action is compared."""
