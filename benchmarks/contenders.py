@@ -179,7 +179,7 @@ def recipe(
         cfg = to_config(compose(algorithm, options))
     session = BenchmarkSession(connection)
     agent = module.make_agent(cfg)
-    fill(agent.buffer, size.task, filled)
+    fill(agent.buffer, transitions_tensordict(size.task, filled))
     watch(agent, session.stopwatch)
     module.train(cfg, session, agent)
     raise AssertionError("The session never ends.")
@@ -191,12 +191,12 @@ def use_module(name: str) -> None:
     extension.modules = lambda: {name: chosen}  # type: ignore[assignment]
 
 
-def fill(buffer: ActorCriticReplayBuffer, task: str, count: int) -> None:
+def fill(buffer: ActorCriticReplayBuffer, rows: TensorDict) -> None:
     """Fills a replay buffer, and gives each transition a factor if its sampler uses them."""
-    buffer.extend(transitions_tensordict(task, count))
+    buffer.extend(rows.copy())  # to which the slots are added
     if isinstance(buffer.actor_sampler, VMFSampler):
-        factors = 1 + torch.rand(count) * (math.e - 1) * 0.999
-        buffer.update_actor_priority(torch.arange(count), factors)
+        factors = 1 + torch.rand(len(rows)) * (math.e - 1) * 0.999
+        buffer.update_actor_priority(torch.arange(len(rows)), factors)
 
 
 class Stopwatch:

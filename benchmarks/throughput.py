@@ -65,7 +65,7 @@ def start(
     make: str, algorithm: str, filled: int, sampler: str, options: argparse.Namespace
 ) -> Contender:
     if make == "sbx":
-        return start_sbx(algorithm, filled, options)
+        return start_sbx(options.jax_python, algorithm, filled, options.size)
     from contenders import serve
 
     context = multiprocessing.get_context("spawn")
@@ -81,10 +81,10 @@ def start(
     return Contender(process, run)
 
 
-def start_sbx(algorithm: str, filled: int, options: argparse.Namespace) -> Contender:
+def start_sbx(python: Path, *arguments: Any) -> Contender:
     script = Path(__file__).with_name("sbx_contender.py")
     process = subprocess.Popen(
-        [options.jax_python, script, algorithm, str(filled), options.size],
+        [python, script, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

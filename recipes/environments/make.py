@@ -225,8 +225,12 @@ class Guarded(gym.wrappers.TransformObservation):
         return self._guard(super().step, action)
 
     def _guard(self, act: Callable[..., Any], *action: np.ndarray, **kwargs: Any) -> Any:
+        return self.checked(self.call(act, *action, **kwargs), *action)
+
+    def call(self, act: Callable[..., Any], *action: np.ndarray, **kwargs: Any) -> Any:
+        """Calls a method of the environment, and reports its exceptions."""
         try:
-            result = act(*action, **kwargs)
+            return act(*action, **kwargs)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise self.fault(
@@ -234,6 +238,9 @@ class Guarded(gym.wrappers.TransformObservation):
                 f"{Path(place.filename).name})",
                 *action,
             ) from error
+
+    def checked(self, result: Any, *action: np.ndarray) -> Any:
+        """The result of a reset, or of a step with an action. Reports invalid ones."""
         for key, value in entries(result[0]).items():
             if value.shape != self._shapes[key]:
                 raise self.fault(

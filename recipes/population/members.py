@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from torchrl_vmfer._torchrl import stored_rows
+from torchrl_vmfer._torchrl import append_rows, stored_rows
 from torchrl_vmfer.compiled import CompiledUpdates, functions
 from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.agent import Agent
@@ -54,6 +54,8 @@ class MemberCollector:
 
     def __init__(self, agent: Agent) -> None:
         self.env, self._buffer = agent.env, agent.buffer
+        self._storage, self._sampler = agent.buffer.storage, agent.buffer.critic_sampler
+        self._writer: Any = agent.buffer.writer
         self._steps = 0
         self.observation: np.ndarray = _carried(agent.collector)
         self.episodes = EpisodeReturns()
@@ -84,7 +86,10 @@ class MemberCollector:
             raise UserError(f"At step {self._steps + 1}: {error}") from error
         self.observation = after
         self._steps += 1
-        extend(self._buffer, self._transition)
+        if self._storage.initialized:  # what `extend` does, without its checks
+            self._sampler.extend(append_rows(self._writer, self._transition))
+        else:
+            extend(self._buffer, self._transition)
         self.episodes.add(float(reward_[0]), bool(is_over))
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,13 +143,13 @@ class Member:
         components = {**self.agent.components(), "collector": self.collector}
         self._steps = self.session.steps(**components)
         self._columns: tuple[np.ndarray, ...] = ()
+        self._read_rows = functions().read_rows
         self._keep()
 
     def start(self) -> CompiledUpdates:
         """Restores the run. Returns the updates of its networks, which can then be stacked."""
         agent = self.agent
-        with self.turn():
-            self.step = next(self._steps, None)
+        self._proceed()
         return CompiledUpdates(
             agent.loss,
             critic_optimizer=agent.critic_optimizer,
@@ -155,17 +160,22 @@ class Member:
 
     def advance(self, is_stopping: bool) -> None:
         """Ends a step: evaluates, logs and saves if it is time to."""
-        cfg, step = self.cfg, self.step
-        assert step is not None
-        intervals = (cfg.eval_interval, cfg.checkpoint_interval, cfg.log_interval)
-        is_quiet = (
-            step < cfg.total_frames
-            and all(step % interval for interval in intervals)
-            and step not in cfg.keep_checkpoints_at
-            and not is_stopping
-        )
-        with nullcontext() if is_quiet else self.turn():
-            self.step = next(self._steps, None)
+        assert self.step is not None
+        if self.step < self._next_event and not is_stopping:
+            self.step = next(self._steps)
+        else:
+            self._proceed()
+
+    def _proceed(self) -> None:
+        """Starts the next step, and finds the first one after which there is more to do."""
+        with self.turn():
+            self.step = step = next(self._steps, None)
+        if step is not None:
+            cfg = self.cfg
+            intervals = (cfg.eval_interval, cfg.checkpoint_interval, cfg.log_interval)
+            multiples = (-(-step // interval) * interval for interval in intervals)
+            kept = (other for other in cfg.keep_checkpoints_at if other >= step)
+            self._next_event = min(cfg.total_frames, *multiples, *kept)
 
     def fail(self, error: Exception) -> None:
         """Ends the run because of an error."""
@@ -194,6 +204,10 @@ class Member:
         self.generator.set_state(torch.get_rng_state())
         return action.numpy()
 
+    def draw_normal(self, out: Tensor) -> None:
+        """Fills a tensor with standard normal numbers."""
+        torch.randn(out.shape, generator=self.generator, out=out)
+
     def read(self, index: Tensor, *places: np.ndarray) -> None:
         """Copies rows of the replay buffer.
 
@@ -209,4 +223,4 @@ class Member:
             found = [rows["observation"], rows["action"], *(following[key] for key in keys)]
             self._columns = tuple(column.numpy() for column in found)
         columns = self._columns[: len(places)]
-        functions().read_rows(columns, index.numpy(), len(columns[0]), places)
+        self._read_rows(columns, index.numpy(), len(columns[0]), places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,12 +38,12 @@ def make_simulators(envs: Sequence[Environment], is_batched: bool) -> Simulators
     """
     layers = _layers(envs[0].simulator)
     core = layers.pop()
-    if all(type(layer) in _LAYERS for layer in layers):
-        if isinstance(core, Task):
-            return _Tasks(envs)
-        if is_batched and core.spec is not None and core.spec.id in BATCHED_TASKS:
-            return _MujocoTasks(envs)
-    return Simulators(envs)
+    if any(type(layer) not in _LAYERS for layer in layers):
+        return Simulators(envs)
+    if isinstance(core, Task):
+        return _Tasks(envs)
+    is_served = core.spec is not None and core.spec.id in BATCHED_TASKS
+    return _MujocoTasks(envs) if is_batched and is_served else _Cores(envs)
 
 
 def _layers(env: Any) -> list[Any]:
@@ -71,8 +72,8 @@ class Simulators:
         return lambda i: self._envs[i].step(actions[i].copy())[:4]
 
 
-class _Batched(Simulators):
-    """Environments without wrappers but those of every Gymnasium task."""
+class _Cores(Simulators):
+    """Environments without wrappers but those of every Gymnasium task, which are not called."""
 
     def __init__(self, envs: Sequence[Environment]) -> None:
         super().__init__(envs)
@@ -83,20 +84,31 @@ class _Batched(Simulators):
             for env in self._envs
         ]
         self._rescale = self._envs[0].env.func
+        self._shape = self._envs[0].observation_space.shape
+
+    def step(self, chosen: list[int], actions: np.ndarray) -> Callable[[int], Result]:
+        rows = dict(zip(chosen, self._rescale(actions[chosen]), strict=True))
+        envs, cores = self._envs, self._cores
+        return lambda i: self._result(i, actions[i], envs[i].call(cores[i].step, rows[i]))
 
     def _result(self, i: int, action: np.ndarray, result: Sequence[Any]) -> Result:
         """What the wrappers of a member make of a result."""
-        seen, reward, terminated, truncated = result
-        observation, limit = seen.astype(np.float32), self._limits[i]
-        if not (np.isfinite(observation).all() and np.isfinite(reward)):
-            raise self._envs[i].fault("returned NaN or infinity", action)
+        seen, reward, terminated, truncated = result[:4]
+        observation, limit = np.array(seen, np.float32), self._limits[i]
+        if not (
+            observation.shape == self._shape
+            and math.isfinite(observation.dot(observation))  # also not if a square is too large
+            and isinstance(reward, float)
+            and math.isfinite(reward)
+        ):
+            self._envs[i].checked((observation, *result[1:4], {}), action)
         if limit is not None:
             limit._elapsed_steps += 1
             truncated = truncated or limit._elapsed_steps >= limit._max_episode_steps
         return observation, float(reward), bool(terminated), bool(truncated)
 
 
-class _Tasks(_Batched):
+class _Tasks(_Cores):
     """Tasks of this package."""
 
     def __init__(self, envs: Sequence[Environment]) -> None:
@@ -109,7 +121,7 @@ class _Tasks(_Batched):
         return lambda i: self._result(i, actions[i], rows[i])
 
 
-class _MujocoTasks(_Batched):
+class _MujocoTasks(_Cores):
     """MuJoCo tasks of Gymnasium, with all substeps but the last in one ``mujoco.rollout``.
 
     The last one is taken by the environment: a task may read contact forces, or the positions of

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDictBase
 from torch import Tensor
 
+from torchrl_vmfer._torchrl import unchecked_tensordict
 from torchrl_vmfer.compiled import CompiledUpdates, NotServedError
 from torchrl_vmfer.compiled.stacked import Columns
 from vmfer_recipes import run
@@ -110,13 +111,16 @@ class Population:
 
         self._simulators = make_simulators([m.collector.env for m in members], is_batched)
         self._observations, self._random_actions = zeros(size), zeros(width)
-        self._action_noise = torch.zeros(count, width)
-        self._noise = torch.zeros(count, batch, width)
+        self._action_noise, self._noise = zeros(width), zeros(batch, width)
         self._batch = Columns(
             *(zeros(batch, size), zeros(batch, width), zeros(batch, 1)),
             *(np.zeros((count, batch, 1), bool), zeros(batch, size)),
         )
         self._actor_observations = zeros(batch, size)
+        # The parts of each member, as views.
+        self._action_noise_of = torch.from_numpy(self._action_noise).unbind()
+        self._noise_of = torch.from_numpy(self._noise).unbind()
+        self._batch_of = list(zip(*(c for c in self._batch if c is not None), strict=True))
         self._index: list[Tensor] = [torch.zeros(0, dtype=torch.int64)] * count
         self._weights = np.ones((count, batch), np.float32)
         self._is_weighted = hasattr(cfg.replay, "beta")
@@ -191,20 +195,20 @@ class Population:
             for i in chosen:
                 member = self._members[i]
                 self._observations[i] = member.collector.observation
-                noise = self._action_noise[i]
-                torch.randn(noise.shape, generator=member.generator, out=noise)
+                member.draw_normal(self._action_noise_of[i])
             actions = self._updates.act(
                 self._observations,
-                self._action_noise.numpy(),
+                self._action_noise,
                 self._rates["exploration_noise"],
                 self._choose(chosen),
             )
         results = self._simulators.step(chosen, actions)
         return lambda i, member: member.collector.collect(actions[i], partial(results, i))
 
-    def _draw_noise(self, i: int, member: Member) -> None:
-        noise = self._noise[i]
-        torch.randn(noise.shape, generator=member.generator, out=noise)
+    def _entries(self, i: int, **entries: Tensor) -> TensorDictBase:
+        """The last batch of a member."""
+        index = self._index[i]
+        return unchecked_tensordict({"index": index, **entries}, index.shape)
 
     def _update_critics(self, chosen: list[int]) -> list[int]:
         def draw(i: int, member: Member) -> None:
@@ -213,25 +217,24 @@ class Population:
             self._index[i] = index = torch.as_tensor(index)
             if self._is_weighted:
                 self._weights[i] = info["priority_weight"]
-            member.read(index, *(column[i] for column in self._batch if column is not None))
-            self._draw_noise(i, member)
+            member.read(index, *self._batch_of[i])
+            member.draw_normal(self._noise_of[i])
 
         chosen = self._each(draw, chosen)
         found = self._updates.update_critics(
             self._batch,
-            self._noise.numpy(),
+            self._noise,
             lr=self._rates["critic_lr"],
             gamma=self._rates["gamma"],
             weights=self._weights if self._is_weighted else None,
             active=self._choose(chosen),
         )
-        losses, errors = (torch.from_numpy(values).float() for values in found)
+        losses, errors = (torch.from_numpy(values).float().unbind() for values in found)
 
         def note(i: int, member: Member) -> None:
             member.session.metrics.add(critic_loss=losses[i])
             if member.agent.uses_td_errors or member.agent.signal == "td_error":
-                batch = TensorDict({"index": self._index[i]}, [len(self._index[i])])
-                member.agent.store_td_errors(batch, errors[i])
+                member.agent.store_td_errors(self._entries(i), errors[i])
 
         return self._each(note, chosen)
 
@@ -247,18 +250,18 @@ class Population:
                 self._index[i] = torch.as_tensor(index)
                 member.read(self._index[i], observations[i])
             if self._has_actor_noise:
-                self._draw_noise(i, member)
+                member.draw_normal(self._noise_of[i])
 
         chosen = self._each(draw, chosen)
         loss, measured = self._updates.update_actor(
             Columns(observations),
-            self._noise.numpy() if self._has_actor_noise else None,
+            self._noise if self._has_actor_noise else None,
             lr=self._rates["actor_lr"],
             alpha_lr=self._rates["alpha_lr"] if self._is_gaussian else None,
             active=self._choose(chosen),
         )
-        losses = torch.from_numpy(loss[:, 0]).float()
-        found = {name: torch.from_numpy(values) for name, values in measured.items()}
+        losses = torch.from_numpy(loss[:, 0]).float().unbind()
+        found = {name: torch.from_numpy(values).unbind() for name, values in measured.items()}
 
         def note(i: int, member: Member) -> None:
             agent, metrics = member.agent, member.session.metrics
@@ -269,8 +272,7 @@ class Population:
             if not needs_row and agent.signal in (None, "td_error"):
                 return
             info = {name: values[i] for name, values in found.items()}
-            entries = {"observation": observations[i].copy(), "index": self._index[i]}
-            batch = TensorDict(entries, [len(self._index[i])])
+            batch = self._entries(i, observation=torch.from_numpy(observations[i].copy()))
             if needs_row:
                 with member.turn():
                     agent.log_agreement(metrics, batch, info)

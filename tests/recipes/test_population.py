@@ -142,14 +142,18 @@ def test_a_diverging_member_is_stopped_alone(configs, assert_same_run, monkeypat
     assert capsys.readouterr().err.count("error:") == 1
 
 
-@pytest.mark.parametrize("name", [*BATCHED_TASKS, "GoalReaching6-v0", "PlanarQuadrotor-v0"])
-def test_batched_steps_are_those_of_gymnasium(name):
+@pytest.mark.parametrize(
+    "name", [*BATCHED_TASKS, "GoalReaching6-v0", "PlanarQuadrotor-v0", "Ant-v5", "Pendulum-v1"]
+)
+def test_steps_of_members_are_those_of_gymnasium(name):
     """Compares single steps, because in chaotic tasks any difference grows."""
     is_mujoco = name in BATCHED_TASKS
     cfg = EnvConfig(name=name, kwargs={"max_episode_steps": 60} if is_mujoco else {})
     references, envs = ([make_environment(cfg, seed) for seed in range(3)] for _ in range(2))
     for env in (*references, *envs):
         env.simulator.reset(seed=7)
+    if is_mujoco:
+        assert type(make_simulators(envs, True)) is not type(make_simulators(envs, False))
     simulators = make_simulators(envs, is_batched=True)
     assert type(simulators) is not Simulators
     rng = np.random.default_rng(0)

@@ -199,7 +199,7 @@ class RankDistribution(Distribution):
     priorities.
     """
 
-    _smallest = 8192
+    _smallest = 1024
 
     def __init__(self, exponent: float = 1.0) -> None:
         super().__init__()
