@@ -30,6 +30,11 @@ class _MemberSession(Session):
     """The session of a member, which prints one line at its end."""
 
     draws = False  # a picture takes as long as a thousand steps
+    is_quiet = False  # whether the step ends outside of the turn of the member
+
+    def _check_signal(self) -> None:
+        if not self.is_quiet:  # a checkpoint would hold the random numbers of another member
+            super()._check_signal()
 
     def _play(self, policy: Any) -> Evaluation:
         noise = getattr(self.cfg, "exploration_noise", None)  # off in evaluations
@@ -161,7 +166,8 @@ class Member:
     def advance(self, is_stopping: bool) -> None:
         """Ends a step: evaluates, logs and saves if it is time to."""
         assert self.step is not None
-        if self.step < self._next_event and not is_stopping:
+        self.session.is_quiet = self.step < self._next_event and not is_stopping
+        if self.session.is_quiet:
             self.step = next(self._steps)
         else:
             self._proceed()

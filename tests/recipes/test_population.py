@@ -22,7 +22,7 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import environment_state, load_environment_state
-from vmfer_recipes.population.members import MemberCollector
+from vmfer_recipes.population.members import Member, MemberCollector
 from vmfer_recipes.population.served import check_served, grouped
 from vmfer_recipes.population.simulators import BATCHED_TASKS, Simulators, make_simulators
 from vmfer_recipes.population.training import train_together
@@ -220,6 +220,27 @@ def test_members_with_checkpoints_of_different_steps_resume_exactly(
     before = [(path / "policy.pt").stat().st_mtime_ns for path in run_dirs(interrupted)]
     assert train_together(interrupted) == [None, None]  # finished: nothing happens
     assert [(path / "policy.pt").stat().st_mtime_ns for path in run_dirs(interrupted)] == before
+
+
+def test_a_signal_between_the_turns_of_members_keeps_their_random_numbers(
+    configs, assert_same_run, monkeypatch
+):
+    straight, stopped = (configs("td3", name, *COMPANY["td3"]) for name in ("straight", "stopped"))
+    train_together(straight)
+    advance = Member.advance
+
+    def interrupted(member, is_stopping):
+        if member.step == 95:
+            os.kill(os.getpid(), signal.SIGINT)
+        advance(member, is_stopping)
+
+    monkeypatch.setattr(Member, "advance", interrupted)
+    with pytest.raises(SystemExit):
+        train_together(stopped)
+    monkeypatch.undo()
+    assert train_together(stopped) == [None, None]
+    for left, right in zip(run_dirs(straight), run_dirs(stopped), strict=True):
+        assert_same_run(left, right)
 
 
 @pytest.mark.slow
