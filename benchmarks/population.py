@@ -15,7 +15,6 @@ import argparse
 import importlib
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from contenders import BenchmarkSession, fill, transitions_tensordict
 from hydra import compose, initialize_config_module
@@ -216,9 +216,9 @@ def main() -> None:
                 for size, count, contender in zip(sizes, counts, contenders, strict=False)
             ]
             single = speeds[len(peers)]
-            cells = [f"{statistics.median(speed):,.0f}" for speed in speeds]
+            cells = [f"{np.median(speed):,.0f}" for speed in speeds]
             for place in range(len(peers) + 1, len(cells)):
-                cells[place] += f" ({statistics.median(speeds[place] / single):.2f})"
+                cells[place] += f" ({np.median(speeds[place] / single):.2f})"
             print(f"| {name} | {' | '.join(cells)} |", flush=True)
             if given.shares:
                 shares.append((name, contenders[-1]))
