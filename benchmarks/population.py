@@ -190,7 +190,7 @@ def main() -> None:
     print(f"`python benchmarks/population.py {' '.join(sys.argv[1:])}`".replace(" `", "`"))
     print(f"{processor()}, {next(iter(modules()))}, core {given.core}, {given.env}.")
     print("Steps per second of all members and, in parentheses, divided by those of a single run:")
-    columns = [*peers, "single run", *(f"{n} members" for n in given.members)]
+    columns = [*peers, "single run", *(f"{n} member{'s' * (n > 1)}" for n in given.members)]
     print(f"\n| | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}", flush=True)
     shares = []
     for algorithm in given.algorithms:
