@@ -10,7 +10,7 @@ With --sleep, a simulator that sleeps for so many milliseconds in every step, wi
 frames, beside the ideal (workers divided by the time of a step) and Stable-Baselines3's TD3 with
 SubprocVecEnv. Every cell is measured for --seconds, from the time on at which all workers collect.
 Sleeping takes no processor time: with long steps, the table hardly depends on the number of cores.
-The whole table takes about 12 minutes on two idle cores, mostly for starting workers.
+Workers are started once for all steps. After --minutes, the rest of the table is left out.
 
     pip install -e '.[bench]'
     python benchmarks/collectors.py --sleep 5 25 100 --workers 1 4 16 32
@@ -31,12 +31,21 @@ import csv
 import importlib
 import io
 import itertools
+import os
+import shlex
+import signal
 import statistics
+import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 
 def _config(*overrides: str) -> Any:
@@ -154,21 +163,46 @@ def compare_environments(env: str, counts: list[int], rounds: int, frames: int) 
         print(f"| `num_envs={count}` | {result:.0f} | {result / base:.2f} |", flush=True)
 
 
-class TimedSession:
-    """Takes steps of a run for some seconds, and writes nothing.
+class Stopwatch:
+    """Measures frames per second with one duration of a step after the other.
 
-    It measures between arrivals of chunks, because frames arrive many at a time.
+    It starts with the longest, with which the workers are not ahead of the learner.
 
     Attributes:
-        marks: times and numbers of steps since all workers collect.
+        file: the file with the duration, which the simulators read in every step.
+        speeds: frames per second, by duration.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, sleeps: list[float], seconds: float, folder: str) -> None:
+        self.file, self.speeds = f"{folder}/milliseconds", dict[float, float]()
+        self._left, self._seconds = sorted(sleeps), seconds
+        self._value = np.memmap(self.file, np.float64, "w+", shape=(1,))
+        self._value[0] = self._left[-1]
+        self._begin = (0.0, 0)  # of a measurement: the time and the number of frames
+        self._rounds = 32  # steps of every environment after which a measurement begins
+
+    def is_over(self, frames: int, rounds: int) -> bool:
+        """Whether nothing is left to measure. To be called whenever frames have arrived."""
+        now = time.perf_counter()
+        if not self._begin[0]:
+            if rounds >= self._rounds:
+                self._begin = now, frames
+        elif now > self._begin[0] + self._seconds:
+            speed = (frames - self._begin[1]) / (now - self._begin[0])
+            self.speeds[self._left.pop()] = speed
+            self._begin, self._rounds = (0.0, 0), rounds + 32
+            self._value[0] = self._left[-1] if self._left else 0
+        return not self._left
+
+
+class TimedSession:
+    """Takes the steps of a run that are measured, and writes nothing."""
+
+    def __init__(self, watch: Stopwatch) -> None:
         from vmfer_recipes.run.session import Averages
 
         self.metrics = Averages()
-        self._seconds = seconds
-        self.marks: list[tuple[float, int]] = []
+        self._watch = watch
 
     def steps(self, policy: Any, collector: Any, **components: Any) -> Iterator[int]:
         frames = 0
@@ -177,53 +211,50 @@ class TimedSession:
                 yield step
                 if step % 1000 == 0:
                     self.metrics.pop()  # the next step measures the diagnostics of a row
-                # Every worker has returned a chunk and collects another one.
-                if min(collector._numbers) < 2 or collector._frames == frames:
-                    continue
-                frames = collector._frames
-                self.marks.append((time.perf_counter(), step))
-                if self.marks[-1][0] > self.marks[0][0] + self._seconds:
-                    return
+                # Frames arrive many at a time, in chunks of 16 steps.
+                if collector._frames > frames:
+                    frames = collector._frames
+                    if self._watch.is_over(step, 16 * min(collector._numbers)):
+                        return
         finally:
             collector.close()
 
 
-def workers_speed(kind: str, milliseconds: float, count: int, seconds: float) -> float:
-    """Frames per second of a TD3 run with workers."""
+def measure_workers(watch: Stopwatch, count: int, kind: str) -> None:
+    """Measures a TD3 run with workers."""
+    import torch
+
+    from vmfer_recipes.config.launch import quiet_torchrl
+
+    quiet_torchrl()
+    torch.set_num_threads(1)  # as in a run; compiled updates require it
     recipe = importlib.import_module("vmfer_recipes.td3")
-    session = TimedSession(seconds)
     cfg = _config(
         f"collector={kind}",
         f"collector.num_workers={count}",
         "utd_ratio=1/16",
         "env.name=sleeping:Sleeping-v0",
-        f"+env.kwargs.milliseconds={milliseconds}",
+        f"+env.kwargs.file={watch.file}",
         f"init_random_frames={16 * count}",
         "total_frames=1000000000",
     )
-    recipe.train(cfg, session, recipe.make_agent(cfg))
-    (start, first), (end, last) = session.marks[0], session.marks[-1]
-    return (last - first) / (end - start)
+    recipe.train(cfg, TimedSession(watch), recipe.make_agent(cfg))
 
 
-def subprocess_speed(milliseconds: float, count: int, seconds: float) -> float:
-    """Frames per second of Stable-Baselines3's TD3."""
-    from functools import partial
-
+def measure_subprocesses(watch: Stopwatch, count: int) -> None:
+    """Measures Stable-Baselines3's TD3."""
     import torch
     from sleeping import Sleeping
     from stable_baselines3 import TD3
     from stable_baselines3.common.vec_env import SubprocVecEnv
 
     torch.set_num_threads(1)
-    marks: list[tuple[float, int]] = []
 
-    def note(known: dict[str, Any], _: Any) -> bool:
-        if known["self"].num_timesteps > 16 * count:  # the first ones are random
-            marks.append((time.perf_counter(), known["self"].num_timesteps))
-        return not marks or marks[-1][0] < marks[0][0] + seconds
+    def continues(known: dict[str, Any], _: Any) -> bool:
+        frames = known["self"].num_timesteps
+        return not watch.is_over(frames, frames // count)
 
-    env = SubprocVecEnv([partial(Sleeping, milliseconds)] * count)
+    env = SubprocVecEnv([partial(Sleeping, watch.file)] * count)
     model = TD3(
         "MlpPolicy",
         env,
@@ -234,25 +265,48 @@ def subprocess_speed(milliseconds: float, count: int, seconds: float) -> float:
         buffer_size=100_000,
         device="cpu",
     )
-    model.learn(1_000_000_000, callback=note)
+    model.learn(1_000_000_000, callback=continues)
     env.close()
-    (start, first), (end, last) = marks[0], marks[-1]
-    return (last - first) / (end - start)
 
 
 def compare_sleeping(
-    kinds: list[str], sleeps: list[float], workers: list[int], seconds: float
+    kinds: list[str], sleeps: list[float], workers: list[int], seconds: float, minutes: float
 ) -> None:
     """Prints the table of ``--sleep``."""
-    names = [f"`{kind}`" for kind in kinds]
-    print(f"| a step takes | workers | ideal | {' | '.join(names)} | SubprocVecEnv |")
-    print("|---:|" + "---:|" * (len(kinds) + 3))
+    from population import processor
+
+    contenders: dict[str, Any] = {
+        f"`{kind}`": partial(measure_workers, kind=kind) for kind in kinds if kind != "single"
+    }
+    contenders["SubprocVecEnv"] = measure_subprocesses
+    packages = {"`ray`": "ray", "SubprocVecEnv": "stable_baselines3"}
+    for name in {*packages} & {*contenders}:
+        if find_spec(packages[name]) is None:
+            print(f"{name} is left out: {packages[name]} is not installed.", file=sys.stderr)
+            del contenders[name]
+    cells: dict[tuple[float, int], dict[str, float]] = defaultdict(dict)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(round(60 * minutes))
+    try:
+        for count, name in itertools.product(workers, contenders):
+            print(f"{name} with {count} workers", file=sys.stderr)
+            with tempfile.TemporaryDirectory() as folder:
+                watch = Stopwatch(sleeps, seconds, folder)
+                try:
+                    contenders[name](watch, count)
+                finally:
+                    for sleep, speed in watch.speeds.items():
+                        cells[sleep, count][name] = speed
+    except KeyboardInterrupt:  # or Ctrl-C
+        print(f"The rest is left out (--minutes {minutes:g}).", file=sys.stderr)
+    signal.alarm(0)
+    print(f"`{shlex.join(['python', *sys.argv])}` on {os.cpu_count()} cores of {processor()}:\n")
+    print(f"| a step takes | workers | ideal | {' | '.join(contenders)} |")
+    print("|---:|" + "---:|" * (len(contenders) + 2))
     for sleep, count in itertools.product(sleeps, workers):
-        ideal = 1000 * count / sleep
-        speeds = [workers_speed(kind, sleep, count, seconds) for kind in kinds]
-        speeds.append(subprocess_speed(sleep, count, seconds))
-        shown = " | ".join(f"{speed:.0f} ({speed / ideal:.2f})" for speed in speeds)
-        print(f"| {sleep:g} ms | {count} | {ideal:.0f} | {shown} |", flush=True)
+        ideal, cell = 1000 * count / sleep, cells[sleep, count]
+        shown = [f"{cell[n]:.0f} ({cell[n] / ideal:.2f})" if n in cell else "" for n in contenders]
+        print(f"| {sleep:g} ms | {count} | {ideal:.0f} | {' | '.join(shown)} |")
 
 
 def main() -> None:
@@ -264,14 +318,15 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", type=int, help="compare numbers of environments")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of --envs")
     parser.add_argument("--sleep", nargs="+", type=float, help="milliseconds of a step")
-    parser.add_argument("--seconds", type=float, default=8, help="of a cell with --sleep")
+    parser.add_argument("--seconds", type=float, default=6, help="of a cell with --sleep")
+    parser.add_argument("--minutes", type=float, default=8, help="of the table of --sleep")
     arguments = parser.parse_args()
     if arguments.envs:
         compare_environments(arguments.env, arguments.envs, arguments.rounds, arguments.frames)
         return
     if arguments.sleep:
-        kinds = [kind for kind in arguments.kinds if kind != "single"]
-        compare_sleeping(kinds, arguments.sleep, arguments.workers, arguments.seconds)
+        given = arguments
+        compare_sleeping(given.kinds, given.sleep, given.workers, given.seconds, given.minutes)
         return
     print("|  | workers | frames/s |\n|---|---:|---:|")
     for kind in arguments.kinds:

@@ -17,13 +17,7 @@ from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.observations import Observations, on_cpu
 from vmfer_recipes.agent.replay import ENVIRONMENT
 from vmfer_recipes.collection.processes import Processes
-from vmfer_recipes.collection.worker import (
-    Chunk,
-    LostError,
-    Request,
-    Worker,
-    versions,
-)
+from vmfer_recipes.collection.worker import Chunk, LostError, Request, Worker, versions
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import RayCollectorConfig
 from vmfer_recipes.config.training import TrainingConfig

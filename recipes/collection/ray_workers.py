@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ class RayActors:
         with tempfile.TemporaryDirectory() as folder:
             copy_code(Path(folder))
             try:
+                # Ray itself would try for a quarter of an hour.
+                host, _, port = os.environ.get("RAY_ADDRESS", "").rpartition(":")
+                if port.isdigit():
+                    address = host.rpartition("/")[2].strip("[]"), int(port)
+                    socket.create_connection(address, timeout=10).close()
                 ray.init(
                     # A cluster on this machine, unless RAY_ADDRESS names another one.
                     num_cpus=None if "RAY_ADDRESS" in os.environ else cfg.collector.num_workers,

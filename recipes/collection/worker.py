@@ -19,13 +19,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
-from vmfer_recipes.environments.make import (
-    Environment,
-    entries,
-    kept,
-    make_environment,
-    tensors,
-)
+from vmfer_recipes.environments.make import Environment, entries, kept, make_environment, tensors
 from vmfer_recipes.environments.state import (
     derived_seed,
     environment_state,

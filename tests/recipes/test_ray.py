@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
+from vmfer_recipes.config.errors import UserError
+
+ray = pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
 HEAD, OTHER = "10.87.0.1", "10.87.0.2"
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test-only"}
@@ -214,6 +217,17 @@ def test_run_without_the_head_of_its_cluster_ends_in_one_line_and_resumes(
     resumed = run_command("td3", tmp_path, *options)
     assert resumed.returncode == 0, resumed.stderr
     assert f"at step {saved:,}." in resumed.stderr
+
+
+def test_an_address_where_no_cluster_is_is_an_error_without_waiting_for_ray(
+    train, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(ray, "init", lambda **options: pytest.fail("Ray tries to connect"))
+    with socket.create_server(("127.0.0.1", 0)) as server:  # a port that is free afterwards
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match="check RAY_ADDRESS"):
+        train("td3", tmp_path, "collector=ray")
 
 
 @pytest.mark.slow
