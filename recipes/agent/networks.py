@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torch import Tensor, nn
 from torchrl.envs import EnvBase
-from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
 from torchrl_vmfer import Policy, load_policy
 from torchrl_vmfer.compiled.explorer import make_explorer
-from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble, drawn_action
+from torchrl_vmfer.networks import NetworkSpec, actor_network, check_ensemble
 from torchrl_vmfer.policy_files import PolicyError
 from vmfer_recipes.agent.observations import ObservingPolicy
+from vmfer_recipes.collection.worker import Explorer
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.plugins import importing
 from vmfer_recipes.config.training import TrainingConfig
@@ -72,28 +72,6 @@ def gaussian_actor(env: EnvBase, spec: NetworkSpec) -> ProbabilisticActor:
 
 def _network_of(actor: TensorDictModule | ProbabilisticActor) -> nn.Module:
     return actor.module[0].module if isinstance(actor, ProbabilisticActor) else actor.module
-
-
-class Explorer(nn.Module):
-    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
-
-    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
-    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
-    """
-
-    def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
-        super().__init__()
-        self.network = network
-        self.noise = noise
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Returns an action."""
-        if self.noise is None:
-            return drawn_action(*self.network(observation))
-        action = self.network(observation)
-        if exploration_type() not in (None, ExplorationType.RANDOM):
-            return action
-        return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
 
 
 def exploring(

@@ -17,14 +17,20 @@ from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.observations import Observations, on_cpu
 from vmfer_recipes.agent.replay import ENVIRONMENT
 from vmfer_recipes.collection.processes import Processes
-from vmfer_recipes.collection.worker import Chunk, LostError, Request, Worker, versions
+from vmfer_recipes.collection.worker import (
+    Chunk,
+    EpisodeReturns,
+    LostError,
+    Request,
+    Worker,
+    versions,
+)
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import RayCollectorConfig
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, make_environment
 from vmfer_recipes.environments.state import derived_seed, reseed_environment
 from vmfer_recipes.run.interruption import Interruption
-from vmfer_recipes.run.log import EpisodeReturns
 
 _POLL = 1e-3  # seconds between checks for new chunks while there are enough frames
 _START = 10.0  # seconds after which workers that have not started are reported
@@ -71,7 +77,8 @@ class Collector:
         if self._has_labels:
             numbers = first + torch.arange(count) % self._cfg.num_envs
             transitions = TensorDict({**transitions, ENVIRONMENT: numbers.unsqueeze(-1)}, [count])
-        self._observations.learn(transitions)
+        if self._observations.has_effect:
+            self._observations.learn(transitions)
         self._extend(self._buffer, transitions)
         self._frames += count
 

@@ -1,11 +1,11 @@
-"""A worker: environments that are stepped with one policy, and the transitions it returns."""
+"""A worker: environments that are stepped with an exploring policy, and what it returns."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import pickle
 import platform
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase
-from torch import Tensor
-from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torch import Tensor, nn
+from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
 
+from torchrl_vmfer.networks import drawn_action
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.make import Environment, entries, kept, make_environment, tensors
@@ -26,9 +27,93 @@ from vmfer_recipes.environments.state import (
     load_environment_state,
     seed_generators,
 )
-from vmfer_recipes.run.log import EpisodeReturns
 
 _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "mujoco")
+
+
+class Explorer(nn.Module):
+    """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
+
+    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
+    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
+    """
+
+    def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
+        super().__init__()
+        self.network = network
+        self.noise = noise
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Returns an action."""
+        if self.noise is None:
+            return drawn_action(*self.network(observation))
+        action = self.network(observation)
+        if exploration_type() not in (None, ExplorationType.RANDOM):
+            return action
+        return (action + torch.randn_like(action) * self.noise).clamp(-1, 1)
+
+
+class EpisodeReturns:
+    """Returns and lengths of the training episodes that have ended since they were last read.
+
+    Args:
+        num_envs: the number of environments, whose episodes run in parallel.
+
+    Attributes:
+        ended: the returns and lengths of the ended episodes.
+
+    Example:
+        >>> episodes = EpisodeReturns()
+        >>> episodes.add(1.0, is_over=False)
+        >>> episodes.pop()
+        {}
+        >>> episodes.add(2.5, is_over=True)
+        >>> episodes.pop()
+        {'episode_return': 3.5, 'episode_length': 2.0, 'num_episodes': 1}
+    """
+
+    def __init__(self, num_envs: int = 1) -> None:
+        self._returns = [0.0] * num_envs
+        self._lengths = [0] * num_envs
+        self.ended: list[tuple[float, int]] = []
+
+    def add(self, reward: float, is_over: bool, environment: int = 0) -> None:
+        """Adds one step."""
+        self._returns[environment] += reward
+        self._lengths[environment] += 1
+        if is_over:
+            self.ended.append((self._returns[environment], self._lengths[environment]))
+            self._returns[environment], self._lengths[environment] = 0.0, 0
+
+    def take(self) -> list[tuple[float, int]]:
+        """Returns the returns and lengths of the ended episodes, and forgets them."""
+        ended, self.ended = self.ended, []
+        return ended
+
+    def pop(self) -> dict[str, float]:
+        """Returns the means over the ended episodes and their number, and forgets them."""
+        ended = self.take()
+        if not ended:
+            return {}
+        returns, lengths = zip(*ended, strict=True)
+        return {
+            "episode_return": sum(returns) / len(returns),
+            "episode_length": sum(lengths) / len(lengths),
+            "num_episodes": len(lengths),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the running episodes, and the ended ones that have not been read."""
+        return {
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+            "ended": list(self.ended),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resumes within the episodes."""
+        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
+        self.ended = [(total, length) for total, length in state["ended"]]
 
 
 class Worker:

@@ -16,13 +16,13 @@ from torchrl_vmfer.compiled import CompiledUpdates, functions
 from torchrl_vmfer.compiled.rows import extend
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import exploring
+from vmfer_recipes.collection.worker import EpisodeReturns
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.environments.make import kept
 from vmfer_recipes.environments.state import environment_state, load_environment_state
 from vmfer_recipes.population.simulators import Result
 from vmfer_recipes.run.evaluation import Evaluation
 from vmfer_recipes.run.interruption import Interruption
-from vmfer_recipes.run.log import EpisodeReturns
 from vmfer_recipes.run.session import Session
 
 

@@ -49,69 +49,6 @@ class BestPolicy:
             self._path.unlink(missing_ok=True)
 
 
-class EpisodeReturns:
-    """Returns and lengths of the training episodes that have ended since they were last read.
-
-    Args:
-        num_envs: the number of environments, whose episodes run in parallel.
-
-    Attributes:
-        ended: the returns and lengths of the ended episodes.
-
-    Example:
-        >>> episodes = EpisodeReturns()
-        >>> episodes.add(1.0, is_over=False)
-        >>> episodes.pop()
-        {}
-        >>> episodes.add(2.5, is_over=True)
-        >>> episodes.pop()
-        {'episode_return': 3.5, 'episode_length': 2.0, 'num_episodes': 1}
-    """
-
-    def __init__(self, num_envs: int = 1) -> None:
-        self._returns = [0.0] * num_envs
-        self._lengths = [0] * num_envs
-        self.ended: list[tuple[float, int]] = []
-
-    def add(self, reward: float, is_over: bool, environment: int = 0) -> None:
-        """Adds one step."""
-        self._returns[environment] += reward
-        self._lengths[environment] += 1
-        if is_over:
-            self.ended.append((self._returns[environment], self._lengths[environment]))
-            self._returns[environment], self._lengths[environment] = 0.0, 0
-
-    def take(self) -> list[tuple[float, int]]:
-        """Returns the returns and lengths of the ended episodes, and forgets them."""
-        ended, self.ended = self.ended, []
-        return ended
-
-    def pop(self) -> dict[str, float]:
-        """Returns the means over the ended episodes and their number, and forgets them."""
-        ended = self.take()
-        if not ended:
-            return {}
-        returns, lengths = zip(*ended, strict=True)
-        return {
-            "episode_return": sum(returns) / len(returns),
-            "episode_length": sum(lengths) / len(lengths),
-            "num_episodes": len(lengths),
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the running episodes, and the ended ones that have not been read."""
-        return {
-            "returns": list(self._returns),
-            "lengths": list(self._lengths),
-            "ended": list(self.ended),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes within the episodes."""
-        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
-        self.ended = [(total, length) for total, length in state["ended"]]
-
-
 class RunLog:
     """The files that must match a checkpoint, and the logger that mirrors the tables.
 

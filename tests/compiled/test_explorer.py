@@ -12,7 +12,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from torchrl_vmfer.compiled.explorer import make_explorer
 from torchrl_vmfer.networks import NetworkSpec, actor_network
-from vmfer_recipes.agent.networks import Explorer
+from vmfer_recipes.collection.worker import Explorer
 
 NOISE = {"deterministic": 0.1, "gaussian": None}
 

@@ -6,7 +6,7 @@ import torch
 from tensordict import TensorDict
 from torchrl.data import LazyTensorStorage
 
-from torchrl_vmfer.samplers.slots import flat_slots
+from torchrl_vmfer.samplers.distributions import flat_slots
 
 
 def storage_of_shape(*shape):

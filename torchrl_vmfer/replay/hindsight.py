@@ -18,7 +18,7 @@ from torchrl_vmfer._torchrl import position, revision, stored_rows
 from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
 from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
 from torchrl_vmfer.replay.shared_writes import WriteTracker
-from torchrl_vmfer.samplers.slots import flat_slots
+from torchrl_vmfer.samplers.distributions import flat_slots
 
 RewardFunction = Callable[[Tensor, Tensor], Tensor]
 

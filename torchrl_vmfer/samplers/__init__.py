@@ -1,6 +1,6 @@
 """TorchRL samplers for the actor's and the critics' batches."""
 
-from torchrl_vmfer.samplers.distributions import effective_sample_size
+from torchrl_vmfer.samplers.base import effective_sample_size
 from torchrl_vmfer.samplers.gradient_norm import GradientNormSampler
 from torchrl_vmfer.samplers.mixed import MixedSampler
 from torchrl_vmfer.samplers.rank_prioritized import RankPrioritizedSampler

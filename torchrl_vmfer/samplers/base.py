@@ -18,10 +18,10 @@ from torchrl_vmfer.plain_state import check_saved, load_file, save_file
 from torchrl_vmfer.samplers.distributions import (
     Distribution,
     RankDistribution,
-    effective_sample_size,
+    SlotArray,
+    flat_slots,
 )
 from torchrl_vmfer.samplers.ranks import compiled_functions
-from torchrl_vmfer.samplers.slots import SlotArray, flat_slots
 
 _PATIENCE = 100  # number of batches without any signal before a warning
 NEVER = -1
@@ -29,6 +29,25 @@ _FILE = "sampler.pt"  # the file of a saved state
 
 SIGNAL_ENTRIES = {"factor": "vmf_factor", "gradient_norm": "vmf_gradient_norm"}
 """The entries that actor losses write, by the signal of the samplers that use them."""
+
+
+def effective_sample_size(probabilities: Tensor) -> float:
+    """The effective number of slots of a distribution, 1 / Σ P².
+
+    It is n for the uniform distribution over n slots, and 1 if a single slot is always drawn.
+
+    Args:
+        probabilities: the probability of each slot. They sum to 1.
+
+    Examples:
+        >>> effective_sample_size(torch.tensor([0.25, 0.25, 0.25, 0.25]))
+        4.0
+        >>> effective_sample_size(torch.tensor([0.5, 0.5, 0.0, 0.0]))
+        2.0
+    """
+    if probabilities.numel() == 0:
+        return 0.0
+    return 1 / float(probabilities.double().square().sum())
 
 
 class BaseSampler(SeamSampler):

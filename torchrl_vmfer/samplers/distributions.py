@@ -1,4 +1,4 @@
-"""Distributions over slots that follow changes of their priorities."""
+"""Slots of a storage, one number per slot, and distributions over slots that follow changes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
+from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer.samplers.ranks import RankIndex, sorted_slots
 
@@ -24,30 +26,69 @@ _ROOTS = 4096  # the largest number of nodes at the top, which every draw reads
 _ROUNDS = (1.5, 3, 3, 3, 3, 3, 3, 3)
 
 
+def flat_slots(index: Any, storage: Storage | None) -> np.ndarray:
+    """Flattens any index that TorchRL passes to a sampler into slot numbers.
+
+    It may be an ``int``, a tensor ``[n]`` or ``[n, ndim]``, a tuple of ``ndim`` tensors, or
+    ``None`` for no slots. Rows that a writer did not store have negative numbers.
+    """
+    if type(index) is Tensor and index.dtype is torch.int64 and index.ndim == 1 and index.is_cpu:
+        return index.numpy()
+    if index is None:
+        return np.empty(0, np.int64)
+    if isinstance(index, tuple):
+        index = torch.stack([torch.as_tensor(i, device="cpu").reshape(-1) for i in index], -1)
+    slots = torch.as_tensor(index, device="cpu").numpy()
+    if slots.dtype.kind not in "iu" and slots.size:
+        raise TypeError(f"A slot index must be an integer, got {slots.dtype}.")
+    slots = slots.astype(np.int64, copy=False)
+    if storage is not None and storage.ndim > 1 and slots.ndim > 1:
+        stored = slots[..., 0] >= 0
+        outside = ((slots < 0) | (slots >= storage.shape)).any(-1) & stored
+        if outside.any():
+            bad = slots[outside][0].tolist()
+            raise IndexError(f"Index {bad} is outside a storage of shape {list(storage.shape)}.")
+        flat = slots[..., 0].copy()
+        flat[stored] = np.ravel_multi_index(tuple(slots[stored].T), storage.shape)
+        slots = flat
+    return slots.reshape(-1)
+
+
+class SlotArray:
+    """An array with one number per slot, which doubles in size when necessary.
+
+    The capacity of a storage may be unknown, huge or subject to change. The numbers are not a
+    tensor, whose memory torch.multiprocessing would share with the samplers of other processes.
+    """
+
+    def __init__(self, dtype: type[np.generic] = np.float32) -> None:
+        self._memory = np.empty(0, dtype)
+        self.length = 0
+
+    @property
+    def array(self) -> np.ndarray:
+        """The numbers of the live slots, not copied. The last of several assignments wins."""
+        return self._memory[: self.length]
+
+    def resize(self, length: int, fill: float) -> None:
+        """Sets the number of live slots. New slots are set to ``fill``."""
+        if length > len(self._memory):
+            spare = np.empty(max(length, 2 * len(self._memory)) - self.length, self._memory.dtype)
+            self._memory = np.concatenate([self.array, spare])
+        self._memory[self.length : length] = fill
+        self.length = length
+
+    def load(self, values: np.ndarray) -> None:
+        """Replaces all numbers with a copy of ``values``."""
+        self._memory = np.array(values, self._memory.dtype)
+        self.length = len(values)
+
+
 def uniform(count: int, generator: Generator) -> np.ndarray:
     """Draws numbers in [0, 1) in double precision."""
     # torch.randint favors low numbers by up to n/2³², and single precision would round small
     # factors to multiples of 2⁻²⁴.
     return torch.rand(count, dtype=torch.float64, generator=generator, device="cpu").numpy()
-
-
-def effective_sample_size(probabilities: torch.Tensor) -> float:
-    """The effective number of slots of a distribution, 1 / Σ P².
-
-    It is n for the uniform distribution over n slots, and 1 if a single slot is always drawn.
-
-    Args:
-        probabilities: the probability of each slot. They sum to 1.
-
-    Examples:
-        >>> effective_sample_size(torch.tensor([0.25, 0.25, 0.25, 0.25]))
-        4.0
-        >>> effective_sample_size(torch.tensor([0.5, 0.5, 0.0, 0.0]))
-        2.0
-    """
-    if probabilities.numel() == 0:
-        return 0.0
-    return 1 / float(probabilities.double().square().sum())
 
 
 class Distribution:
@@ -274,28 +315,6 @@ class InversionDistribution(PowerDistribution):
 def resampling(mode: Mode, power: float = 1.0) -> Distribution:
     """The distribution over the members of a pool: P ∝ factor^power, or 1/rank in the pool."""
     return RankDistribution() if mode == "rank" else InversionDistribution(power)
-
-
-class PoolDistribution(Distribution):
-    """For each batch, a uniform pool of slots, drawn with replacement, and resampling from it."""
-
-    def __init__(self, size: int, mode: Mode, power: float) -> None:
-        super().__init__()
-        self._size = size
-        self._members = resampling(mode, power)
-
-    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
-        """As in :class:`Distribution`."""
-        slots = (uniform(self._size, generator) * len(priorities)).astype(np.int64)
-        self._members.mark_all()
-        return slots[self._members.draw(priorities[slots], count, generator)]
-
-    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
-        """Raises an error."""
-        raise NotImplementedError(
-            f"With pool_size={self._size} the probability of a slot is an average over all pools, "
-            "which has no closed form. Use pool_size=None for exact probabilities."
-        )
 
 
 def _powers(priorities: np.ndarray, power: float) -> np.ndarray:

@@ -22,8 +22,7 @@ from torchrl_vmfer.samplers.adapters import (
     takes_td_errors,
 )
 from torchrl_vmfer.samplers.base import BaseSampler
-from torchrl_vmfer.samplers.distributions import uniform
-from torchrl_vmfer.samplers.slots import flat_slots
+from torchrl_vmfer.samplers.distributions import flat_slots, uniform
 
 _WEIGHT = "priority_weight"
 

@@ -12,8 +12,7 @@ from torchrl.data.replay_buffers.storages import Storage
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
-from torchrl_vmfer.samplers.distributions import Distribution, uniform
-from torchrl_vmfer.samplers.slots import SlotArray
+from torchrl_vmfer.samplers.distributions import Distribution, SlotArray, uniform
 
 
 class _WriteOrderSampler(BaseSampler):

@@ -10,11 +10,13 @@ from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import (
     LARGEST_WEIGHT,
     Distribution,
+    Generator,
     Mode,
-    PoolDistribution,
     PowerDistribution,
     RankDistribution,
     RejectionDistribution,
+    resampling,
+    uniform,
 )
 
 _LEAST_FACTOR = float(np.finfo(np.float32).smallest_subnormal)
@@ -122,3 +124,25 @@ class VMFSampler(BaseSampler):
         else:
             distribution = PowerDistribution(self.power)
         super().__init__(distribution)
+
+
+class PoolDistribution(Distribution):
+    """For each batch, a uniform pool of slots, drawn with replacement, and resampling from it."""
+
+    def __init__(self, size: int, mode: Mode, power: float) -> None:
+        super().__init__()
+        self._size = size
+        self._members = resampling(mode, power)
+
+    def draw(self, priorities: np.ndarray, count: int, generator: Generator) -> np.ndarray:
+        """As in :class:`Distribution`."""
+        slots = (uniform(self._size, generator) * len(priorities)).astype(np.int64)
+        self._members.mark_all()
+        return slots[self._members.draw(priorities[slots], count, generator)]
+
+    def probabilities(self, priorities: np.ndarray) -> np.ndarray:
+        """Raises an error."""
+        raise NotImplementedError(
+            f"With pool_size={self._size} the probability of a slot is an average over all pools, "
+            "which has no closed form. Use pool_size=None for exact probabilities."
+        )
