@@ -95,18 +95,6 @@ def assert_sound(buffer):
     assert (buffer.actor_sampler.state_dict()["priorities"] <= math.e * (1 + 1e-6)).all()
 
 
-@settings(max_examples=60)
-@given(st.booleans(), JUNK | st.integers(-2, 9).map(lambda i: torch.tensor([i])), JUNK)
-@example(False, torch.tensor([0, 1]), torch.tensor([1.0, NAN]))
-def test_priorities_are_stored_completely_or_not_at_all(for_actor, index, priority):
-    buffer = make_buffer()
-    update = buffer.update_actor_priority if for_actor else buffer.update_priority
-    before = state_of(buffer)
-    accepted = attempt(lambda: update(index, priority) or True)
-    assert accepted or state_of(buffer) == before
-    assert_sound(buffer)
-
-
 @settings(max_examples=40)
 @given(st.sampled_from(["sample", "sample_actor", "pool"]), JUNK, JUNK)
 @example("sample_actor", -1, None)

@@ -18,15 +18,8 @@ from torchrl.objectives import SoftUpdate
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
 from torchrl_vmfer.compiled import NotServedError
 from torchrl_vmfer.samplers.base import SIGNAL_ENTRIES
+from vmfer_recipes.agent import networks
 from vmfer_recipes.agent.diagnostics import agreement, measure
-from vmfer_recipes.agent.networks import (
-    critic_network_spec,
-    deterministic_actor,
-    exploring,
-    gaussian_actor,
-    make_critics,
-    network_spec,
-)
 from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
     SIGNALS,
@@ -188,15 +181,11 @@ class AgentMaker:
         self.buffer = make_replay_buffer(self.env, cfg)
         self.signal = actor_signal(self.buffer, cfg.sampler)
         self._observations = make_observations(self.env, cfg)
-        self.networks = network_spec(cfg)
-        self.critic_networks = critic_network_spec(cfg)
+        self.networks = networks.network_spec(cfg)
+        self.critic_networks = networks.critic_network_spec(cfg)
 
     def loss(
-        self,
-        make_loss: LossMaker,
-        actor: TensorDictModuleBase,
-        critics: Any,
-        **options: Any,
+        self, make_loss: LossMaker, actor: TensorDictModuleBase, critics: Any, **options: Any
     ) -> Any:
         """Makes the loss, on its device and with its value estimator."""
         cfg = self._cfg
@@ -301,8 +290,8 @@ def deterministic_agent(
         **options: further arguments of the loss.
     """
     maker = AgentMaker(cfg)
-    actor = deterministic_actor(maker.env, maker.networks)
-    critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics)
+    actor = networks.deterministic_actor(maker.env, maker.networks)
+    critics = networks.make_critics(maker.env, maker.critic_networks, cfg.num_critics)
     loss = maker.loss(
         make_loss,
         actor,
@@ -314,7 +303,7 @@ def deterministic_agent(
     )
     explorer = None
     if exploration_noise is not None:
-        explorer = exploring(actor, cfg.fast, exploration_noise)
+        explorer = networks.exploring(actor, cfg.fast, exploration_noise)
     return maker.agent(
         actor,
         loss,
@@ -346,14 +335,14 @@ def gaussian_agent(
         **options: further arguments of the loss.
     """
     maker = AgentMaker(cfg)
-    actor = gaussian_actor(maker.env, maker.networks)
-    critics = make_critics(maker.env, maker.critic_networks, cfg.num_critics, outputs)
+    actor = networks.gaussian_actor(maker.env, maker.networks)
+    critics = networks.make_critics(maker.env, maker.critic_networks, cfg.num_critics, outputs)
     options = {"alpha_init": cfg.alpha_init, "target_entropy": cfg.target_entropy, **options}
     loss = maker.loss(make_loss, actor, critics, **options)
     return maker.agent(
         actor,
         loss,
-        explorer=exploring(actor, cfg.fast),
+        explorer=networks.exploring(actor, cfg.fast),
         targets=SoftUpdate(loss, tau=cfg.tau) if has_targets else None,
         critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr, betas),
         actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr, betas),

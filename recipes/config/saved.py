@@ -17,8 +17,6 @@ from vmfer_recipes.config.validation import validate
 
 # The keys of a run that every program needs.
 _REQUIRED = ("algorithm", "seed", "total_frames", "env.name", "replay.name", "sampler.name")
-
-
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times faster
 
 

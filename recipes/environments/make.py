@@ -97,7 +97,7 @@ def _wrapped(env: gym.Env, path: str) -> gym.Env:
     wrapper = import_class(path, gym.Wrapper, "env.wrappers")
     if issubclass(wrapper, gym.wrappers.NormalizeObservation):
         raise UserError(
-            f"env.wrappers={path} keeps statistics of its own in each environment, so that "
+            f"env.wrappers={path} keeps separate statistics in each environment, so that "
             "evaluation would have another normalization than training: use "
             "env.normalize_observations=true instead."
         )

@@ -1,7 +1,7 @@
 """The Shooting environment, critics that learn from shots, and actors that follow their gradients.
 
 An episode is one shot from the same state, rewarded by how close to the target's center it lands.
-The networks of all seeds are trained together, each with the random numbers of its own seed.
+The networks of all seeds are trained together, each with the random numbers of its seed.
 
 The paper's action space is the whole plane. Here it is the square [-1, 1]², because TD3's policy
 ends in a tanh, and uniformly distributed shots require a bounded space.

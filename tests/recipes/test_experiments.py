@@ -48,7 +48,7 @@ class CheckedError(Exception):
 def test_experiments_are_valid_and_state_the_correct_amount_of_work(
     file, recipe, name, options, runs, steps, factor, hours, tmp_path, monkeypatch
 ):
-    """The sweeper also checks that every run has a directory of its own."""
+    """The sweeper also checks that every run has a separate directory."""
 
     def stop(jobs):
         raise CheckedError(jobs)

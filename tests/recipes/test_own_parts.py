@@ -56,7 +56,7 @@ from vmfer_recipes.run.session import Session
 
 @dataclass
 class MyConfig(TD3Config):
-    """TD3 with a key of its own."""
+    """TD3 with an additional key."""
 
     scale: float = key(2.0, "factor of the noise", low=0)
     init_random_frames: int = 60
@@ -178,7 +178,7 @@ def test_custom_algorithm_has_its_own_directory_and_keys_and_resumes_exactly(
 def test_custom_algorithm_lists_its_keys_and_train_the_algorithms(run_program):
     _, text, _ = run_program(vmfer_train, "my_algorithm", "--help")
     assert text.startswith("Usage: vmfer-train my_algorithm [group=choice")
-    assert "TD3 with a key of its own." in text
+    assert "TD3 with an additional key." in text
     assert re.search("scale=2 +factor of the noise", text)
     assert re.search("init_random_frames=60 +steps of random actions before learning", text)
     assert "sampler=vmf_uncertainty" in text

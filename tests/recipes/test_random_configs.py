@@ -128,13 +128,6 @@ def test_an_argument_is_valid_or_rejected_by_name(name, argument):
     assert_accepted_or_rejected_by_name(name, argument)
 
 
-@pytest.mark.slow
-@settings(max_examples=400)
-@given(st.sampled_from(RECIPES), ARGUMENT)
-def test_a_thousand_arguments_are_valid_or_rejected_by_name(name, argument):
-    assert_accepted_or_rejected_by_name(name, argument)
-
-
 @pytest.fixture(scope="module")
 def composed(configuration, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("composed")

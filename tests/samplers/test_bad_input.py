@@ -54,7 +54,7 @@ def assert_rejected(buffer, index, value, error, message):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bad", [NAN, INF, -INF, 0.0, -1e-30, 2.72, 1e30], ids=str)
+@pytest.mark.parametrize("bad", [NAN, INF, -INF, 0.0, 1e-50, -1e-30, 2.72, 1e30], ids=str)
 @pytest.mark.parametrize("name", VMF_SAMPLERS)
 def test_a_bad_factor_is_reported_with_its_index(name, bad, dtype):
     value = torch.tensor([2.0, 1.5, bad, 1.2], dtype=dtype)
@@ -97,13 +97,6 @@ def test_the_bound_e_is_accepted_in_every_precision_and_three_in_none(name, dtyp
     make_buffer(name).sampler.load_state_dict(state)
     three = torch.tensor([3.0], dtype=dtype)
     assert_rejected(buffer, torch.tensor([2]), three, ValueError, r"Index 2 .*3\.0")
-
-
-@pytest.mark.parametrize("name", VMF_SAMPLERS)
-def test_a_factor_that_rounds_to_zero_is_rejected(name):
-    """1e-50 is 0 in float32, and zeros define no probabilities and cannot be loaded."""
-    value = torch.full((10,), 1e-50, dtype=torch.float64)
-    assert_rejected(make_buffer(name), torch.arange(10), value, ValueError, "Index 0 .*1e-50")
 
 
 @pytest.mark.parametrize("power", [100, -100])

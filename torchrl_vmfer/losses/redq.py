@@ -101,14 +101,6 @@ class VMFREDQLoss(AllCriticsTap, SplitREDQLoss):
         *args: as in TorchRL's loss.
         **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions``,
             ``gradient_norm`` and ``weighting`` as in :class:`VMFSACLoss`.
-
-    Examples:
-        With the networks of the example of :class:`VMFSACLoss`:
-
-        >>> loss = VMFREDQLoss(actor, critic, num_qvalue_nets=10)  # doctest: +SKIP
-        >>> critic_loss, metadata = loss.qvalue_loss(critic_batch)  # doctest: +SKIP
-        >>> actor_loss, metadata = loss.actor_loss(actor_batch)  # doctest: +SKIP
-        >>> alpha_loss = loss.alpha_loss(metadata["log_prob"]).mean()  # doctest: +SKIP
     """
 
     critic_loss_name = "qvalue_loss"

@@ -120,13 +120,6 @@ class VMFTQCLoss(AllCriticsTap, TQCLoss):
         *args: as in TorchRL's loss.
         **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions``,
             ``gradient_norm`` and ``weighting`` as in :class:`VMFSACLoss`.
-
-    Examples:
-        With the actor of the example of :class:`VMFSACLoss`, and a critic with 25 quantiles:
-
-        >>> critic = ValueOperator(MLP(num_cells=[8], in_features=6, out_features=25),
-        ...                        in_keys=["observation", "action"])  # doctest: +SKIP
-        >>> loss = VMFTQCLoss(actor, critic, num_qvalue_nets=5)  # doctest: +SKIP
     """
 
     critic_loss_name = "qvalue_v2_loss"
