@@ -31,15 +31,6 @@ class VMFTD3OptimizationStepper(TD3OptimizationStepper):
         optimizer_actor: the optimizer of ``loss.actor_network_params``.
         optimizer_critic: the optimizer of ``loss.qvalue_network_params``.
         **kwargs: as in TorchRL's ``TD3OptimizationStepper`` (``policy_update_delay``, ...).
-
-    Examples:
-        >>> from torchrl.trainers.algorithms import TD3Trainer
-        >>> trainer = TD3Trainer(  # doctest: +SKIP
-        ...     optimization_stepper=VMFTD3OptimizationStepper(actor_optimizer, critic_optimizer),
-        ...     loss_module=loss,  # a VMFTD3Loss
-        ...     replay_buffer=buffer,  # an ActorCriticReplayBuffer
-        ...     **others,
-        ... )
     """
 
     def step(self, trainer: Trainer, sub_batch: TensorDictBase) -> TensorDictBase:
@@ -68,10 +59,6 @@ class VMFSACOptimizationStepper(DefaultOptimizationStepper):
     Args:
         loss_components: the losses to minimize, among ``"loss_qvalue"``, ``"loss_actor"`` and
             ``"loss_alpha"``. All by default.
-
-    Examples:
-        >>> VMFSACOptimizationStepper().register(trainer)  # doctest: +SKIP
-        >>> trainer.train()  # doctest: +SKIP
     """
 
     updates_replay_priority = True
