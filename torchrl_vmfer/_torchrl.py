@@ -328,7 +328,7 @@ def note_written(writer: Writer, slots: Tensor) -> Tensor:
 
 def count_write(storage: LazyTensorStorage, count: int) -> None:
     """Adds ``count`` rows to the length of a storage, as one change of its data."""
-    storage._len = min(len(storage) + count, storage.max_size)
+    storage._len = min(storage._len + count, storage.max_size)
     revision = storage._mutation_revision_value
     if isinstance(revision, Tensor):
         counter = revision.numpy()  # much faster than PyTorch for one number

@@ -53,14 +53,33 @@ def test_the_first_guess_of_a_rank_is_usually_correct(exponent, module):
     assert ranks.draw(numbers, mass_of_ranks(1 << 19, exponent), count, 1 - exponent, found) < 500
 
 
-def test_slots_and_values_that_do_not_fit_are_found(module):
-    slots, values = np.array([3, 0, 9]), np.array([1.0, 2.5, 1.5], np.float32)
-    assert module.fits(slots, values, 10, 1.0, 2.5)
-    assert not module.fits(slots, values, 9, 1.0, 2.5)
-    assert not module.fits(slots, values, 10, 1.1, 2.5)
-    assert not module.fits(slots, values, 10, 1.0, 2.4)
-    assert not module.fits(np.array([3, -1, 9]), values, 10, 1.0, 2.5)
-    assert not module.fits(slots, np.float32([1, np.nan, 1]), 10, 0.0, 3.0)
+def test_priorities_are_stored_unless_a_slot_or_value_does_not_fit(module):
+    slots, values = np.array([3, 0, 3]), np.array([1.0, 2.5, 1.5], np.float32)
+    priorities, updates = np.zeros(4, np.float32), np.zeros(4, np.int32)
+
+    def store(slots, values, low, high):
+        return module.store(slots, values, low, high, 2.0, priorities, updates, 7)
+
+    assert store(slots, values, 1.1, 2.5) is None
+    assert store(slots, values, 1.0, 2.4) is None
+    assert store(np.array([3, -1, 3]), values, 1.0, 2.5) is None
+    assert store(np.array([4, 0, 3]), values, 1.0, 2.5) is None
+    assert store(slots, np.float32([1, np.nan, 1]), 0.0, 3.0) is None
+    assert not priorities.any()
+    assert not updates.any()
+    assert store(slots, values, 1.0, 2.5) == 2.5
+    np.testing.assert_array_equal(priorities, [2.5, 0, 0, 2.0])
+    np.testing.assert_array_equal(updates, [7, 0, 0, 7])
+
+
+def test_the_first_accepted_proposals_are_found(module):
+    random, priorities = np.random.default_rng(0).random((2, 500)), np.float32([1, 0.5, 2, 0])
+    slots = (random[0] * 4).astype(np.int64)
+    expected = slots[random[1] * 2.5 < priorities[slots]]
+    for size in (20, 500):
+        found = np.empty(size, np.int64)
+        assert module.accept(random, priorities, 2.5, found) == min(size, len(expected))
+        np.testing.assert_array_equal(found[: len(expected)], expected[:size])
 
 
 def test_rows_of_columns_are_read_and_written(module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from operator import attrgetter, getitem, is_
 from typing import Any
 
@@ -17,12 +18,17 @@ from torchrl_vmfer._torchrl import has_tensor_hooks, members_of, target_pairs
 from torchrl_vmfer.compiled.plain import (
     PlainNetwork,
     Squashed,
-    Watch,
     read_network,
     read_policy,
     watched_parts,
 )
-from torchrl_vmfer.compiled.stacked import AdamState, NotServedError, Settings, StackedNetwork
+from torchrl_vmfer.compiled.stacked import (
+    AdamState,
+    NotServedError,
+    Settings,
+    StackedNetwork,
+    built_functions,
+)
 from torchrl_vmfer.gradients import followed_critic
 from torchrl_vmfer.losses import VMFREDQLoss, VMFSACLoss, VMFTD3BCLoss, VMFTD3Loss, VMFTQCLoss
 from torchrl_vmfer.networks import LocAndScale
@@ -103,7 +109,10 @@ class Binding:
             temperature = self._parameter(place, None, alpha_optimizer), adam
         self.parts = (_settings(loss, actor.last, actor.sizes), *networks, temperature)
         self._states = [optimizer.state for optimizer in self._optimizers]
-        self._watch = Watch([*parts, *self._states, *self._holders])
+        # These dictionaries must hold the same objects, in the same order.
+        self._dicts = tuple([*parts, *self._states, *self._holders])
+        self._held = tuple(chain.from_iterable(map(dict.values, self._dicts)))
+        self._holds = built_functions().holds
         self._addresses = list(map(Tensor.data_ptr, self._weights))
         if len(set(map(Tensor.data_ptr, self.tensors))) < len(self.tensors):
             raise NotServedError("parameters are shared")
@@ -112,7 +121,7 @@ class Binding:
         """Whether no parameter, optimizer state or part of the networks was replaced or moved."""
         # All loops are in C.
         return (
-            self._watch.is_unchanged()
+            self._holds(self._dicts, self._held)
             and all(map(is_, map(_state_of, self._optimizers), self._states))
             and list(map(Tensor.data_ptr, self._weights)) == self._addresses
             and all(map(Tensor.is_contiguous, self._weights))

@@ -226,40 +226,29 @@ static Call read_call(In *in, const Agents *a, int is_actor) {
 
 #define ARGUMENTS Updates *self, PyObject *const *args, Py_ssize_t nargs
 
-static PyObject *update_critics_of(ARGUMENTS) {
+static PyObject *update_of(ARGUMENTS, int is_actor) {
     In in = {args, nargs};
     Agents *a = &self->agents;
-    Call call = read_call(&in, a, 0);
+    Call call = read_call(&in, a, is_actor);
     if (PyErr_Occurred()) return 0;
-    Adam adam = a->adam_of_critics;
-    adam.clip = call.clip;
-    for (long i = 0; i < a->members; i++) {
-        if (call.active && !call.active[i]) continue;
-        adam.lr = call.lr[i];
-        call.loss[3 * i] = update_critics(a, &call.batch, i, call.rate[i], &adam,
-                                          call.found[0] + call.batch.rows * i);
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *update_actor_of(ARGUMENTS) {
-    In in = {args, nargs};
-    Agents *a = &self->agents;
-    Call call = read_call(&in, a, 1);
-    if (PyErr_Occurred()) return 0;
-    Adam adam = a->adam_of_actor, adam_of_alpha = a->adam_of_alpha;
+    Adam adam = is_actor ? a->adam_of_actor : a->adam_of_critics, of_alpha = a->adam_of_alpha;
     adam.clip = call.clip;
     for (long i = 0; i < a->members; i++) {
         if (call.active && !call.active[i]) continue;
         float *found[NUM_REPORTS];
         for (int k = 0; k < NUM_REPORTS; k++)
             found[k] = call.found[k] ? call.found[k] + call.batch.rows * i : 0;
-        adam.lr = call.lr[i], adam_of_alpha.lr = call.rate ? call.rate[i] : 0;
-        update_actor(a, &call.batch, i, &adam, call.rate ? &adam_of_alpha : 0, found,
-                     call.loss + 3 * i);
+        double *loss = call.loss + 3 * i, rate = call.rate ? call.rate[i] : 0;
+        adam.lr = call.lr[i], of_alpha.lr = rate;
+        if (is_actor)
+            update_actor(a, &call.batch, i, &adam, call.rate ? &of_alpha : 0, found, loss);
+        else *loss = update_critics(a, &call.batch, i, rate, &adam, found[0]);
     }
     Py_RETURN_NONE;
 }
+
+static PyObject *update_critics_of(ARGUMENTS) { return update_of(self, args, nargs, 0); }
+static PyObject *update_actor_of(ARGUMENTS) { return update_of(self, args, nargs, 1); }
 
 static PyObject *update_targets_of(ARGUMENTS) {
     In in = {args, nargs};
@@ -352,19 +341,53 @@ static PyObject *ranks_ties_of(ARGUMENTS) {
 #undef ARGUMENTS
 #define ARGUMENTS PyObject *module, PyObject *const *args, Py_ssize_t nargs
 
-/* fits(slots, values, size, low, high): whether slots are within a size, and values in a range. */
-static PyObject *py_fits(ARGUMENTS) {
+/* store(slots, values, low, high, floor, priorities, updates, number): stores values in a range,
+ * raised to a floor, as the priorities of slots, and the number of the update. Returns the largest
+ * value; or None, and stores nothing, if some slot or value is not valid. */
+static PyObject *py_store(ARGUMENTS) {
     In in = {args, nargs};
     int64_t *slots = array(&in, "slots", 'l', ANY, READ);
-    Py_ssize_t count = in.size;
-    float *values = array(&in, "values", 'f', count, READ);
-    int64_t size = whole(&in);
-    double low = number(&in), high = number(&in);
+    long count = in.size;
+    float *values = array(&in, "values", 'f', count, READ), largest = 0;
+    double low = number(&in), high = number(&in), floor = number(&in);
+    float *priorities = array(&in, "priorities", 'f', ANY, WRITTEN);
+    long size = in.size;
+    int32_t *updates = array(&in, "updates", 'i', size, OPTIONAL);
+    int32_t update = (int32_t)whole(&in);
     if (!is_read(&in)) return 0;
-    int fits = 1;
-    for (Py_ssize_t i = 0; i < count; i++)
-        fits &= slots[i] >= 0 && slots[i] < size && values[i] >= low && values[i] <= high;
-    return PyBool_FromLong(fits);
+    for (long i = 0; i < count; i++)
+        if (!(slots[i] >= 0 && slots[i] < size && values[i] >= low && values[i] <= high))
+            Py_RETURN_NONE;
+    for (long i = 0; i < count; i++) {
+        largest = values[i] > largest ? values[i] : largest;
+        priorities[slots[i]] = values[i] > (float)floor ? values[i] : (float)floor;
+        if (updates) updates[slots[i]] = update;
+    }
+    return PyFloat_FromDouble(largest);
+}
+
+/* accept(random, priorities, bound, found): proposes slots by the first row of random numbers
+ * [2][count], and accepts those whose priority exceeds the bound times the second. Returns how many
+ * were found, at most the length of `found`. */
+static PyObject *py_accept(ARGUMENTS) {
+    In in = {args, nargs};
+    double *random = array(&in, "random", 'd', ANY, READ);
+    long count = in.size / 2;
+    float *priorities = array(&in, "priorities", 'f', ANY, READ);
+    long size = in.size, done = 0;
+    double bound = number(&in);
+    int64_t *found = array(&in, "found", 'l', ANY, WRITTEN);
+    long wanted = in.size;
+    if (!is_read(&in)) return 0;
+    for (long i = 0; i < count; i++)
+        if (!(random[i] >= 0 && random[i] < 1))
+            return PyErr_SetString(PyExc_ValueError, "random numbers are from 0 to 1."), NULL;
+    for (long i = 0; i < count; i++) __builtin_prefetch(priorities + (int64_t)(random[i] * size));
+    for (long i = 0; i < count && done < wanted; i++) {
+        int64_t slot = (int64_t)(random[i] * size);
+        if (random[count + i] * bound < priorities[slot]) found[done++] = slot;
+    }
+    return PyLong_FromLong(done);
 }
 
 /* Copies rows between columns [size][...] and rows [count][...], both tuples of arrays. */
@@ -429,7 +452,7 @@ static PyMethodDef ranks_methods[] = {
     FUNCTION("draw", ranks_draw_of), FUNCTION("ties", ranks_ties_of), {0},
 };
 static PyMethodDef functions[] = {
-    FUNCTION("fits", py_fits),
+    FUNCTION("store", py_store), FUNCTION("accept", py_accept),
     FUNCTION("read_rows", py_read_rows), FUNCTION("write_rows", py_write_rows),
     FUNCTION("holds", py_holds), {0},
 };

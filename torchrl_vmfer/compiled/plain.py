@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -29,10 +29,10 @@ from torchrl.modules import (
 )
 
 from torchrl_vmfer._torchrl import entries_of, global_hooks, hooks_of, members_of
-from torchrl_vmfer.compiled.stacked import NotServedError, built_functions
+from torchrl_vmfer.compiled.stacked import NotServedError
 from torchrl_vmfer.networks import LocAndScale
 
-__all__ = ["PlainNetwork", "Squashed", "Watch", "read_network", "read_policy", "watched_parts"]
+__all__ = ["PlainNetwork", "Squashed", "read_network", "read_policy", "watched_parts"]
 
 # Containers that only forward tensors.
 _WRAPPERS = (TensorDictModule, SafeModule, Actor, ValueOperator)
@@ -170,23 +170,6 @@ def _layers(module: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 def _has_hooks(module: nn.Module) -> bool:
     """Whether the module has hooks, or a ``forward`` that was assigned to the instance."""
     return "forward" in vars(module) or any(hooks_of(module))
-
-
-class Watch:
-    """Detects that dictionaries hold other objects than before, within a microsecond.
-
-    Args:
-        dicts: the dictionaries.
-    """
-
-    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
-        self._holds = built_functions().holds
-        self._dicts = tuple(dicts)
-        self._held = tuple(chain.from_iterable(map(dict.values, dicts)))
-
-    def is_unchanged(self) -> bool:
-        """Whether the dictionaries hold the same objects, in the same order."""
-        return self._holds(self._dicts, self._held)
 
 
 def watched_parts(loss: nn.Module, *networks: nn.Module) -> list[dict[Any, Any]]:

@@ -14,17 +14,9 @@ from torch.optim import Optimizer
 from torchrl.data.replay_buffers.storages import Storage
 from torchrl.objectives import AUTO_LOSS_MASK_KEYS, SoftUpdate
 
-from torchrl_vmfer._torchrl import (
-    entries_of,
-    stored_rows,
-)
+from torchrl_vmfer._torchrl import entries_of, stored_rows
 from torchrl_vmfer.compiled.binding import Binding
-from torchrl_vmfer.compiled.stacked import (
-    AdamState,
-    Columns,
-    NotServedError,
-    StackedUpdates,
-)
+from torchrl_vmfer.compiled.stacked import AdamState, Columns, NotServedError, StackedUpdates
 from torchrl_vmfer.losses import VMFREDQLoss
 
 __all__ = ["CompiledUpdates"]
@@ -198,7 +190,7 @@ class CompiledUpdates:
             subset=subset,
             **self._rows(batch),
         )
-        return torch.tensor(losses.item()), {"td_error": torch.from_numpy(errors[0])}
+        return torch.scalar_tensor(losses.item()), {"td_error": torch.from_numpy(errors[0])}
 
     def update_actor(self, batch: TensorDictBase) -> tuple[Tensor, dict[str, Tensor]]:
         """Takes one step of the actor and, with an ``alpha_optimizer``, of the temperature.
@@ -223,7 +215,7 @@ class CompiledUpdates:
         loss, cloning, scale = losses[0].tolist()
         if settings.cloning >= 0:
             metadata |= {"bc_loss": torch.tensor(cloning), "lmbd": torch.tensor(scale)}
-        return torch.tensor(loss), metadata
+        return torch.scalar_tensor(loss), metadata
 
     def update_targets(self) -> None:
         """Moves the target networks, as ``targets.step()`` does."""

@@ -71,6 +71,7 @@ class BaseSampler(SeamSampler):
 
     signal: Any = None
     smoothing = 0.0  # the weight of the old priority in an update
+    floor = 0.0  # the smallest priority that is stored
     records_updates: ClassVar[bool] = True  # whether to record when each priority was updated
     settings: ClassVar[tuple[str, ...]] = ()  # fixed arguments; a loaded state must agree with them
     _numbers: ClassVar[tuple[str, ...]] = ("max_priority",)  # attributes to save and load
@@ -206,11 +207,46 @@ class BaseSampler(SeamSampler):
             priority: one number for all, or one for each index.
             storage: passed by the replay buffer.
         """
-        slots, priorities = self.check_priority(index, priority, storage=storage)
+        self.follow(storage)
+        slots = flat_slots(index, storage)
+        given = torch.as_tensor(priority, device="cpu").detach()
+        if self._stores(slots, given):
+            self._distribution.mark(slots)
+            return
+        slots, priorities = self._checked(slots, given)
         if len(slots):
             self._num_updates += 1
             self._patience = 0
             self._write(slots, self._scored(slots, priorities), self._num_updates)
+
+    def _stores(self, slots: np.ndarray, given: Tensor) -> bool:
+        """Stores priorities with compiled code, unless it finds a fault or there is a special case.
+
+        For small batches, the checks take most of the time in NumPy.
+        """
+        functions = compiled_functions()
+        is_plain = (
+            functions is not None
+            and not self.smoothing
+            and given.dtype is torch.float32
+            and given.shape == slots.shape
+            and given.is_contiguous()
+            and slots.flags.c_contiguous
+            and len(slots)
+        )
+        if not is_plain:
+            return False
+        last = self._last_update.array if self.records_updates else None
+        largest = functions.store(
+            *(slots, given.numpy(), *self._range, self.floor),
+            *(self._priorities.array, last, self._num_updates + 1),
+        )
+        if largest is None:
+            return False
+        self._num_updates += 1
+        self._patience = 0
+        self.max_priority = max(self.max_priority, largest)
+        return True
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         """The priorities to store for slots that were given ``priorities``."""
@@ -219,17 +255,18 @@ class BaseSampler(SeamSampler):
             old = self._priorities.array[slots]
             found = np.float32(self.smoothing) * old + np.float32(1 - self.smoothing) * found
         self.max_priority = max(self.max_priority, float(found.max()))
-        return found
+        return np.maximum(found, np.float32(self.floor))
 
     def check_priority(
         self, index: Any, priority: float | Tensor, *, storage: Storage | None = None
-    ) -> Any:
-        """Raises the errors of :meth:`update_priority`. Returns stored slots and priorities."""
+    ) -> None:
+        """Raises the errors of :meth:`update_priority`."""
         self.follow(storage)
-        slots = flat_slots(index, storage)
         given = torch.as_tensor(priority, device="cpu").detach()
-        if self._fits(slots, given):
-            return slots, given.numpy()
+        self._checked(flat_slots(index, storage), given)
+
+    def _checked(self, slots: np.ndarray, given: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Raises an error for invalid priorities. Returns stored slots and priorities."""
         epsilon = torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0
         if given.dtype is not torch.float32:
             given = given.to(torch.float64)
@@ -249,18 +286,6 @@ class BaseSampler(SeamSampler):
             slots, priorities = slots[slots >= 0], priorities[slots >= 0]
         self._validate(slots, priorities, epsilon)
         return slots, priorities.astype(np.float32, copy=False)
-
-    def _fits(self, slots: np.ndarray, given: Tensor) -> bool:
-        """Whether compiled code finds no fault: for small batches, NumPy takes most of the time."""
-        functions = compiled_functions()
-        return (
-            functions is not None
-            and given.dtype is torch.float32
-            and given.shape == slots.shape
-            and given.is_contiguous()
-            and slots.flags.c_contiguous
-            and functions.fits(slots, given.numpy(), self.num_slots, *self._range)
-        )
 
     def _validate(self, slots: np.ndarray, priorities: np.ndarray, epsilon: float) -> None:
         """Raises an error if a priority is out of range by more than its rounding error."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchrl.data.replay_buffers.storages import Storage
 
-from torchrl_vmfer.samplers.ranks import RankIndex, sorted_slots
+from torchrl_vmfer.samplers.ranks import RankIndex, compiled_functions, sorted_slots
 
 Mode = Literal["uncertainty", "rank"]
 Generator: TypeAlias = torch.Generator | None  # None: PyTorch's global one
@@ -219,9 +219,7 @@ class RejectionDistribution(PowerDistribution):
         for proposals_per_draw in _ROUNDS:
             size = int(proposals_per_draw * missing) + 16
             random = uniform(2 * size, generator).reshape(2, size)
-            slots = (random[0] * len(priorities)).astype(np.int64)
-            weights = _powers(priorities[slots], self.power)
-            slots = slots[random[1] * self._bound < weights][:missing]
+            slots = self._accepted(priorities, random, missing)
             accepted.append(slots)
             missing -= len(slots)
             if missing == 0:
@@ -231,6 +229,16 @@ class RejectionDistribution(PowerDistribution):
             weights = _powers(priorities, self.power)
             accepted.append(_draw_by_inversion(weights, missing, generator))
         return accepted[0] if len(accepted) == 1 else np.concatenate(accepted)
+
+    def _accepted(self, priorities: np.ndarray, random: np.ndarray, count: int) -> np.ndarray:
+        """The first of the proposals, made by ``random`` ``[2, n]``, that are accepted."""
+        functions = compiled_functions()
+        if functions is not None and self.power == 1:
+            found = np.empty(count, np.int64)
+            return found[: functions.accept(random, priorities, self._bound, found)]
+        slots = (random[0] * len(priorities)).astype(np.int64)
+        weights = _powers(priorities[slots], self.power)
+        return slots[random[1] * self._bound < weights][:count]
 
 
 class RankDistribution(Distribution):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import Tensor
 
 from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import NEVER, BaseSampler
@@ -54,6 +55,9 @@ class GradientNormSampler(BaseSampler):
     def default_priority(self) -> float:
         """The norm of a newly written slot: the largest one so far, or 1 before the first one."""
         return self.max_priority or 1.0
+
+    def _stores(self, slots: np.ndarray, given: Tensor) -> bool:
+        return self.max_priority > 0 and super()._stores(slots, given)
 
     def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
         is_first = self.max_priority == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from torchrl_vmfer import arguments
 from torchrl_vmfer.samplers.base import BaseSampler
 from torchrl_vmfer.samplers.distributions import PowerDistribution
@@ -33,9 +31,6 @@ class _TDErrorSampler(BaseSampler):
     def default_priority(self) -> float:
         """The TD error of a newly written slot: the largest one so far, and at least ``floor``."""
         return max(self.max_priority, self.floor)
-
-    def _scored(self, slots: np.ndarray, priorities: np.ndarray) -> np.ndarray:
-        return np.maximum(super()._scored(slots, priorities), np.float32(self.floor))
 
 
 class LAPSampler(_TDErrorSampler):
