@@ -52,7 +52,7 @@ class BufferMachine(RuleBasedStateMachine):
     def default_priority(self):
         if isinstance(self.buffer.sampler, VMFSampler):
             return 1.0
-        return max(getattr(self.buffer.sampler, "floor", 1.0), self.highest or 0.0)
+        return max(self.buffer.sampler.floor or 1.0, self.highest or 0.0)
 
     def record_written(self, count):
         self.is_written = True
