@@ -1,25 +1,23 @@
 """The oracle ladder: can a choice of states help at all, and which signal finds the right ones?
 
-The plan, written before its first run. Exploratory: one setting, few seeds, no correction for the
-number of signals.
+The plan, written before its first run. Exploratory: few seeds, no correction for many signals.
 
 - *Runs*: TD3 with ``sampler=fresh`` and the settings of results/populations, seeds 200 to 207, on
   the tasks below, with checkpoints at one third, two thirds and the end.
 - *Rung 1*: from each checkpoint, 50 stored states; the true gradient of the policy's value by the
-  action, from rollouts of 200 steps. A state counts as known if the gradients of two step sizes
-  (0.05 and 0.025) have a cosine above 0.9. In the known states, how well does each signal predict
-  that the critics' direction is right (AUROC of cosine > 0), and how right (Spearman's rank
-  correlation)? A signal predicts if the interval of its AUROC is above 0.5.
-- *Rung 2*: 200 updates of the actor with frozen critics on these 50 states, drawn uniformly, by
-  the true cosine (the oracle, an upper bound), or by each signal with the oracle's probabilities.
-  The oracle helps on a task if the interval of its return minus that of uniform is above 0. Then
-  a signal that does not help is at fault. If the oracle does not help, the choice of states was
-  not shown to matter there, whatever the signal.
+  action, from rollouts of 200 steps. A state is known if the gradients of two step sizes (0.05 and
+  0.025) have a cosine above 0.9. In known states, how well does a signal predict that the critics'
+  direction is right (AUROC of cosine > 0), and how right (rank correlation)? A signal predicts if
+  the interval of its AUROC is above 0.5.
+- *Rung 2*: 200 updates of the actor with frozen critics on these states, drawn uniformly, by the
+  true cosine (the oracle, an upper bound), or by a signal with the oracle's probabilities. The
+  oracle helps on a task if the interval of its return minus that of uniform is above 0; then, a
+  signal that does not help is at fault. If not, the choice of states was not shown to matter.
 - *Rung 3*: 2,000 steps of live training from the first checkpoint with the two samplers whose
   signals have the highest AUROC, averaged over tasks, among the signals that have a sampler.
 
 Intervals: 95 %, Student's t over seeds. ``python results/ladder/ladder.py --run runs/ladder``
-does what is missing and writes the tables; without arguments, it prints the results.
+does what is missing, task by task, and writes the tables; without arguments, it prints them.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ SAMPLERS = {
 
 
 def call(program: str, *arguments: str) -> None:
-    """Runs a program of the recipes in this process."""
+    """Runs a program of the recipes."""
     sys.argv = [program, *arguments]
     importlib.import_module(f"vmfer_recipes.{program}").main()
 
@@ -67,21 +65,19 @@ def run(out: Path) -> None:
     for task, (environment, steps) in TASKS.items():
         common = f"+experiment=population_study {environment} total_frames={steps} sampler=fresh"
         kept = f"keep_checkpoints_at=[{steps // 3},{2 * steps // 3},{steps}]"
-        seeds = f"seed=range({SEEDS[0]},{SEEDS[-1] + 1})"
+        seeds = f"seed=range({SEEDS[0]},{SEEDS[-1] + 1}) hydra/launcher=population"
         where = f"run_dir={out}/{task}/seed${{seed}} hydra.sweep.dir={out}/sweeps"
-        launch = f"{seeds} {where} hydra/launcher=population"
         if not all((out / task / f"seed{seed}/finished").exists() for seed in SEEDS):
-            call("td3", "-m", *common.split(), kept, *launch.split())
-    for seed in SEEDS:  # in this order, an unfinished ladder has all tasks
-        for task in TASKS:
+            call("td3", "-m", *f"{common} {kept} {seeds} {where}".split())
+        for seed in SEEDS:
             folder = out / "oracle" / task / f"seed{seed}"
             if not (folder / "oracle.md").exists():
                 call("oracle", f"run={out}/{task}/seed{seed}", *ORACLE.split(), f"out={folder}")
                 write_tables(out)
     for task, (_, steps) in TASKS.items():
         arms = ",".join(f"'{arm}'" for arm in ["fresh", *(SAMPLERS[signal] for signal in best())])
-        where = (f"run={out}/{task}/seed*", f"at=[{steps // 3}]", f"out={out}/forks/{task}")
-        call("fork.command", *where, f"arms=[{arms}]", *FORKS.split())
+        where = f"run={out}/{task}/seed* at=[{steps // 3}] out={out}/forks/{task} {FORKS}"
+        call("fork.command", f"arms=[{arms}]", *where.split())
         write_tables(out)
 
 
@@ -91,16 +87,16 @@ def write_tables(out: Path) -> None:
 
     tables: dict[str, list[pd.DataFrame]] = {name: [] for name in NAMES}
     for task in TASKS:
-        for folder in sorted((out / "oracle" / task).glob("seed*")):
-            if (folder / "oracle.md").exists():
-                states, updates = (pd.read_csv(folder / f"{n}.csv") for n in ("states", "updates"))
-                known = states[states["check"] > 0.9]
-                signals = _predictions(known, [*states.columns[5:]])
-                states["known"] = states["check"] > 0.9
-                states["right"] = (known["cosine"] > 0).astype(float)
-                means = states.groupby(["seed", "at"])[["known", "right"]].mean().reset_index()
-                for name, table in zip(NAMES, (means, signals, updates), strict=False):
-                    tables[name].append(table.assign(task=task))
+        for file in sorted((out / "oracle" / task).glob("seed*/oracle.md")):
+            states = pd.read_csv(file.with_name("states.csv"))
+            states["known"] = states["check"] > 0.9
+            known = states[states["known"]]
+            states["right"] = (known["cosine"] > 0).astype(float)
+            means = states.groupby(["seed", "at"])[["known", "right"]].mean().reset_index()
+            signals = _predictions(known, [*known.columns[5:-1]])
+            updates = pd.read_csv(file.with_name("updates.csv"))
+            for name, table in zip(NAMES, (means, signals, updates), strict=False):
+                tables[name].append(table.assign(task=task))
         forks = out / "forks" / task / "forks.csv"
         if forks.exists():
             tables["forks"].append(pd.read_csv(forks).drop(columns="run").assign(task=task))
@@ -119,13 +115,14 @@ def best() -> list[str]:
 def show(title: str, table: pd.DataFrame, by: str, column: str) -> None:
     """Prints means over seeds with their intervals: a row for each ``by``, a column for a task."""
     seeds = table.groupby([by, "task", "seed"], sort=False)[column].mean().dropna()
-    print(f"\n## {title}\n\n| {by} | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
+    tasks = [task for task in TASKS if task in seeds.index.get_level_values("task")]
+    print(f"\n## {title}\n\n| {by} | {' | '.join(tasks)} |\n|---|{'---:|' * len(tasks)}")
     for name, rows in seeds.groupby(by, sort=False):
         cells = [name]
-        for task in TASKS:
+        for task in tasks:
             values = rows[rows.index.get_level_values("task") == task]
-            low, high = stats.t.interval(0.95, len(values) - 1, values.mean(), stats.sem(values))
-            cells.append(f"{values.mean():.2f} [{low:.2f}, {high:.2f}]")
+            mean, half = values.mean(), stats.t.ppf(0.975, len(values) - 1) * values.sem()
+            cells.append(f"{mean:.2f} [{mean - half:.2f}, {mean + half:.2f}]")
         print(f"| {' | '.join(cells)} |")
 
 
@@ -135,17 +132,21 @@ def main() -> None:
     parser.add_argument("--run", type=Path, help="the directory of runs")
     if (out := parser.parse_args().run) is not None:
         run(out)
-    tables = {name: pd.read_csv(HERE / f"{name}.csv") for name in NAMES}
+    files = [HERE / f"{name}.csv" for name in NAMES]
+    tables = {file.stem: pd.read_csv(file) for file in files if file.exists()}
     checkpoints = tables["checkpoints"].melt(["task", "seed", "at"], var_name="states")
     show("Known gradients, and where the critics are right", checkpoints, "states", "value")
     show("Rung 1: AUROC", tables["signals"], "signal", "auroc")
     show("Rung 1: rank correlation", tables["signals"], "signal", "correlation")
-    show("Rung 2: return minus that of uniform", tables["updates"], "arm", "difference")
+    updates = tables["updates"].query("arm != 'uniform'")
+    show("Rung 2: return minus that of uniform", updates, "arm", "difference")
+    if "forks" not in tables:
+        return
     forks = tables["forks"].set_index(["task", "seed", "arm"])
     forks["gain"] = forks["return_after"] - forks["return_before"]
     forks["difference"] = forks["gain"] - forks["gain"].xs("fresh", level="arm")
     show("Rung 3: return after minus before 2,000 steps", forks, "arm", "gain")
-    show("Rung 3: return minus that of fresh", forks, "arm", "difference")
+    show("Rung 3: return minus that of fresh", forks.drop("fresh", level=2), "arm", "difference")
 
 
 if __name__ == "__main__":
