@@ -24,7 +24,10 @@ SMALL = (
 
 def words_of(command: str) -> list[str]:
     """Splits a command of a docstring, whose directory is that of the example."""
-    return [str(ROOT / word[6:]) if word.startswith("../../") else word for word in command.split()]
+    words = command.removeprefix("python ").split()
+    if words[0] == "vmfer-train":
+        words[0] = str(Path(sys.executable).parent / words[0])
+    return [str(ROOT / word[6:]) if word.startswith("../../") else word for word in words]
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def run(tmp_path):
 def commands(module: Path) -> list[str]:
     """Returns the commands in the docstring of an example."""
     docstring = module.read_text().split('"""')[1]
-    return re.findall(r"^    python (.+)$", docstring, re.MULTILINE)
+    return re.findall(r"^    ((?:python|vmfer-train) .+)$", docstring, re.MULTILINE)
 
 
 def finished(folder: Path) -> list[str]:
@@ -72,9 +75,9 @@ def test_custom_samplers_train_for_the_actor_and_for_the_critics(tmp_path, run):
 def test_custom_algorithm_trains_resumes_and_is_listed(tmp_path, run):
     module = EXAMPLES / "own_algorithm" / "smooth_td3.py"
     shutil.copy(module, tmp_path)
-    script, _, by_module, _ = commands(module)
+    script, _, by_name, _ = commands(module)
     run(script, *SMALL)
-    run(by_module, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
+    run(by_name, *SMALL, "total_frames=80", "sampler=vmf_uncertainty", "action_cost=0.1")
     (run_dir,) = finished(tmp_path / "runs")
     assert run_dir == "smooth_td3/InvertedPendulum-v4/uniform-vmf_uncertainty/seed0"
     evaluations = (tmp_path / "runs" / run_dir / "eval.csv").read_text().splitlines()[1:]
