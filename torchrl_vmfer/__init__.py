@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchrl_vmfer import directional as directional
     from torchrl_vmfer.compiled import CompiledUpdates as CompiledUpdates
+    from torchrl_vmfer.critics import Critics as Critics
     from torchrl_vmfer.losses import *  # noqa: F403
     from torchrl_vmfer.policies import Policy as Policy
     from torchrl_vmfer.policy_files import load_policy as load_policy
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "compiled": ("CompiledUpdates",),
+    "critics": ("Critics",),
     "losses": (
         *("VMFCQLLoss", "VMFCrossQLoss", "VMFREDQLoss", "VMFSACLoss"),
         *("VMFTD3BCLoss", "VMFTD3Loss", "VMFTQCLoss"),
@@ -30,7 +32,8 @@ _MODULES = {
     "replay": ("ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"),
     "samplers": (
         *("GradientNormSampler", "InverseTDSampler", "LAPSampler", "MixedSampler"),
-        *("OldSampler", "RankPrioritizedSampler", "RecentSampler", "VMFSampler"),
+        *("OldSampler", "RankPrioritizedSampler", "RecentSampler", "SignalSampler"),
+        "VMFSampler",
         "effective_sample_size",
     ),
     "uncertainty": ("VMFUncertainty",),

@@ -85,6 +85,12 @@ EXPONENT = Argument(
 FLOOR = Argument(1.0, "smaller absolute TD errors count as this value", low=1e-30, high=1e30)
 NORM_POWER = Argument(1.0, "P ∝ norm^power; 0 is uniform", low=0, high=7)
 RANK_ALPHA = Argument(0.7, "exponent of the priority; 0 is uniform", low=0, high=100)
+SIGNAL_POWER = Argument(
+    0.7,
+    "P ∝ rank^-power, the largest value first; negative: the smallest first",
+    low=-100,
+    high=100,
+)
 RANK_BETA = Argument(0.5, "exponent of the importance weights; 1 removes the bias", low=0, high=1)
 DECAY = Argument(
     0.996,

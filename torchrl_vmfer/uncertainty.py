@@ -145,9 +145,7 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
         the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
         respect to the action, or to the pre-tanh action if the loss has ``directions="pre_tanh"``.
     """
-    actor, critic = loss.actor_network, loss.qvalue_network
-    action_key = loss.tensor_keys.action
-    params = loss.qvalue_network_params.detach()
+    actor, action_key = loss.actor_network, loss.tensor_keys.action
     # Not strict: a composite policy lists the parameters of its distribution as inputs.
     inputs = tensordict.select(*_observed_keys(loss), strict=False)
     with loss.actor_network_params.to_module(actor):
@@ -157,17 +155,30 @@ def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tens
         else:
             with set_exploration_type(ExplorationType.RANDOM):
                 inputs.set(action_key, actor.get_dist(inputs).rsample())
-    inputs = inputs.select(*critic.in_keys)
-    ensemble = paired_critics(loss)
+    inputs = inputs.select(*loss.qvalue_network.in_keys)
+    values, gradients = evaluate_critics(loss, inputs, loss.qvalue_network_params)
+    return values, directed(loss, gradients, inputs.get(action_key))
+
+
+def evaluate_critics(
+    loss: LossModule, inputs: TensorDictBase, params: TensorDictBase
+) -> tuple[Tensor, Tensor]:
+    """Evaluates critics with some parameters at their inputs ``[*batch]``, in one pass.
+
+    Returns:
+        the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of -Q_i with respect
+        to the action.
+    """
+    params, ensemble = params.detach(), paired_critics(loss)
     # Measuring must not update the running statistics of normalization layers.
-    with evaluating(critic):
+    with evaluating(loss.qvalue_network):
         values, gradients = linearized_values(
             lambda inputs: ensemble(inputs, params),
             inputs.expand(params.batch_size[0], *inputs.batch_size),
-            action_key=action_key,
+            action_key=loss.tensor_keys.action,
             value_key=loss.tensor_keys.state_action_value,
         )
-    return values.mean(-1), directed(loss, gradients, inputs.get(action_key))
+    return values.mean(-1), gradients
 
 
 def _observed_keys(loss: LossModule) -> list[NestedKey]:

@@ -22,13 +22,13 @@ from vmfer_recipes.agent import networks
 from vmfer_recipes.agent.diagnostics import agreement, measure
 from vmfer_recipes.agent.observations import Observations, make_observations
 from vmfer_recipes.agent.replay import (
-    SIGNALS,
-    actor_signal,
     make_actor_sampling,
     make_replay_buffer,
     saturation,
     stores_td_errors,
+    unchanged_random_numbers,
 )
+from vmfer_recipes.agent.signals import MEASURED, actor_signal, make_score
 from vmfer_recipes.collection.collectors import make_collector
 from vmfer_recipes.config.algorithms import DeterministicConfig, TemperatureConfig
 from vmfer_recipes.config.errors import diverged
@@ -62,7 +62,8 @@ class Agent:
     sampler: SamplerConfig
     sample_actor: Callable[[], TensorDictBase] | None  # `None` for the critics' batch
     actor_keys: tuple[str, ...]  # the entries of the actor's batch
-    signal: str | None  # what the actor's sampler stores, one of `SIGNALS`
+    signal: str | None  # what the actor's sampler stores
+    score: Callable[[Tensor], Tensor] | None = None  # a signal that no update measures, by slots
     uses_td_errors: bool  # whether the critics' sampler uses TD errors
 
     def components(self) -> dict[str, Any]:
@@ -134,9 +135,13 @@ class Agent:
             values = saturation(self.actor, self._with_entries(batch)).exp()
         elif self.signal in SIGNAL_ENTRIES:
             values = info[SIGNAL_ENTRIES[self.signal]]
+        elif self.score is not None:
+            # The random numbers of training do not depend on the sampler.
+            with unchanged_random_numbers(self.observations.device):
+                values = self.score(batch["index"].cpu())
         else:
             return
-        _store(self.buffer.update_actor_priority, batch, values, self.signal)
+        _store(self.buffer.update_actor_priority, batch, values, str(self.signal))
 
     def log_agreement(
         self, metrics: Averages, batch: TensorDictBase, info: dict[str, Tensor]
@@ -157,7 +162,7 @@ def _store(update: Callable[..., None], batch: TensorDictBase, values: Tensor, s
     except ValueError as error:
         if values.isfinite().all():
             raise
-        raise diverged(f"{SIGNALS[signal]} is not finite") from error
+        raise diverged(f"{MEASURED.get(signal, signal)} is not finite") from error
 
 
 class AgentMaker:
@@ -179,7 +184,7 @@ class AgentMaker:
         self._cfg = cfg
         self.env = make_environment(cfg.env, cfg.seed, goals=cfg.replay.has_goals)
         self.buffer = make_replay_buffer(self.env, cfg)
-        self.signal = actor_signal(self.buffer, cfg.sampler)
+        self.signal = actor_signal(self.buffer, cfg)
         self._observations = make_observations(self.env, cfg)
         self.networks = networks.network_spec(cfg)
         self.critic_networks = networks.critic_network_spec(cfg)
@@ -250,6 +255,7 @@ class AgentMaker:
             ),
             actor_keys=actor_keys,
             signal=self.signal,
+            score=make_score(self.signal, buffer, observations, loss, cfg.gamma),
             uses_td_errors=stores_td_errors(buffer),
         )
 

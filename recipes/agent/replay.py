@@ -29,7 +29,6 @@ from torchrl_vmfer import (
 )
 from torchrl_vmfer._torchrl import MappableStorage
 from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
-from torchrl_vmfer.samplers.adapters import signal_of
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import (
@@ -44,12 +43,6 @@ from vmfer_recipes.config.training import TrainingConfig
 
 # The number of the environment that a transition comes from, stored if hindsight replay needs it.
 ENVIRONMENT = "environment"
-SIGNALS = {
-    "factor": "a sampling factor",
-    "td_error": "a TD error",
-    "gradient_norm": "the norm of an action gradient",
-    "saturation": "an action of the policy",
-}
 
 
 def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticReplayBuffer:
@@ -119,21 +112,6 @@ def _actor_sampler(cfg: SamplerConfig) -> Sampler:
     sampler = instantiate(cfg, Sampler, "sampler")
     share = getattr(cfg, "share", 1)
     return sampler if share == 1 else MixedSampler(sampler, RandomSampler(), share)
-
-
-def actor_signal(buffer: ActorCriticReplayBuffer, cfg: SamplerConfig) -> str | None:
-    """What the actor's sampler stores: one of ``SIGNALS``, or ``None``.
-
-    It is the attribute ``signal`` of the sampler. Without this attribute, a sampler that uses
-    priorities receives factors.
-    """
-    signal = signal_of(buffer.actor_sampler)
-    if signal is not None and signal not in SIGNALS:
-        raise UserError(
-            f"sampler={cfg.name} has signal={signal!r}, but the recipes provide "
-            f"{', '.join(SIGNALS)}: set one of these, or None."
-        )
-    return signal
 
 
 def stores_td_errors(buffer: ActorCriticReplayBuffer) -> bool:

@@ -102,6 +102,19 @@ class GradientNormSamplerConfig(SamplerConfig):
     power: float = argument(library.NORM_POWER)
 
 
+@schema("signal", group="sampler")
+class SignalSamplerConfig(SamplerConfig):
+    """SignalSampler draws the actor's batch by the rank of any stored signal."""
+
+    _target_: str = "torchrl_vmfer.SignalSampler"
+    signal: str = key(
+        "value_gap",
+        "a word, such as value_gap, or the import path of a function score(loss, batch) -> [batch]",
+        is_argument=True,
+    )
+    power: float = argument(library.SIGNAL_POWER)
+
+
 @schema("saturated", group="sampler")
 class SaturatedSamplerConfig(SamplerConfig):
     """The actor's batch is drawn by how close the policy's stored actions are to their bounds."""

@@ -12,6 +12,7 @@ from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.keys import MISSING, Config, describe, groups, schemas_of
 from vmfer_recipes.config.names import differing, flat
+from vmfer_recipes.config.plugins import import_module
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.config.validation import validate
 
@@ -71,15 +72,19 @@ def read_run(run_dir: Path) -> tuple[dict[str, Any], EnvConfig]:
 
 
 def load_config(run_dir: Path) -> TrainingConfig:
-    """The configuration of a run of this package's recipes."""
+    """The configuration of a run, of an algorithm of this package or of the user's."""
     saved, _ = read_run(run_dir)
     algorithm = saved["algorithm"]
-    if algorithm not in algorithms():
-        raise UserError(
-            f"{run_dir} is a run of {algorithm}, which is not a recipe of this package: give a run "
-            f"of {', '.join(algorithms())}."
+    kind: Any = algorithms().get(algorithm)
+    if kind is None:
+        setting = (
+            f"{run_dir} is a run of {algorithm}, which is not a recipe of this package. Start this "
+            f"command where {algorithm}.py is"
         )
-    kind = algorithms()[algorithm]
+        recipe = getattr(import_module(algorithm, setting), "main", None)
+        kind = getattr(recipe, "config", None)
+        if kind is None:
+            raise UserError(f"{setting}: the module found there has no recipe.")
     try:
         parts = {group: _part(group, saved[group]) for group in groups(kind)}
         config = kind(**saved | parts)

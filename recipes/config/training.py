@@ -20,6 +20,7 @@ from vmfer_recipes.config.groups import (
     LoggerConfig,
     ReplayConfig,
     SamplerConfig,
+    SignalSamplerConfig,
     VMFSamplerConfig,
 )
 from vmfer_recipes.config.keys import MISSING, Config, argument, group, key
@@ -30,6 +31,7 @@ from vmfer_recipes.run.loggers import check_logger
 __all__ = ["Config", "TrainingConfig", "to_config"]
 
 _COMPARING = (VMFSamplerConfig, DirectSamplerConfig)
+_COMPARED = ("factor", "pre_tanh_factor", "value_gap")  # signals of several critics
 
 
 @dataclass
@@ -157,7 +159,10 @@ class TrainingConfig(Config):
 
     def _check_sampler(self) -> None:
         sampler, cure = self.sampler, "sampler=uniform"
-        method = f"sampler={sampler.name}" if isinstance(sampler, _COMPARING) else None
+        compares = isinstance(sampler, _COMPARING) or (
+            isinstance(sampler, SignalSamplerConfig) and sampler.signal in _COMPARED
+        )
+        method = f"sampler={sampler.name}" if compares else None
         if self.weighting:
             method, cure = f"weighting={written(self.weighting)}", "weighting=0"
         if method and self.num_critics < 2:

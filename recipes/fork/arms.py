@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.command_line import read_command_line
 from vmfer_recipes.config.errors import UserError, counted
 from vmfer_recipes.config.groups import FreshSamplerConfig, VMFSamplerConfig
@@ -86,7 +87,9 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     start = choice or (sampler._target_ if is_custom(sampler) else sampler.name)
     try:
         overrides, _ = read_command_line([f"sampler={start}", *words], type(cfg))
-        applied = composed(cfg.algorithm, overrides, type(cfg))
+        # A recipe of the user has registered its configuration under this name.
+        name_of = cfg.algorithm if cfg.algorithm in algorithms() else f"custom_{cfg.algorithm}"
+        applied = composed(name_of, overrides, type(cfg))
     except UserError as error:
         raise UserError(f"The arm {name!r}: {error}") from error
     changes = {key: OmegaConf.select(applied, key) for key in keys}

@@ -8,7 +8,7 @@ of the true value of the current policy by central differences.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,13 @@ import pandas as pd
 import torch
 from scipy.stats import mannwhitneyu, rankdata, spearmanr, ttest_1samp
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from tqdm import tqdm
 
-from torchrl_vmfer import directional
-from torchrl_vmfer._torchrl import paired_critics
-from torchrl_vmfer.gradients import linearized_values, resolved_critic
+from torchrl_vmfer.critics import SCORES, Critics
 from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.agent.signals import find_score
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.plugins import import_module
 from vmfer_recipes.environments.dm_control import ControlSuite
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import environment_state, load_environment_state
@@ -36,8 +33,7 @@ from vmfer_recipes.run.evaluation import evaluate
 from vmfer_recipes.run.session import EVALUATION_SEED
 
 _PARTS = ("observations", "loss", "actor_optimizer", "replay")
-# Number and size of the changes of the action that measure the consistency of a gradient.
-_DISTURBANCES, _DISTURBANCE = 8, 0.1
+_REVERSED = ("td_error", "value_gap", "on_policy_distance")  # smaller values may be better
 
 
 def measure(options: Any, sources: Sequence[Source]) -> str:
@@ -149,7 +145,7 @@ def _measured_states(
     slots = np.sort(random.choice(count, min(options.states, count), replace=False))
     index = torch.from_numpy(slots)
     batch = agent.observations(agent.buffer[index].set("index", index))
-    critics = Critics(agent, batch)
+    critics = Critics(agent.loss, batch)
     actions = critics.action.numpy()
     rollouts = _Rollouts(agent, options.horizon, source.cfg.gamma)
     states = list(_visited(agent, slots.tolist()))
@@ -162,7 +158,12 @@ def _measured_states(
     table["cosine"] = _cosine(estimate, true[:, 1])
     table["check"] = _cosine(true[:, 0], true[:, 1])
     for name in options.signals:
-        values = SCORES[name](critics) if name in SCORES else _custom(name, agent.loss, batch)
+        if name == "age":
+            values = -index
+        elif name in SCORES:
+            values = SCORES[name](critics) * (-1 if name in _REVERSED else 1)
+        else:
+            values = find_score(name, "signals")(agent.loss, batch)
         table[name] = np.asarray(values, np.float64)
     return table, batch
 
@@ -170,88 +171,6 @@ def _measured_states(
 def _cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
     return (a * b).sum(-1) / np.maximum(norms, 1e-30)
-
-
-def _custom(path: str, loss: Any, batch: TensorDictBase) -> Tensor:
-    module, _, name = path.rpartition(".")
-    score = getattr(import_module(module, f"signals={path}"), name, None)
-    if not callable(score):
-        raise UserError(f"signals={path}: {module} has no function {name}.")
-    values = score(loss, batch)
-    if values.shape != (len(batch),):
-        raise UserError(
-            f"signals={path} returned the shape {list(values.shape)} for {len(batch)} transitions: "
-            "return one number for each."
-        )
-    return values.detach()
-
-
-class Critics:
-    """Values ``[N, B]`` and gradients of -Q_i ``[N, B, A]`` at the policy's actions ``[B, A]``."""
-
-    def __init__(self, agent: Agent, batch: TensorDictBase) -> None:
-        self.agent, self.loss, self.batch = agent, agent.loss, batch
-        actor, params = self.loss.actor_network, self.loss.actor_network_params
-        deterministic = set_exploration_type(ExplorationType.DETERMINISTIC)
-        with torch.no_grad(), deterministic, params.to_module(actor):
-            self.action = actor(batch.select("observation"))["action"]
-        self.values, self.gradients = self.at(self.action)
-        self.used = resolved_critic(self.loss.used, self.loss, self.gradients, self.values)
-        self.followed = directional.used_gradient(self.gradients, self.used)
-
-    def at(self, action: Tensor, is_target: bool = False) -> tuple[Tensor, Tensor]:
-        """Values and gradients at some actions ``[B, A]``."""
-        name = "target_qvalue_network_params" if is_target else "qvalue_network_params"
-        params = getattr(self.loss, name).detach()
-        inputs = self.batch.select("observation").set("action", action)
-        values, gradients = linearized_values(
-            lambda inputs: paired_critics(self.loss)(inputs, params),
-            inputs.expand(params.batch_size[0], *inputs.batch_size),
-            action_key="action",
-            value_key=self.loss.tensor_keys.state_action_value,
-        )
-        return values.mean(-1), gradients
-
-    def factor(self, gradients: Tensor) -> Tensor:
-        """The sampling factor of some gradients ``[N, B, A]``."""
-        return directional.sampling_factor(gradients, self.used)
-
-    def consistency(self) -> Tensor:
-        """The mean cosine between the gradient and those at slightly changed actions."""
-        generator, total = torch.Generator().manual_seed(0), torch.zeros(len(self.batch))
-        for _ in range(_DISTURBANCES):
-            noise = torch.randn(self.action.shape, generator=generator) * _DISTURBANCE
-            gradients = self.at((self.action + noise).clamp(-1, 1))[1]
-            changed = directional.used_gradient(gradients, self.used)
-            total += torch.cosine_similarity(changed, self.followed, -1)
-        return total / _DISTURBANCES
-
-    def td_error(self) -> Tensor:
-        """The largest absolute TD error."""
-        error = self.loss.critic_loss(self.batch.clone())[1]["td_error"]
-        return error.detach().reshape(-1, len(self.batch)).amax(0)
-
-    def signal_to_noise(self) -> Tensor:
-        """The squared length of the mean gradient over the mean of the squared lengths."""
-        mean_square = self.gradients.square().sum(-1).mean(0)
-        return self.gradients.mean(0).square().sum(-1) / mean_square.clamp_min(1e-30)
-
-
-SCORES: dict[str, Callable[[Critics], Any]] = {
-    "factor": lambda c: c.factor(c.gradients),
-    "pre_tanh_factor": lambda c: c.factor(c.gradients * (1 - c.action.square())),
-    "target_agreement": lambda c: c.factor(
-        torch.cat([c.gradients, c.at(c.action, is_target=True)[1]])
-    ),
-    "gradient_norm": lambda c: c.followed.norm(dim=-1),
-    "signal_to_noise": Critics.signal_to_noise,
-    "consistency": Critics.consistency,
-    "td_error": lambda c: -c.td_error(),
-    "value_gap": lambda c: -(c.values[0] - c.values[1]).abs(),
-    "age": lambda c: -c.batch["index"].double(),
-    "saturation": lambda c: c.action.abs().mean(-1),
-    "on_policy_distance": lambda c: -(c.batch["action"] - c.action).norm(dim=-1),
-}
 
 
 def _updated(

@@ -20,7 +20,9 @@ from torchrl.checkpoint import GlobalRNGState
 from torchrl_vmfer import ActorCriticReplayBuffer
 from torchrl_vmfer.samplers.adapters import sampler_state
 from vmfer_recipes.agent.agent import Agent
+from vmfer_recipes.config.algorithms import algorithms
 from vmfer_recipes.config.errors import UserError, first_line
+from vmfer_recipes.config.plugins import import_module
 from vmfer_recipes.config.training import TrainingConfig
 from vmfer_recipes.environments.state import seed_generators
 from vmfer_recipes.fork.plan import Fork
@@ -86,8 +88,20 @@ class ActorDraws:
 
 
 def recipe_of(cfg: TrainingConfig) -> ModuleType:
-    """The module of the algorithm."""
-    return importlib.import_module(f"vmfer_recipes.{cfg.algorithm}")
+    """The module of the algorithm, of this package or of the user."""
+    name = cfg.algorithm
+    if name in algorithms():
+        return importlib.import_module(f"vmfer_recipes.{name}")
+    module = import_module(name, f"algorithm={name}")
+    needed = ("train", "update_critics", "update_actor")
+    # An imported `make_agent` would leave out what `main` adds to it.
+    made_by = getattr(getattr(module, "make_agent", None), "__module__", None)
+    if made_by != name or not all(hasattr(module, each) for each in needed):
+        raise UserError(
+            f"{name} cannot continue its runs in forks: define make_agent(cfg) in it, and define "
+            f"or import {', '.join(needed)}."
+        )
+    return module
 
 
 def make_agent(cfg: TrainingConfig) -> Agent:

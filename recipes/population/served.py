@@ -14,6 +14,7 @@ _SAMPLERS = (
     *(groups.SharedSamplerConfig, groups.FreshSamplerConfig, groups.VMFSamplerConfig),
     *(groups.InverseTDSamplerConfig, groups.GradientNormSamplerConfig),
     *(groups.RecentSamplerConfig, groups.OldSamplerConfig, groups.SaturatedSamplerConfig),
+    groups.SignalSamplerConfig,
 )
 _REPLAYS = (
     *(groups.UniformReplayConfig, groups.PrioritizedReplayConfig),
@@ -70,7 +71,8 @@ def grouped(configs: Sequence[Any], size: int) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for position, cfg in enumerate(configs):
         keys = {key: value for key, value in asdict(cfg).items() if key not in _FREE}
-        keys["signal"] = _SIGNALS.get(type(cfg.sampler))
+        signal = getattr(cfg.sampler, "signal", _SIGNALS.get(type(cfg.sampler)))
+        keys["signal"] = signal if signal in _SIGNALS.values() else None
         groups.setdefault(repr(keys), []).append(position)
     return [
         group[first : first + size]

@@ -276,6 +276,10 @@ class Population:
             if needs_row:
                 with member.turn():
                     agent.log_agreement(metrics, batch, info)
-            agent.store_signal(batch, info)
+            if agent.score is None:
+                agent.store_signal(batch, info)
+            else:
+                with member.turn():
+                    agent.store_signal(batch, info)
 
         return self._each(note, chosen)

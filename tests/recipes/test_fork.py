@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from helpers import brute_force
 from helpers.saved_rows import rows_in
 from torchrl_vmfer import ActorCriticReplayBuffer
 from vmfer_recipes import sac, td3
 from vmfer_recipes.collection.worker import Worker
+from vmfer_recipes.config.training import to_config
 from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.fork.plan import ForkConfig, make_plan
 from vmfer_recipes.fork.start import load_source, make_agent, starting_state
@@ -168,11 +172,22 @@ def started(tmp_path):
     return start
 
 
+def value_gap(agent, rows):
+    action = brute_force.policy_action(agent.loss, rows)
+    values = brute_force.critic_values(agent.loss, rows, action)
+    return (values[0] - values[1]).abs()
+
+
+def ranks(values):
+    return (values[:, None] < values).sum(1) + 1.0
+
+
 SIGNALS = {
     "vmf_uncertainty": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"],
     "anti_vmf": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"] ** -4,
     "vmf_ema": lambda agent, rows: agent.uncertainty(rows)["vmf", "factor"],
     "gradient_norm": lambda agent, rows: agent.loss.actor_loss(rows)[1]["vmf_gradient_norm"],
+    "signal sampler.signal=value_gap": lambda agent, rows: ranks(value_gap(agent, rows)) ** -0.7,
     "inverse_td sampler.floor=1e-3": lambda agent, rows: (
         agent.loss.critic_loss(rows)[1]["td_error"].amax(0).sqrt().clamp(min=1e-3) ** -0.4
     ),
@@ -338,3 +353,44 @@ def test_other_algorithms_can_be_forked(algorithm, train, tmp_path, forks):
     for mode, length in (("live", "steps=10"), ("frozen", "updates=6")):
         arguments = ("arms=[fresh,vmf_rank]", f"mode={mode}", length, "draws=2")
         assert distinct_returns(forks(run, tmp_path / mode, *arguments)) == 4
+
+
+@pytest.fixture
+def smooth(monkeypatch):
+    """The algorithm of the example, and the calls of its loss."""
+    example = Path(__file__).parents[2] / "examples" / "own_algorithm"
+    monkeypatch.syspath_prepend(example)
+    module, calls = importlib.import_module("smooth_td3"), []
+    actor_loss = module.SmoothTD3Loss.actor_loss
+
+    def counting(self, batch):
+        calls.append(self.action_cost)
+        return actor_loss(self, batch)
+
+    monkeypatch.setattr(module.SmoothTD3Loss, "actor_loss", counting)
+    return module, calls
+
+
+@pytest.mark.parametrize("mode", ["mode=frozen updates=2", "mode=live steps=5"])
+def test_runs_of_a_custom_algorithm_are_forked_with_its_loss(
+    mode, smooth, configuration, tmp_path, forks
+):
+    module, calls = smooth
+    source = tmp_path / "seed0"
+    cfg = configuration("custom_smooth_td3", source, *SOURCE, "action_cost=0.5")
+    module.main.__wrapped__(to_config(cfg))
+    calls.clear()
+    rows = forks(source, tmp_path / "forks", "arms=[fresh,vmf_rank]", "draws=1", *mode.split())
+    assert distinct_returns(rows) == 2
+    assert set(calls) == {0.5}
+
+
+def test_an_algorithm_without_its_own_agent_is_not_forked(
+    smooth, configuration, tmp_path, failure, monkeypatch
+):
+    module, _ = smooth
+    source = tmp_path / "seed0"
+    module.main.__wrapped__(to_config(configuration("custom_smooth_td3", source, *SOURCE)))
+    monkeypatch.setattr(module, "make_agent", td3.make_agent)
+    line = failure(f"run={source}", "at=80", f"out={tmp_path / 'forks'}", *FROZEN)
+    assert "define make_agent(cfg)" in line

@@ -82,6 +82,8 @@ def test_a_member_does_not_notice_its_company(algorithm, run, configs, assert_sa
         ("td3", "sampler=anti_vmf sampler.share=0.5 replay=per_rank directions=pre_tanh"),
         *(("sac", f"sampler={name}") for name in ("uniform", "vmf_uncertainty", "inverse_td")),
         *((algorithm, "sampler=saturated") for algorithm in ("td3", "sac")),
+        ("td3", "sampler=signal sampler.signal=target_agreement"),
+        ("sac", "sampler=fresh weighting=4"),
         ("sac", "sampler=vmf_rank replay=per"),
     ],
 )

@@ -13,6 +13,7 @@ QUICK = [
     "sac sampler=uniform replay=per",
     "td3 sampler=vmf_power sampler.power=8 sampler.share=0.5",
     "sac sampler=fresh weighting=4",
+    "td3 sampler=signal sampler.signal=advantage",
     "td3 sampler=recent sampler.min_size=20 sampler.cycle=7",
     "td3 sampler=uniform replay=lap",
 ]
@@ -20,6 +21,8 @@ SAMPLERS = ("uniform", "vmf_uncertainty", "anti_vmf", "vmf_rank", "inverse_td")
 SAMPLERS += ("gradient_norm", "old", "on_policy")
 SLOW = [f"{recipe} sampler={sampler}" for recipe in ("td3", "sac") for sampler in SAMPLERS]
 SLOW += [
+    "sac sampler=signal sampler.signal=target_agreement sampler.power=-1",
+    "td3 sampler=signal sampler.signal=return",
     "sac sampler=vmf_power sampler.power=8 sampler.share=0.5",
     "sac sampler=recent sampler.min_size=20 sampler.cycle=7",
     "sac sampler=uniform replay=lap",

@@ -5,6 +5,7 @@ from torchrl_vmfer.samplers.gradient_norm import GradientNormSampler
 from torchrl_vmfer.samplers.mixed import MixedSampler
 from torchrl_vmfer.samplers.rank_prioritized import RankPrioritizedSampler
 from torchrl_vmfer.samplers.recent import OldSampler, RecentSampler
+from torchrl_vmfer.samplers.signal import SignalSampler
 from torchrl_vmfer.samplers.td_error import InverseTDSampler, LAPSampler
 from torchrl_vmfer.samplers.vmf import VMFSampler
 
@@ -16,6 +17,7 @@ __all__ = [
     "OldSampler",
     "RankPrioritizedSampler",
     "RecentSampler",
+    "SignalSampler",
     "VMFSampler",
     "effective_sample_size",
 ]
