@@ -96,72 +96,13 @@ def concentration(resultant_length: Tensor, dim: int) -> Tensor:
         >>> concentration(torch.tensor([0.0, 0.5, 0.9]), dim=3)
         tensor([ 0.0000,  1.8333, 10.3737])
     """
-    _check_dim(dim)
+    if dim < 1:
+        raise ValueError(f"dim, the dimension of the directions, must be at least 1, got {dim}.")
     # (p - R²)/(1 - R²) = 1 + (p - 1)/(1 - R²) has no 0/0 for p = 1, where κ = R.
     gap = ((1 - resultant_length) * (1 + resultant_length)).clamp(
         min=torch.finfo(resultant_length.dtype).eps
     )
     return resultant_length * (1 + (dim - 1) / gap)
-
-
-def _check_dim(dim: int) -> None:
-    if not 1 <= dim < 2**31:
-        raise ValueError(f"dim, the dimension of the directions, must be at least 1, got {dim}.")
-
-
-# Lower orders are computed by recurrence, higher ones by the uniform expansion.
-_LARGE_ORDER = 40
-
-
-def log_normalizer(concentration: Tensor, dim: int) -> Tensor:
-    """Computes the log of the density's normalization constant, log C_p(k) (appendix B).
-
-    C_p(k) = k^ν / ((2π)^(p/2) I_ν(k)) with ν = p/2 - 1. The computation is in double precision and
-    in logarithms, so that k may lie anywhere between 0 (the uniform distribution) and 1e6.
-
-    Args:
-        concentration: k ≥ 0, of any shape.
-        dim: the dimension p of the directions, at least 1.
-
-    Examples:
-        >>> log_normalizer(torch.tensor([0.0, 1.0, 1e6]), dim=3)
-        tensor([-2.5310e+00, -2.6925e+00, -9.9999e+05])
-    """
-    if not concentration.is_floating_point():
-        concentration = concentration.to(torch.get_default_dtype())
-    _check_dim(dim)
-    order = dim / 2 - 1
-    log_bessel = _log_scaled_bessel(concentration.double(), order)
-    return (-dim / 2 * math.log(2 * math.pi) - log_bessel).to(concentration.dtype)
-
-
-def _log_scaled_bessel(k: Tensor, order: float) -> Tensor:
-    """Computes log(I_ν(k) / k^ν), which is finite at k = 0.
-
-    The expansion that holds uniformly in k for large orders (DLMF 10.41.3) gives I at an order of
-    at least 40. From there, the ratios q_j = I_j / (k I_{j-1}) = 1 / (2j + k² q_{j+1}), which are
-    stable downwards, lead to the requested order.
-    """
-    steps = max(0, math.ceil(_LARGE_ORDER - order))
-    result = _log_scaled_bessel_large(k, order + steps)
-    ratio = (_log_scaled_bessel_large(k, order + steps + 1) - result).exp()
-    for j in range(steps, 0, -1):
-        ratio = 1 / (2 * (order + j) + k.square() * ratio)
-        result = result - ratio.log()
-    return result
-
-
-def _log_scaled_bessel_large(k: Tensor, order: float) -> Tensor:
-    root = torch.sqrt(1 + (k / order).square())
-    t = 1 / root
-    series = (
-        1
-        + (3 * t - 5 * t**3) / (24 * order)
-        + (81 * t**2 - 462 * t**4 + 385 * t**6) / (1152 * order**2)
-        + (30375 * t**3 - 369603 * t**5 + 765765 * t**7 - 425425 * t**9) / (414720 * order**3)
-    )
-    exponent = order * (root - torch.log1p(root) - math.log(order))
-    return exponent - 0.5 * torch.log(2 * math.pi * order * root) + series.log()
 
 
 Used = int | Tensor | Literal["first", "mean"]
