@@ -248,12 +248,8 @@ class MappableStorage(LazyTensorStorage):
 
     Unlike those of TorchRL's ``LazyMemmapStorage``, the files have no name, so that the kernel
     deletes them when the process ends, for any reason, and their disk space is reserved first:
-    a process that writes to a mapped file on a full disk is killed.
-
-    Args:
-        max_size: the capacity.
-        folder: the folder of the files; ``None`` for rows in memory.
-        **kwargs: as in :class:`~torchrl.data.LazyTensorStorage`.
+    a process that writes to a mapped file on a full disk is killed. Without a ``folder``, rows are
+    in memory.
     """
 
     def __init__(self, max_size: int, *, folder: Path | None = None, **kwargs: Any) -> None:

@@ -171,12 +171,7 @@ class AgentMaker:
     With ``fast=true``, this process flushes denormal numbers to zero. Adam accumulates them for
     dead units, and computing with them is hundreds of times slower.
 
-    Attributes:
-        env: the environment.
-        buffer: the replay buffer.
-        networks: the specification of the actor's network.
-        critic_networks: the specification of the critics' networks.
-        signal: what the actor's sampler stores, as in :class:`Agent`. The loss must measure it.
+    The loss must measure the ``signal``, which is that of :class:`Agent`.
     """
 
     def __init__(self, cfg: TrainingConfig) -> None:
@@ -287,13 +282,8 @@ def deterministic_agent(
 ) -> Agent:
     """Makes an agent with a deterministic policy, such as TD3's.
 
-    Args:
-        cfg: the configuration of the run.
-        make_loss: the class of the loss, or a function with its arguments.
-        exploration_noise: the standard deviation of the noise on collected actions; ``None`` for
-            training on a dataset.
-        actor_keys: the entries of a transition that the actor loss reads.
-        **options: further arguments of the loss.
+    Training on a dataset has no ``exploration_noise``. The actor loss reads the ``actor_keys`` of a
+    transition. ``options`` are further arguments of the loss.
     """
     maker = AgentMaker(cfg)
     actor = networks.deterministic_actor(maker.env, maker.networks)
@@ -332,13 +322,7 @@ def gaussian_agent(
 ) -> Agent:
     """Makes an agent with a squashed Gaussian policy and a learned temperature, such as SAC's.
 
-    Args:
-        cfg: the configuration of the run.
-        make_loss: the class of the loss, or a function with its arguments.
-        outputs: the number of outputs of a critic.
-        betas: the coefficients of Adam for actor and critics.
-        has_targets: whether the critics have target networks.
-        **options: further arguments of the loss.
+    A critic has a number of ``outputs``. ``options`` are further arguments of the loss.
     """
     maker = AgentMaker(cfg)
     actor = networks.gaussian_actor(maker.env, maker.networks)

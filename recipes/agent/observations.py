@@ -59,12 +59,6 @@ class NormalizedObservations(Observations):
     The buffer stores raw data. (TorchRL's ``VecNormV2`` normalizes data once, at collection.) With
     goals, the normalized desired goal is appended to the observation. The statistics of goals
     include desired and achieved goals, since hindsight relabeling turns the latter into the former.
-
-    Args:
-        observation: the statistics of observations.
-        goal: the statistics of goals; ``None`` without goals.
-        clip: the largest absolute value of a normalized component.
-        device: the device of the networks.
     """
 
     def __init__(

@@ -56,11 +56,7 @@ def sweep_composer(
     """A function that composes a run of a sweep from its overrides, as Hydra does.
 
     Composing takes Hydra tens of milliseconds. Each combination of choices of groups is composed
-    once, and values of keys are applied to a copy.
-
-    Args:
-        loader: Hydra's.
-        master: the configuration of the sweep.
+    once, and values of keys are applied to a copy of ``master``, the configuration of the sweep.
     """
     parse = functools.cache(OverridesParser.create().parse_override)
 

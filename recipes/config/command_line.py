@@ -31,14 +31,10 @@ _HARD_SPACE = "\u00a0"  # prevents a line break
 def read_command_line(
     arguments: list[str], config: type[Config]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Checks the syntax of a recipe's command line and the names in it.
+    """Checks the syntax of a recipe's command line and the names in it, before it is composed.
 
-    Types and ranges of the values are checked later, in the composed configuration.
-
-    Returns:
-        The ``key=value`` and ``group=choice`` arguments, with 1000000 instead of 1e6, and the
-        options of Hydra by their names in its parser, such as ``multirun``. A folder of
-        configuration files is a ``key=value`` argument as well.
+    Returns the arguments for the configuration, with 1000000 instead of 1e6, and the options of
+    Hydra by their names in its parser, such as ``multirun``.
     """
     parser, flags = option_parser(_reject)
     _check_form(arguments, config, flags)
@@ -177,11 +173,7 @@ def _check_form(
 def answer_help(arguments: list[str], usage: str, config: type[Config], recipe: str = "") -> None:
     """Prints the usage, groups and keys of a program and ends it, if ``--help`` asks for them.
 
-    Args:
-        arguments: its command line.
-        usage: how it is started.
-        config: the dataclass of its keys.
-        recipe: the configuration file of a recipe, without its ending.
+    ``recipe`` is the configuration file of a recipe, without its ending.
     """
     if {"--help", "-h"}.isdisjoint(arguments):
         return

@@ -68,11 +68,7 @@ def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]],
 class Recipe:
     """A program that reads the command line and executes the requested runs.
 
-    Args:
-        name: the configuration file, without its ending.
-        config: the dataclass of its keys.
-        run: executes one run.
-        algorithm: the name of the recipe, in run directories.
+    It is made by :func:`recipe`. ``algorithm`` is its name in run directories.
     """
 
     def __init__(

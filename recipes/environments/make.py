@@ -33,14 +33,11 @@ _KEPT = (
 class Environment(GymWrapper):
     """TorchRL's wrapper of a Gymnasium environment.
 
-    Attributes:
-        simulator: the Gymnasium environment. Code that needs no TensorDict steps it directly.
-        own_observation_space: the observations before they are converted for the recipes.
-        own_action_space: the actions of the environment itself, with its bounds and data type.
+    Code that needs no TensorDict steps the ``simulator`` directly.
     """
 
-    own_observation_space: Any
-    own_action_space: Any
+    own_observation_space: Any  # before observations are converted for the recipes
+    own_action_space: Any  # with the bounds and the data type of the environment itself
 
     def __init__(self, simulator: gym.Env, **kwargs: Any) -> None:
         super().__init__(simulator, **kwargs)

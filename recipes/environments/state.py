@@ -102,16 +102,11 @@ def _name(cls: type) -> str:
 
 
 class _Writer:
-    """Converts values to plain data. An object that occurs twice is saved once.
-
-    Attributes:
-        found: the objects, numbered by their positions. As they are kept, their ids stay unique.
-        unsaved: the places of objects that cannot be saved.
-    """
+    """Converts values to plain data. An object that occurs twice is saved once."""
 
     def __init__(self) -> None:
-        self.found: list[Any] = []
-        self.unsaved: list[str] = []
+        self.found: list[Any] = []  # numbered by position; as they are kept, their ids stay unique
+        self.unsaved: list[str] = []  # the places of objects that cannot be saved
         self._numbers: dict[int, int] = {}  # by id
         self._arrays: list[tuple[np.ndarray, str]] = []  # each with its place
 

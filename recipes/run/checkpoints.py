@@ -85,12 +85,7 @@ class Segments:
         self.names: list[str] = []  # the files of the last checkpoint, in the order of their rows
 
     def save(self, storage: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
-        """Writes the rows that no file of the last checkpoint holds. Returns the names of all.
-
-        Args:
-            storage: the number of rows, the capacity and the number of rows written so far.
-            rows: the rows in the state of a replay buffer, which may be views of its storage.
-        """
+        """Writes the rows that no file of the last checkpoint holds. Returns the names of all."""
         written, capacity = storage["written"], storage["capacity"]
         stored = tensordict_from_plain(rows[0]) if rows else None
         names = []

@@ -41,13 +41,7 @@ def _kept(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class RunDirectory:
-    """The directory of a run.
-
-    Attributes:
-        path: the directory.
-        config_file: the name of the file with the configuration.
-        identity: the values that the run keeps, by dotted key, as they were at its start.
-    """
+    """The directory of a run."""
 
     config_file = "config.yaml"
 

@@ -29,13 +29,9 @@ class Interruption:
     of a Slurm launcher, which queues the job again, it is called instead. Further signals have no
     effect, unless they arrive more than ten seconds later: the step does not seem to end, so
     ``KeyboardInterrupt`` is raised.
-
-    Attributes:
-        signal: the signal that arrived, or ``None``.
-        came: whether a signal arrived in the last context of this process.
     """
 
-    came = False
+    came = False  # whether a signal arrived in the last context of this process
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None

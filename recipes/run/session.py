@@ -111,19 +111,10 @@ class TrainingSession(Protocol):
 class Session(TrainingSession):
     """Counts the steps of a run, and evaluates, logs and saves between them.
 
-    Args:
-        cfg: the configuration of the run.
-        directory: the directory of the run; by default that of ``cfg``.
-        checkpoints: the checkpoints from which the run resumes; by default those in the directory.
-        shared: the signals of a population, which shows the progress of all its runs itself.
-
-    Attributes:
-        finished: whether the run is already finished.
-        metrics: averages of the reported metrics, for ``train.csv``.
-        draws: whether the run ends with its learning curve, for which the random policy plays.
+    With ``shared``, the signals of a population, the population shows the progress of its runs.
     """
 
-    draws = True
+    draws = True  # whether the run ends with its learning curve, for which the random policy plays
 
     def __init__(
         self,

@@ -108,17 +108,10 @@ def _jobs(arguments: list[str], loader: ConfigLoader, master: DictConfig) -> lis
 
 
 class Job:
-    """A run of a sweep.
+    """A run of a sweep. Its directory depends on all ``swept`` keys, which differ between runs.
 
-    Args:
-        overrides: its overrides, one for each key.
-        swept: the keys whose values differ between runs.
-        composed: its configuration.
-
-    Attributes:
-        name: what distinguishes the run, ``batch_size=64 seed=1``.
-        config: the validated configuration, with a directory that depends on all swept keys.
-        references: how a pattern of a directory refers to the swept keys.
+    Its ``name`` is what distinguishes it: ``batch_size=64 seed=1``. A pattern of a directory refers
+    to the swept keys by its ``references``.
     """
 
     def __init__(self, overrides: list[str], swept: list[str], composed: DictConfig) -> None:

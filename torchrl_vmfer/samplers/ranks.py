@@ -71,10 +71,8 @@ class SortedCodes:
 class RankIndex:
     """An index that finds the slot of any rank, where the highest priority has rank 0.
 
-    Each slot has an integer code; codes sort by descending priority, then by slot.
-
-    Args:
-        codes: a new :class:`SortedCodes` or compiled ``Ranks``, by default if they were built.
+    Each slot has an integer code; codes sort by descending priority, then by slot. They are in a
+    :class:`SortedCodes` or in compiled ``Ranks``, by default if these were built.
     """
 
     def __init__(self, codes: Any = None) -> None:
@@ -93,12 +91,7 @@ class RankIndex:
         self._codes.fill(np.sort(codes_of(self._bits, np.arange(len(priorities)))))
 
     def update(self, slots: np.ndarray, priorities: np.ndarray) -> None:
-        """Reads the priorities of some slots again, also of new slots after the last.
-
-        Args:
-            slots: the slots.
-            priorities: the priorities of all slots.
-        """
+        """Reads the priorities of some slots again, also of new slots after the last."""
         size = len(priorities)
         if size > len(self._bits):
             grown = np.full(max(size, 2 * len(self._bits)), -1, np.int32)  # -1: no priority yet
@@ -111,14 +104,9 @@ class RankIndex:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Draws from the first ``length`` ranks, and from the slots that share their priorities.
 
-        Args:
-            random: numbers in [0, 1), ``[2, count]``, which may be overwritten.
-            mass: the mass of rank r, counted from 0, is ``mass[r + 1] - mass[r]``.
-            length: the number of slots.
-            exponent: the mass of rank r is (r + 1)^-exponent.
-
-        Returns:
-            the slots, the first rank with the same priority and one past the last.
+        The numbers ``random`` ``[2, count]`` in [0, 1) may be overwritten. The mass of rank r,
+        counted from 0, is ``mass[r + 1] - mass[r]`` = (r + 1)^-exponent. Returns the slots, the
+        first rank with the same priority and one past the last.
         """
         found = np.empty((3, random.shape[1]), np.int64)
         self._codes.draw(random, mass, length, 1 - exponent, found)
