@@ -29,7 +29,10 @@ _MODULES = {
     ),
     "policies": ("Policy",),
     "policy_files": ("load_policy", "save_policy"),
-    "replay": ("ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"),
+    "replay": (
+        *("ActorCriticReplayBuffer", "CandidatePool", "HindsightReplayBuffer"),
+        "NStepReplayBuffer",
+    ),
     "samplers": (
         *("GradientNormSampler", "InverseTDSampler", "LAPSampler", "MixedSampler"),
         *("OldSampler", "RankPrioritizedSampler", "RecentSampler", "SignalSampler"),

@@ -108,6 +108,13 @@ AGE_EXPONENT = Argument(
 )
 HER_RATIO = Argument(0.8, "fraction of a batch whose goals are relabeled", low=0, high=1)
 STRATEGY = Argument("future", "where new goals come from", choices=("future", "final", "episode"))
+N_STEP = Argument(
+    1,
+    "rewards in the TD target of a transition, up to the end of its episode",
+    low=1,
+    high=1000,
+    is_integer=True,
+)
 TARGET_CRITICS = Argument(2, "critics that form the TD target", low=1, is_integer=True)
 USED = Argument(
     "first", "the critic whose direction enters the factor", choices=("first", "min", "mean")

@@ -12,7 +12,8 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Adam, AdamW, Optimizer
 from torchrl.objectives import SoftUpdate
 
 from torchrl_vmfer import ActorCriticReplayBuffer, CompiledUpdates, VMFUncertainty
@@ -92,7 +93,8 @@ class Agent:
         """
         if lean and self.compiled is not None and self.reads_slots:
             return self.buffer.draw_slots(self.buffer.critic_sampler)
-        return self._observed(self.buffer.sample())
+        batch, rewards = self._observed(self.buffer.sample()), self.observations.rewards
+        return batch if rewards is None else rewards(batch)
 
     def actor_batch(self, critic_batch: TensorDictBase, lean: bool = False) -> TensorDictBase:
         """Draws a batch for the actor, which for ``sampler=uniform`` is the critics' batch."""
@@ -228,6 +230,7 @@ class AgentMaker:
             collector = make_collector(self.env, acting, observations, buffer, cfg)
         reads_slots = (
             type(observations) is Observations
+            and observations.rewards is None
             and type(buffer) is ActorCriticReplayBuffer
             and buffer.is_direct
         )
@@ -259,17 +262,36 @@ class AgentMaker:
         if not self._cfg.fast or self._cfg.compile:
             return None
         try:
-            return CompiledUpdates(loss, **components)
+            return CompiledUpdates(loss, clip_norm=self._cfg.max_grad_norm, **components)
         except NotServedError as reason:
             print(f"fast=true: updates by TorchRL, because {reason}.", file=sys.stderr)
             return None
 
 
 def adam(
-    parameters: Iterable[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)
+    parameters: Iterable[Tensor],
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    cfg: TrainingConfig | None = None,
 ) -> Adam:
-    """Makes an optimizer in the fastest of PyTorch's implementations."""
-    return Adam(parameters, lr=lr, betas=betas, fused=True)
+    """Makes an optimizer in the fastest of PyTorch's implementations.
+
+    With ``cfg``, it has the weight decay and the largest norm of gradients of a run.
+    """
+    given = list(parameters)
+    if cfg is None or not cfg.weight_decay:
+        optimizer = Adam(given, lr=lr, betas=betas, fused=True)
+    else:
+        decay = cfg.weight_decay
+        optimizer = AdamW(given, lr=lr, betas=betas, weight_decay=decay, fused=True)
+    if cfg is not None and (norm := cfg.max_grad_norm) is not None:
+        # Compiled updates, which do not call `step`, clip the gradients themselves.
+        optimizer.register_step_pre_hook(partial(_clip, given, norm))
+    return optimizer
+
+
+def _clip(parameters: list[Tensor], norm: float, *_: Any) -> None:
+    clip_grad_norm_(parameters, norm)
 
 
 def deterministic_agent(
@@ -305,8 +327,8 @@ def deterministic_agent(
         loss,
         explorer=explorer,
         targets=SoftUpdate(loss, tau=cfg.tau),
-        critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr),
-        actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr),
+        critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr, cfg=cfg),
+        actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr, cfg=cfg),
         actor_keys=actor_keys,
     )
 
@@ -334,7 +356,7 @@ def gaussian_agent(
         loss,
         explorer=networks.exploring(actor, cfg.fast),
         targets=SoftUpdate(loss, tau=cfg.tau) if has_targets else None,
-        critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr, betas),
-        actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr, betas),
+        critic_optimizer=adam(loss.qvalue_network_params.parameters(), cfg.critic_lr, betas, cfg),
+        actor_optimizer=adam(loss.actor_network_params.parameters(), cfg.actor_lr, betas, cfg),
         alpha_optimizer=adam([loss.log_alpha], cfg.alpha_lr),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,34 @@ def network_spec(cfg: TrainingConfig) -> NetworkSpec:
     )
 
 
-def critic_network_spec(cfg: TrainingConfig) -> NetworkSpec:
-    """The networks of the critics, which differ from the actor's in recipes with keys for them."""
-    own = {key: getattr(cfg, key) for key in _RENORM if hasattr(cfg, key)}
-    spec = network_spec(cfg)
-    return replace(spec, hidden=list(getattr(cfg, "critic_hidden", spec.hidden)), **own)
+@dataclass(frozen=True)
+class CriticSpec(NetworkSpec):
+    """The specification of a critic, with dropout after each hidden linear layer of an MLP."""
+
+    dropout: float = 0.0
+
+    def make(self, inputs: int, outputs: int, device: str | None = None) -> nn.Module:
+        """Makes a network."""
+        network: Any = super().make(inputs, outputs, device)
+        if self.dropout:
+            linear = [i for i, part in enumerate(network) if isinstance(part, nn.Linear)]
+            for position in reversed(linear[:-1]):
+                network.insert(position + 1, nn.Dropout(self.dropout))
+        return network
+
+
+def critic_network_spec(cfg: TrainingConfig) -> CriticSpec:
+    """The networks of the critics, which are the actor's except for the keys of the critics."""
+    renorm = {key: getattr(cfg, key) for key in _RENORM if hasattr(cfg, key)}
+    return CriticSpec(
+        cfg.of_critics("network"),
+        dict(cfg.critic_network_kwargs if cfg.critic_network else cfg.network_kwargs),
+        list(cfg.of_critics("hidden")),
+        cfg.activation,
+        cfg.of_critics("layer_norm"),
+        dropout=cfg.critic_dropout,
+        **renorm,
+    )
 
 
 def _sizes(env: EnvBase) -> tuple[int, int]:

@@ -17,11 +17,52 @@ from vmfer_recipes.config.groups import HindsightReplayConfig
 from vmfer_recipes.config.training import TrainingConfig
 
 
+class Rewards(nn.Module):
+    """Scales the rewards of the critics' batches.
+
+    With ``normalize_rewards``, they are divided by the standard deviation of the discounted returns
+    of all steps so far, as in Gymnasium's ``NormalizeReward``, but by that of the time of the
+    update. The buffer stores raw rewards.
+    """
+
+    def __init__(self, cfg: TrainingConfig) -> None:
+        super().__init__()
+        self.scale, self.gamma = cfg.reward_scale, cfg.gamma
+        self.statistics = None
+        if cfg.normalize_rewards:
+            count = getattr(cfg.collector, "num_workers", 1) * cfg.num_envs
+            self.statistics = RunningStatistics(1, least_deviation=1e-4)
+            self.returns: Tensor  # of the running episode of each environment
+            self.register_buffer("returns", torch.zeros(count, dtype=torch.float64))
+
+    def learn(self, transitions: TensorDictBase, first: int, count: int) -> None:
+        """Updates the statistics with rounds of the environments ``first, first + 1, ...``."""
+        if self.statistics is None:
+            return
+        returns, following = self.returns[first : first + count], transitions["next"]
+        columns = (following[key].reshape(-1, count) for key in ("reward", "done"))
+        for reward, done in zip(*columns, strict=True):
+            returns.mul_(self.gamma).add_(reward)
+            self.statistics.add(returns.unsqueeze(-1))
+            returns[done] = 0
+
+    def factor(self) -> float:
+        """The current factor of rewards."""
+        deviation = 1.0 if self.statistics is None else self.statistics.deviation().item()
+        return self.scale / deviation
+
+    def forward(self, batch: TensorDictBase) -> TensorDictBase:
+        """Scales the rewards of a batch."""
+        key = ("next", "reward")
+        return batch.set(key, batch[key] * self.factor())
+
+
 class Observations(TensorDictModuleBase):
     """Passes the stored observation to the networks, on their device.
 
     Attributes:
         has_effect: whether this module changes batches. If not, it need not be called.
+        rewards: the scale of rewards; ``None`` if critics learn from raw rewards.
     """
 
     in_keys: list[str] = ["observation"]
@@ -30,6 +71,7 @@ class Observations(TensorDictModuleBase):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.device = torch.device(device)
+        self.rewards: Rewards | None = None
         self.has_effect = self.device.type != "cpu"
 
     def stored_keys(self, entries: Sequence[str]) -> list[str]:
@@ -172,7 +214,14 @@ class RunningStatistics(nn.Module):
 
 
 def make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
-    """The observations that ``replay=`` and the normalization keys require."""
+    """The observations and rewards that ``replay=`` and the keys for them require."""
+    observations = _make_observations(env, cfg)
+    if cfg.normalize_rewards or cfg.reward_scale != 1:
+        observations.rewards = Rewards(cfg)
+    return observations
+
+
+def _make_observations(env: EnvBase, cfg: TrainingConfig) -> Observations:
     spec, device = env.observation_spec, cfg.device
     size = spec["observation"].shape[-1]
     if isinstance(cfg.replay, HindsightReplayConfig):

@@ -24,6 +24,7 @@ from torchrl_vmfer import (
     CandidatePool,
     HindsightReplayBuffer,
     MixedSampler,
+    NStepReplayBuffer,
     VMFSampler,
     VMFUncertainty,
 )
@@ -41,7 +42,7 @@ from vmfer_recipes.config.groups import (
 from vmfer_recipes.config.plugins import instantiate
 from vmfer_recipes.config.training import TrainingConfig
 
-# The number of the environment that a transition comes from, stored if hindsight replay needs it.
+# The number of the environment that a transition comes from, stored if the buffer has episodes.
 ENVIRONMENT = "environment"
 
 
@@ -64,15 +65,18 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
         "batch_size": cfg.batch_size,
         "generator": torch.Generator().manual_seed(cfg.seed),
     }
+    if cfg.n_step > 1 or cfg.replay.has_goals:
+        options |= {"n_step": cfg.n_step, "gamma": cfg.gamma, "trajectory_key": ENVIRONMENT}
     buffer: ActorCriticReplayBuffer
     if isinstance(cfg.replay, HindsightReplayConfig):
         buffer = HindsightReplayBuffer(
             reward_fn=HindsightReplayBuffer.gymnasium_reward(env.simulator),
             her_ratio=cfg.replay.her_ratio,
             strategy=cfg.replay.strategy,  # type: ignore[arg-type]  # one of its choices
-            trajectory_key=ENVIRONMENT,
             **options,
         )
+    elif cfg.n_step > 1:
+        buffer = NStepReplayBuffer(**options)
     else:
         buffer = ActorCriticReplayBuffer(**options)
     buffer.drop_transform()

@@ -65,8 +65,8 @@ class Collector:
         self._observations, self._buffer = observations, buffer
         self._extend = extend if cfg.fast else TensorDictReplayBuffer.extend
         count = getattr(cfg.collector, "num_workers", 1) * cfg.num_envs
-        # Hindsight relabeling must keep the episodes of several environments apart.
-        self._has_labels = cfg.replay.has_goals and count > 1
+        # Hindsight relabeling and n-step returns keep the episodes of several environments apart.
+        self._has_labels = (cfg.replay.has_goals or cfg.n_step > 1) and count > 1
         self._frames = 0  # the number of stored transitions
         self._steps = 0  # the steps of the run so far, at most `_frames`
         self.episodes = EpisodeReturns()
@@ -79,6 +79,8 @@ class Collector:
             transitions = TensorDict({**transitions, ENVIRONMENT: numbers.unsqueeze(-1)}, [count])
         if self._observations.has_effect:
             self._observations.learn(transitions)
+        if self._observations.rewards is not None:
+            self._observations.rewards.learn(transitions, first, self._cfg.num_envs)
         self._extend(self._buffer, transitions)
         self._frames += count
 

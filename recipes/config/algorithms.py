@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchrl_vmfer import arguments
@@ -12,8 +12,6 @@ from vmfer_recipes.config.groups import DirectSamplerConfig, LAPReplayConfig
 from vmfer_recipes.config.keys import argument, key, schema, schemas_of
 from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.training import TrainingConfig, check_order, check_unused
-
-_CRITIC_HIDDEN = "hidden units of the critics with network=mlp; hidden= is the actor's"
 
 
 @dataclass
@@ -109,7 +107,7 @@ class TQCConfig(TemperatureConfig):
     num_critics: int = key(
         5, "size of the ensemble; all critics enter the TD target and the actor loss", low=1
     )
-    critic_hidden: list[int] = key([512, 512, 512], _CRITIC_HIDDEN, low=1)
+    critic_hidden: list[int] | None = field(default_factory=lambda: [512, 512, 512])
     num_quantiles: int = key(25, "quantiles of the return that each critic predicts", low=1)
     dropped_quantiles: int | str = key(
         "auto",
@@ -147,7 +145,7 @@ class CrossQConfig(TemperatureConfig):
     critic_lr: float = 1e-3
     actor_lr: float = 1e-3
     alpha_lr: float = 1e-3
-    critic_hidden: list[int] = key([2048, 2048], _CRITIC_HIDDEN, low=1)
+    critic_hidden: list[int] | None = field(default_factory=lambda: [2048, 2048])
     policy_delay: int = key(3, "environment steps per actor update", low=1)
     adam_beta1: float = key(0.5, "Adam's beta1 for actor and critics", low=0, high=0.999999)
     batch_renorm: bool = key(True, "batch renormalization in the critics (network=mlp)")
@@ -159,15 +157,15 @@ class CrossQConfig(TemperatureConfig):
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
         check_unused(self, "crossq, which has no target networks", {"tau": TrainingConfig.tau})
-        if self.layer_norm and self.batch_renorm:
+        if self.of_critics("layer_norm") and self.batch_renorm:
             raise UserError(
                 "layer_norm=true and batch_renorm=true cannot be combined: leave out the first."
             )
-        if self.network != "mlp" and self.batch_renorm:
+        if self.of_critics("network") != "mlp" and self.batch_renorm:
             raise UserError(
                 "CrossQ's critics need batch renormalization, which the recipe adds to network=mlp "
-                f"only, got network={self.network}: use network=mlp, or batch_renorm=false with a "
-                "network that normalizes batches itself."
+                f"only, got network={self.of_critics('network')}: use critic_network=mlp, or "
+                "batch_renorm=false with a network that normalizes batches itself."
             )
         _check_importance_weights(self)
 
@@ -221,6 +219,8 @@ class TD3BCConfig(DeterministicConfig):
         check_unused(self, f"{self.algorithm}, which takes no environment steps", steps)
         online = {"env.normalize_observations": False}
         check_unused(self, f"{self.algorithm}, which has normalize= instead", online)
+        online = {"normalize_rewards": False}
+        check_unused(self, f"{self.algorithm}, which has reward_scale= instead", online)
         super().check()
 
 

@@ -73,6 +73,16 @@ class TrainingConfig(Config):
     directions: str = argument(arguments.DIRECTIONS)
     weighting: float = argument(arguments.WEIGHTING)
     gamma: float = key(0.99, "discount factor", low=0, high=1)
+    reward_scale: float = key(
+        1.0,
+        "factor of the rewards that critics learn from; returns are logged without it",
+        low=1e-9,
+    )
+    normalize_rewards: bool = key(
+        False,
+        "divide the critics' rewards by the standard deviation of discounted returns so far",
+    )
+    n_step: int = argument(arguments.N_STEP, is_argument=False, aka=("n_steps", "multi_step"))
     tau: float = key(
         0.005, "weight of the new parameters when target networks are updated", low=0, high=1
     )
@@ -81,6 +91,20 @@ class TrainingConfig(Config):
     )
     actor_lr: float = key(
         1e-3, "learning rate of the actor (Adam)", low=0, aka=("lr", "learning_rate")
+    )
+    lr_schedule: str = key(
+        "constant",
+        "learning rates: constant, or linear, which lowers them to 0 over total_frames",
+        choices=("constant", "linear"),
+    )
+    weight_decay: float = key(
+        0.0, "decoupled weight decay of actor and critics (AdamW)", low=0, high=1e6
+    )
+    max_grad_norm: float | None = key(
+        None,
+        "largest norm of the gradients of the critics, and of the actor; null: no limit",
+        low=1e-9,
+        aka=("grad_clip", "clip_grad_norm", "clip_norm"),
     )
     network: str = key(
         "mlp", "network of actor and critics: mlp, or a custom nn.Module, as my_package.MyNetwork"
@@ -95,6 +119,25 @@ class TrainingConfig(Config):
         choices=("relu", "tanh", "elu", "gelu", "silu", "leaky_relu"),
     )
     layer_norm: bool = key(False, "layer normalization before each activation of network=mlp")
+    critic_network: str | None = key(
+        None, "network of the critics: mlp, or a custom nn.Module; null: as network="
+    )
+    critic_network_kwargs: dict[str, Any] = key(
+        {}, "keyword arguments of a custom critic_network: critic_network_kwargs.width=64"
+    )
+    critic_hidden: list[int] | None = key(
+        None, "hidden units of MLP critics, per layer; null: as hidden=", low=1
+    )
+    critic_layer_norm: bool | None = key(
+        None, "layer normalization in MLP critics; null: as layer_norm="
+    )
+    critic_dropout: float = key(
+        0.0,
+        "probability of dropout after each hidden linear layer of MLP critics (DroQ)",
+        low=0,
+        high=0.99,
+        aka=("dropout",),
+    )
     eval_interval: int = key(
         5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
     )
@@ -157,6 +200,11 @@ class TrainingConfig(Config):
         """The loss of the critics, by TorchRL's name: the squared error, or LAP's Huber loss."""
         return "smooth_l1" if isinstance(self.replay, LAPReplayConfig) else "l2"
 
+    def of_critics(self, name: str) -> Any:
+        """The value of ``network``, ``hidden`` or ``layer_norm`` for the critics."""
+        value = getattr(self, f"critic_{name}")
+        return getattr(self, name) if value is None else value
+
     def _check_sampler(self) -> None:
         sampler, cure = self.sampler, "sampler=uniform"
         compares = isinstance(sampler, _COMPARING) or (
@@ -179,6 +227,12 @@ class TrainingConfig(Config):
         else:
             method = f"network={self.network}, which has network_kwargs= instead"
             check_unused(self, method, {"activation": "relu", "layer_norm": False})
+        if self.critic_network in (None, "mlp"):
+            method = f"critic_network={written(self.critic_network)}"
+            check_unused(self, method, {"critic_network_kwargs": {}})
+        if self.of_critics("network") != "mlp":
+            unused = {"critic_layer_norm": None, "critic_dropout": 0}
+            check_unused(self, f"critics with network={self.of_critics('network')}", unused)
 
 
 def check_order(first: str, low: int, relation: str, second: str, high: int) -> None:

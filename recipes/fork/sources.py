@@ -54,6 +54,11 @@ def find_sources(runs: list[str], at: list[int]) -> list[Source]:
                 f"{run_dir} was trained with collector={cfg.collector.name}, whose episodes are "
                 "in other processes: fork a run with collector=single."
             )
+        if cfg.lr_schedule != "constant":
+            raise UserError(
+                f"{run_dir} was trained with lr_schedule={cfg.lr_schedule}, which depends on the "
+                "end of the run: fork a run with lr_schedule=constant."
+            )
         if cfg.seed in found:
             raise UserError(
                 f"{found[cfg.seed][0]} and {run_dir} both have seed={cfg.seed}: give one run of "

@@ -61,6 +61,7 @@ class MemberCollector:
         self.env, self._buffer = agent.env, agent.buffer
         self._storage, self._sampler = agent.buffer.storage, agent.buffer.critic_sampler
         self._writer: Any = agent.buffer.writer
+        self._rewards = agent.observations.rewards
         self._steps = 0
         self.observation: np.ndarray = _carried(agent.collector)
         self.episodes = EpisodeReturns()
@@ -91,6 +92,8 @@ class MemberCollector:
             raise UserError(f"At step {self._steps + 1}: {error}") from error
         self.observation = after
         self._steps += 1
+        if self._rewards is not None:
+            self._rewards.learn(self._transition, 0, 1)
         if self._storage.initialized:  # what `extend` does, without its checks
             self._sampler.extend(append_rows(self._writer, self._transition))
         else:
@@ -230,3 +233,5 @@ class Member:
             self._columns = tuple(column.numpy() for column in found)
         columns = self._columns[: len(places)]
         self._read_rows(columns, index.numpy(), len(columns[0]), places)
+        if len(places) > 2 and (rewards := self.agent.observations.rewards) is not None:
+            places[2][:] *= rewards.factor()

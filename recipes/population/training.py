@@ -156,6 +156,12 @@ class Population:
 
     def take(self, step: int, chosen: list[int]) -> None:
         """Takes one step of some members."""
+        if self._cfg.lr_schedule != "constant":  # their sessions set it for this step
+            for i in chosen:
+                for name in ("critic", "actor", "alpha"):
+                    optimizer = getattr(self._members[i].agent, f"{name}_optimizer")
+                    if optimizer is not None:
+                        self._rates[f"{name}_lr"][i] = optimizer.param_groups[0]["lr"]
         chosen = self._each(self._collector(step, chosen), chosen)
         if step > self._cfg.init_random_frames:
             updates = run.updates(step, self._cfg.utd_ratio)
@@ -225,6 +231,7 @@ class Population:
             self._batch,
             self._noise,
             lr=self._rates["critic_lr"],
+            clip=self._cfg.max_grad_norm or 0.0,
             gamma=self._rates["gamma"],
             weights=self._weights if self._is_weighted else None,
             active=self._choose(chosen),
@@ -257,6 +264,7 @@ class Population:
             Columns(observations),
             self._noise if self._has_actor_noise else None,
             lr=self._rates["actor_lr"],
+            clip=self._cfg.max_grad_norm or 0.0,
             alpha_lr=self._rates["alpha_lr"] if self._is_gaussian else None,
             active=self._choose(chosen),
         )

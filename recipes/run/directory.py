@@ -108,6 +108,12 @@ class RunDirectory:
                 f"{self.path} holds {what}, more than total_frames={now}: use at least {reached}, "
                 "or choose another run_dir."
             )
+        if now != before and self._config["lr_schedule"] != "constant":
+            raise UserError(
+                f"{self.path} holds a run of {before} steps, and lr_schedule="
+                f"{self._config['lr_schedule']} depends on their number: use "
+                f"total_frames={before}, or choose another run_dir."
+            )
         if self._has_end_mark and now > before and not saved:
             raise UserError(
                 f"{self.path} holds {what} without a checkpoint, so it cannot be continued to "

@@ -176,6 +176,7 @@ class Session(TrainingSession):
             try:
                 self._prepare(start)
                 for step in range(start + 1, last + 1):
+                    self._schedule(step)
                     yield step
                     self._after(step)
                 if last % self.cfg.eval_interval:
@@ -241,6 +242,14 @@ class Session(TrainingSession):
                 )
 
     # --- Between the steps.
+
+    def _schedule(self, step: int) -> None:
+        """Sets the learning rates of a step; checkpoints hold the initial ones."""
+        if self.cfg.lr_schedule == "linear":
+            left = 1 - (step - 1) / self.cfg.total_frames
+            for part in self._components.values():
+                for group in part.param_groups if isinstance(part, torch.optim.Optimizer) else ():
+                    group["lr"] = group.setdefault("initial_lr", group["lr"]) * left
 
     def _after(self, step: int) -> None:
         """Logs, evaluates and saves after a step, if it is time to."""

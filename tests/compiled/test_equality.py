@@ -36,6 +36,9 @@ OPTIONS = [
     ("sac", {"weighting": 2.0}),
     ("redq", {"weighting": 4.0, "clip_norm": 0.05}),
     ("tqc", {"weighting": 1.0}),
+    ("td3", {"weight_decay": 0.3}),
+    ("sac", {"weight_decay": 0.3, "clip_norm": 0.05}),
+    *((algorithm, {"n_step": 5}) for algorithm in LOSSES),
     ("td3_bc", {}),
     ("td3_bc", {"alpha": 0.0}),
     ("td3_bc", {"num_qvalue_nets": 4}),
@@ -68,6 +71,7 @@ SHAPES = {
 
 def check_step(algorithm, shape, size, module, weights=False, **options):
     """Compares one update of everything."""
+    n_step = options.pop("n_step", None)
     expected, agent = pair(algorithm, shape, **options)
     if options.get("fixed_alpha"):
         expected.alpha = agent.alpha = None
@@ -78,6 +82,8 @@ def check_step(algorithm, shape, size, module, weights=False, **options):
     for theirs, ours in zip(expected.tensors().values(), agent.tensors().values(), strict=True):
         assert torch.equal(theirs, ours)
     batch = make_batch(size, shape, weights)
+    if n_step:
+        batch["steps_to_next_obs"] = torch.randint(1, n_step + 1, (size, 1))
     given, before = batch.clone(), batch.clone()
     of_critic, of_actor = update(expected, batch, 10)
     found = update(agent.compiled(module), given, 10)

@@ -49,7 +49,7 @@ class Population:
             states = *states, [adam_state(torch.randn(MEMBERS))]
         self.members = list(range(MEMBERS)) if members is None else members
         self.states = tuple(chosen(part, self.members) for part in states)
-        is_gaussian, adam = policy == "gaussian", (0.9, 0.999, 1e-8)
+        is_gaussian, adam = policy == "gaussian", (0.9, 0.999, 1e-8, 0.0)
         options = {"is_gaussian": True, "followed": "min", "used": "min"} if is_gaussian else {}
         self.updates = StackedUpdates(
             Settings(5, 3, len(self.members), **options),

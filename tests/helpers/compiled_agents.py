@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import Tensor, nn
-from torch.optim import Adam
+from torch.optim import Adam, AdamW
 from torchrl.data import Bounded
 from torchrl.modules import MLP, ProbabilisticActor, TanhModule, TanhNormal, ValueOperator
 from torchrl.objectives import SoftUpdate
@@ -99,10 +100,13 @@ def make_loss(algorithm: str, shape: Shape = Shape(), **options: Any) -> Any:  #
 class Agent:
     """A loss with its optimizers, updated by TorchRL and PyTorch."""
 
-    def __init__(self, loss: Any, clip_norm: float | None = None) -> None:
+    def __init__(
+        self, loss: Any, clip_norm: float | None = None, weight_decay: float | None = None
+    ) -> None:
         self.loss, self.clip_norm = loss, clip_norm
-        self.critic = Adam(_parameters(loss.qvalue_network_params), lr=3e-4)
-        self.actor = Adam(_parameters(loss.actor_network_params), lr=1e-3)
+        make: Any = Adam if weight_decay is None else partial(AdamW, weight_decay=weight_decay)
+        self.critic = make(_parameters(loss.qvalue_network_params), lr=3e-4)
+        self.actor = make(_parameters(loss.actor_network_params), lr=1e-3)
         self.alpha = Adam([loss.log_alpha], lr=1e-2) if hasattr(loss, "log_alpha") else None
         self.targets = SoftUpdate(loss, tau=TAU)
 
@@ -184,9 +188,9 @@ def _parameters(params: Any) -> list[nn.Parameter]:
 
 def pair(algorithm: str, shape: Shape = Shape(), **options: Any) -> tuple[Agent, Agent]:  # noqa: B008
     """Two equal agents."""
-    clip_norm = options.pop("clip_norm", None)
+    given = options.pop("clip_norm", None), options.pop("weight_decay", None)
     loss = make_loss(algorithm, shape, **options)
-    return Agent(loss, clip_norm), Agent(copy.deepcopy(loss), clip_norm)
+    return Agent(loss, *given), Agent(copy.deepcopy(loss), *given)
 
 
 def make_batch(size: int, shape: Shape = Shape(), weights: bool = False) -> TensorDict:  # noqa: B008

@@ -25,7 +25,7 @@ SMALL = {"vmf_pool": ["sampler.pool_size=64"], "vmf_direct": ["sampler.num_candi
 
 
 def overrides(sampler):
-    return [*HER, f"sampler={sampler}", *SMALL.get(sampler, [])]
+    return [*HER, *f"sampler={sampler}".split(), *SMALL.get(sampler, [])]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def overrides(sampler):
     [
         ("td3", "vmf_pool"),
         pytest.param("sac", "vmf_direct", marks=pytest.mark.slow),
+        ("td3", "vmf_rank n_step=3"),
         *(
             pytest.param("td3", sampler, marks=pytest.mark.slow)
             for sampler in SAMPLERS

@@ -92,6 +92,8 @@ def test_actor_and_critics_use_the_custom_network(algorithm, agent_of, tmp_path)
         ("redq", ("num_critics=4", "utd_ratio=2")),
         ("tqc", ("num_critics=3", "num_quantiles=7", "critic_hidden=[24,24]")),
         ("crossq", ("critic_hidden=[24,24]",)),
+        ("td3", ("n_step=3", "max_grad_norm=0.1", "weight_decay=0.1", "reward_scale=3")),
+        ("sac", ("lr_schedule=linear", "normalize_rewards=true", "critic_layer_norm=true")),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )

@@ -85,6 +85,11 @@ def test_a_member_does_not_notice_its_company(algorithm, run, configs, assert_sa
         ("td3", "sampler=signal sampler.signal=target_agreement"),
         ("sac", "sampler=fresh weighting=4"),
         ("sac", "sampler=vmf_rank replay=per"),
+        (
+            "td3",
+            "sampler=fresh max_grad_norm=0.1 weight_decay=0.1 reward_scale=3 critic_hidden=[9]",
+        ),
+        ("sac", "sampler=fresh lr_schedule=linear normalize_rewards=true critic_layer_norm=true"),
     ],
 )
 def test_a_member_is_updated_as_a_single_run(algorithm, run, configs, train, checkpoint):
@@ -277,6 +282,9 @@ def test_a_stopped_sweep_resumes_exactly(number, tmp_path, assert_same_run):
     [
         ("td3", "sampler=vmf_direct", "sampler=vmf_direct"),
         ("td3", "activation=tanh", "activation=tanh"),
+        ("td3", "n_step=3", "n_step=3"),
+        ("sac", "critic_dropout=0.1", "critic_dropout=0.1"),
+        ("td3", "critic_network=torch.nn.Linear", "critic_network=torch.nn.linear"),
         ("td3", "env.normalize_observations=true", "env.normalize_observations=true"),
         ("redq", "sampler=fresh", "recipe=redq"),
     ],

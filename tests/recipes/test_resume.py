@@ -14,6 +14,9 @@ QUICK = [
     "td3 sampler=vmf_power sampler.power=8 sampler.share=0.5",
     "sac sampler=fresh weighting=4",
     "td3 sampler=signal sampler.signal=advantage",
+    "td3 sampler=vmf_rank replay=per n_step=3 num_envs=2",
+    "sac sampler=fresh lr_schedule=linear max_grad_norm=0.1 weight_decay=0.01",
+    "td3 sampler=fresh critic_layer_norm=true critic_dropout=0.1 normalize_rewards=true",
     "td3 sampler=recent sampler.min_size=20 sampler.cycle=7",
     "td3 sampler=uniform replay=lap",
 ]

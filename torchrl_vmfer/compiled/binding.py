@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 from torchrl.objectives import SoftUpdate
 from torchrl.objectives.value import TD0Estimator
 
@@ -49,7 +49,7 @@ _SERVED_OPTIONS = {
     "reduction": ("mean",),
 }
 _SERVED_OF_ADAM = dict.fromkeys(
-    ("weight_decay", "amsgrad", "maximize", "capturable", "differentiable"), (False, None, 0)
+    ("amsgrad", "maximize", "capturable", "differentiable"), (False, None, 0)
 )
 
 
@@ -102,7 +102,7 @@ class Binding:
             ),
         )
         if is_gaussian:
-            adam = (0.0, 0.0, 0.0)
+            adam = (0.0, 0.0, 0.0, 0.0)
             if alpha_optimizer is not None:
                 adam = _read_adam(alpha_optimizer, [loss.log_alpha], "temperature")
             place = ({"log_alpha": loss.log_alpha}, "log_alpha")  # loss and its members are watched
@@ -164,10 +164,12 @@ class Binding:
         return tensor
 
 
-def _read_adam(optimizer: Any, tensors: list[Tensor], name: str) -> tuple[float, float, float]:
-    """Betas and eps of an optimizer of exactly these parameters."""
+def _read_adam(
+    optimizer: Any, tensors: list[Tensor], name: str
+) -> tuple[float, float, float, float]:
+    """Betas, eps and weight decay of an optimizer of exactly these parameters."""
     groups = optimizer.param_groups
-    if type(optimizer) is not Adam or len(groups) != 1:
+    if type(optimizer) not in (Adam, AdamW) or len(groups) != 1:
         kind = f"{type(optimizer).__name__} with {len(groups)} parameter groups"
         raise NotServedError(f"the optimizer of the {name} is {kind}, not Adam with one")
     _check(groups[0].get, f"the optimizer of the {name}", _SERVED_OF_ADAM)
@@ -175,7 +177,10 @@ def _read_adam(optimizer: Any, tensors: list[Tensor], name: str) -> tuple[float,
         raise NotServedError(f"the optimizer of the {name} has other parameters")
     if not all(isinstance(number, float) for number in (groups[0]["lr"], *groups[0]["betas"])):
         raise NotServedError(f"the learning rate of the {name} is not a float")
-    return (*groups[0]["betas"], groups[0]["eps"])
+    decay = groups[0]["weight_decay"]
+    if decay and not groups[0].get("decoupled_weight_decay"):
+        raise NotServedError(f"the optimizer of the {name} has weight_decay={decay!r} in gradients")
+    return (*groups[0]["betas"], groups[0]["eps"], decay)
 
 
 def _check(get: Callable[..., Any], name: str, served: dict[str, tuple[Any, ...]]) -> None:

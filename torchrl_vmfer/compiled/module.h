@@ -106,8 +106,9 @@ static void read_param(Updates *self, PyObject *arrays, long size, long count, P
 static void read_network(Updates *self, PyObject *given, Network *net, Adam *adam) {
     PyObject *sizes, *params;
     if (PyErr_Occurred() ||
-        !PyArg_ParseTuple(given, "O!O!ld(ddd)", &PyTuple_Type, &sizes, &PyList_Type, &params,
-                          &net->count, &net->norm_eps, &adam->beta1, &adam->beta2, &adam->eps))
+        !PyArg_ParseTuple(given, "O!O!ld(dddd)", &PyTuple_Type, &sizes, &PyList_Type, &params,
+                          &net->count, &net->norm_eps, &adam->beta1, &adam->beta2, &adam->eps,
+                          &adam->decay))
         return;
     long depth = PyTuple_GET_SIZE(sizes) - 1;
     net->members = self->agents.members, net->has_norm = net->norm_eps >= 0;
@@ -152,7 +153,8 @@ static int updates_init(Updates *self, PyObject *args, PyObject *kwargs) {
     read_network(self, actor, &a->actor, &a->adam_of_actor);
     read_network(self, critics, &a->critics, &a->adam_of_critics);
     if (given != Py_None && !PyErr_Occurred() &&
-        PyArg_ParseTuple(given, "O(ddd)", &state, &adam->beta1, &adam->beta2, &adam->eps))
+        PyArg_ParseTuple(given, "O(dddd)", &state, &adam->beta1, &adam->beta2, &adam->eps,
+                         &adam->decay))
         read_param(self, state, 1, 1, &a->log_alpha);
     if (PyErr_Occurred()) return -1;
     long depth = a->critics.depth, outputs = depth ? a->critics.layers[depth - 1].out : 1;
@@ -200,6 +202,7 @@ static Call read_call(In *in, const Agents *a, int is_actor) {
     b->terminated = array(in, "terminated", '?', stored, of_critics);
     b->next_observation = array(in, "next_observation", 'f', stored * a->observation, of_critics);
     b->weights = array(in, "weights", 'f', all, OPTIONAL);
+    b->discounts = array(in, "discounts", 'f', all, is_actor ? UNUSED : OPTIONAL);
     b->noise = array(in, "noise", 'f', all * a->action, is_noisy ? READ : UNUSED);
     b->subset = array(in, "subset", 'l', ANY, OPTIONAL);
     long chosen = in->size;

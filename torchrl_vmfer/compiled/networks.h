@@ -186,7 +186,7 @@ static float *forward(Arena *arena, const Network *net, long which, int is_targe
 }
 
 typedef struct {
-    double lr, beta1, beta2, eps;
+    double lr, beta1, beta2, eps, decay; /* decay: the decoupled weight decay */
     double clip; /* the largest norm of the gradient; 0 for no limit */
 } Adam;
 
@@ -196,13 +196,14 @@ static void adam_param(const Adam *adam, double factor, double step, const float
     const float g_scale = (float)factor, b1 = (float)(1 - adam->beta1), b2 = (float)adam->beta2;
     const float rest = (float)(1 - adam->beta2), eps = (float)adam->eps;
     const float rate = (float)(adam->lr / (1 - pow(adam->beta1, step)));
+    const float kept = (float)(1 - adam->lr * adam->decay);
     const float root = (float)(1 / sqrt(1 - pow(adam->beta2, step)));
     for (long i = 0; i < size; i++) {
         float g = gradient[i] * g_scale;
         float m = mean[i] + b1 * (g - mean[i]);
         float v = b2 * square[i] + rest * g * g;
         mean[i] = m, square[i] = v;
-        value[i] -= rate * m / (sqrtf(v) * root + eps);
+        value[i] = kept * value[i] - rate * m / (sqrtf(v) * root + eps);
     }
 }
 

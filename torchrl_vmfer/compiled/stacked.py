@@ -65,7 +65,8 @@ class StackedNetwork(NamedTuple):
     parameters: list[AdamState]
     copies: int = 1  # the number of networks of an agent
     norm_eps: float = -1.0  # the eps of the layer normalization; negative without it
-    adam: tuple[float, float, float] = (0.9, 0.999, 1e-8)  # both betas and eps
+    # Both betas, eps, and the decoupled weight decay, as in AdamW.
+    adam: tuple[float, float, float, float] = (0.9, 0.999, 1e-8, 0.0)
 
 
 @dataclass
@@ -156,7 +157,7 @@ class StackedUpdates:
         settings: Settings,
         actor: StackedNetwork,
         critics: StackedNetwork | None = None,
-        temperature: tuple[AdamState, tuple[float, float, float]] | None = None,
+        temperature: tuple[AdamState, tuple[float, float, float, float]] | None = None,
         module: Any = None,
     ) -> None:
         module = module or built_functions()
@@ -183,7 +184,8 @@ class StackedUpdates:
         """Takes one step of the critics.
 
         The ``noise`` ``[M, B, A]`` of the next actions is standard normal. A ``subset`` (int64
-        ``[M, S]``) of the critics forms the minimum, as in REDQ.
+        ``[M, S]``) of the critics forms the minimum, as in REDQ. ``discounts`` ``[M, B]`` are those
+        of the next values, instead of ``gamma``.
 
         Returns:
             the loss of each agent, and the largest absolute TD error of its critics for each
@@ -226,6 +228,7 @@ class StackedUpdates:
         *rates: Any,
         index: np.ndarray | None = None,
         weights: np.ndarray | None = None,
+        discounts: np.ndarray | None = None,
         clip: float = 0.0,
         active: np.ndarray | None = None,
     ) -> tuple[np.ndarray, Any]:
@@ -235,7 +238,7 @@ class StackedUpdates:
         losses, shape = np.zeros((members, 3)), (members, rows)
         found = [np.zeros(shape, np.float32) if each else None for each in wanted]
         update(
-            *(rows, size, clip, index, *columns, weights, noise, subset),
+            *(rows, size, clip, index, *columns, weights, discounts, noise, subset),
             *(*map(self._each, rates), active, losses, *found),
         )
         return losses, found

@@ -37,7 +37,8 @@ typedef struct {
     const int64_t *index; /* [members][rows], or NULL */
     const float *observation, *action, *reward, *next_observation;
     const uint8_t *terminated;
-    const float *weights; /* [members][rows], or NULL */
+    const float *weights;   /* [members][rows], or NULL */
+    const float *discounts; /* [members][rows], instead of gamma, or NULL */
     const float *noise;   /* [members][rows][action], standard normal */
     const int64_t *subset; /* [members][num_subset], target critics of each member, or NULL */
     long num_subset;
@@ -280,13 +281,14 @@ static double update_critics(Agents *agents, const Batch *batch, long member, do
     for (long r = 0; r < rows; r++) {
         float *found = targets + width * r;
         long at = row_of(batch, member, r);
+        float discount = batch->discounts ? batch->discounts[rows * member + r] : (float)gamma;
         if (agents->is_quantile) select_smallest(found, width, kept);
         else
             for (long i = 1; i < width; i++)
                 if (found[i] < *found || found[i] != found[i]) *found = found[i];
         for (long i = 0; i < kept; i++) {
             float next = agents->is_gaussian ? found[i] - alpha * acts.density[r] : found[i];
-            found[i] = batch->reward[at] + (batch->terminated[at] ? 0 : (float)gamma * next);
+            found[i] = batch->reward[at] + (batch->terminated[at] ? 0 : discount * next);
         }
     }
 

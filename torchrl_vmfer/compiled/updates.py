@@ -21,10 +21,8 @@ from torchrl_vmfer.losses import VMFREDQLoss
 
 __all__ = ["CompiledUpdates"]
 
-# Entries that TorchRL's losses support: masks, and the number of steps of a transition.
-_NOT_SERVED = {
-    key if isinstance(key, str) else key[0] for key in (*AUTO_LOSS_MASK_KEYS, "steps_to_next_obs")
-}
+# The masks that TorchRL's losses support.
+_NOT_SERVED = {key if isinstance(key, str) else key[0] for key in AUTO_LOSS_MASK_KEYS}
 
 
 class CompiledUpdates:
@@ -172,7 +170,8 @@ class CompiledUpdates:
 
         Args:
             batch: a batch ``[B]`` or, with ``storage=``, only its slots under ``"index"``. A loss
-                that uses importance weights reads them from ``"priority_weight"``.
+                that uses importance weights reads them from ``"priority_weight"``. The number of
+                steps of each transition is ``"steps_to_next_obs"``, 1 without it.
 
         Returns:
             the loss, and ``{"td_error": ...}``: the largest absolute TD error of the critics for
@@ -187,6 +186,7 @@ class CompiledUpdates:
             noise=self._noise(len(batch)),
             lr=self._critic_optimizer.param_groups[0]["lr"],
             gamma=float(self._gamma),
+            discounts=self._discounts(batch),
             subset=subset,
             **self._rows(batch),
         )
@@ -242,6 +242,11 @@ class CompiledUpdates:
     def _noise(self, count: int) -> np.ndarray:
         shape = (1, count, self._stacked.settings.action)
         return torch.randn(shape, dtype=torch.float32, device="cpu").numpy()
+
+    def _discounts(self, batch: TensorDictBase) -> np.ndarray | None:
+        """The discounts of n-step transitions, computed as TorchRL's value estimators do."""
+        steps = batch.get(self._loss.value_estimator.tensor_keys.steps_to_next_obs, None)
+        return None if steps is None else (self._gamma**steps).reshape(1, -1).float().numpy()
 
     def _rows(self, batch: TensorDictBase, is_for_actor: bool = False) -> dict[str, Any]:
         """The arguments that describe a batch."""

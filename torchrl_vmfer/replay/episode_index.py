@@ -67,6 +67,21 @@ class EpisodeIndex:
         chosen = zip(episodes.tolist(), places.tolist(), strict=True)
         return np.array([self._slots[episode][place] for episode, place in chosen], np.int64)
 
+    def windows(self, slots: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """The slots ``[n, length]`` of some steps and those after them, and their numbers ``[n]``.
+
+        A window ends with its episode, or the newest step; the last slot is then repeated.
+        """
+        if length == 1:
+            return slots[:, None], np.ones(len(slots), np.int64)
+        episodes = _at(self._episode_of, slots)
+        first, end = _at(self._first, episodes), _at(self._end, episodes)
+        places = _at(self._number_of, slots)[:, None] + np.arange(length)
+        places = np.minimum(places, end[:, None] - 1) - first[:, None]
+        chosen = zip(episodes.tolist(), places.tolist(), strict=True)
+        windows = [[self._slots[episode][place] for place in row] for episode, row in chosen]
+        return np.array(windows, np.int64), places[:, -1] - places[:, 0] + 1
+
     def episode(self, slot: int) -> np.ndarray:
         """The live slots of the episode that ``slot`` belongs to, in the order of its steps."""
         episode = self._episode_of[slot]

@@ -10,14 +10,10 @@ import numpy as np
 import torch
 from tensordict import LazyStackedTensorDict, NestedKey, TensorDictBase, unravel_key
 from torch import Tensor
-from torchrl.data import ListStorage
-from torchrl.data.replay_buffers.writers import RoundRobinWriter
 
 from torchrl_vmfer import arguments
-from torchrl_vmfer._torchrl import position, revision, stored_rows
-from torchrl_vmfer.replay.buffer import ActorCriticReplayBuffer
-from torchrl_vmfer.replay.episode_index import EpisodeIndex, Strategy
-from torchrl_vmfer.replay.shared_writes import WriteTracker
+from torchrl_vmfer.replay.episode_index import Strategy
+from torchrl_vmfer.replay.episodes import NStepReplayBuffer
 from torchrl_vmfer.samplers.distributions import flat_slots
 
 RewardFunction = Callable[[Tensor, Tensor], Tensor]
@@ -28,8 +24,8 @@ def _gymnasium_reward(environment: Any, achieved: Tensor, desired: Tensor) -> Te
     return torch.as_tensor(environment.compute_reward(*goals, {}))
 
 
-class HindsightReplayBuffer(ActorCriticReplayBuffer):
-    """An :class:`~torchrl_vmfer.ActorCriticReplayBuffer` with hindsight relabeling.
+class HindsightReplayBuffer(NStepReplayBuffer):
+    """An :class:`~torchrl_vmfer.NStepReplayBuffer` with hindsight relabeling.
 
     Each transition that the critics or the actor sample is relabeled with probability
     ``her_ratio``: its goal is replaced by one that was achieved in the same episode (Andrychowicz
@@ -55,13 +51,8 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             later; ``"final"``, the last one; ``"episode"``, any goal of the episode.
         goal_key: the desired goal. ``("next", goal_key)`` is relabeled too if it is stored.
         achieved_goal_key: the achieved goal, which is also the first argument of ``reward_fn``.
-        reward_key: the reward.
-        done_key: the flag that marks the end of an episode.
-        trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
-            transitions of several environments may be interleaved. Without it, episodes must be
-            written one after the other.
-        **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have
-            one dimension and the writer must be round-robin (the default).
+        **kwargs: as in :class:`~torchrl_vmfer.NStepReplayBuffer`. With ``n_step``, the rewards of
+            all steps are those of the new goal.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -90,9 +81,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         strategy: Strategy = arguments.STRATEGY.default,
         goal_key: NestedKey = "desired_goal",
         achieved_goal_key: NestedKey = ("next", "achieved_goal"),
-        reward_key: NestedKey = ("next", "reward"),
-        done_key: NestedKey = ("next", "done"),
-        trajectory_key: NestedKey = ("collector", "traj_ids"),
         **kwargs: Any,
     ) -> None:
         if not callable(reward_fn):
@@ -107,17 +95,12 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         self.strategy: Strategy = strategy
         self.goal_key = unravel_key(goal_key)
         self.achieved_goal_key = unravel_key(achieved_goal_key)
-        self.reward_key, self.done_key = unravel_key(reward_key), unravel_key(done_key)
-        self.trajectory_key = unravel_key(trajectory_key)
         self._next_goal_key = unravel_key(("next", self.goal_key))
         achieved = self.achieved_goal_key
         if isinstance(achieved, tuple) and achieved[0] == "next":
             achieved = unravel_key(achieved[1:])
         # An episode is continued by the step that starts in its last state.
         self._state_keys = (achieved, "observation")
-        self._episode_index = EpisodeIndex()
-        self._writes = WriteTracker()
-        self._known_revision = 0  # revision of the storage, including reported writes
         super().__init__(**kwargs)
 
     @staticmethod
@@ -134,29 +117,6 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 "hindsight relabeling requires an environment with goals, such as FetchReach-v4."
             )
         return partial(_gymnasium_reward, environment)  # can be pickled
-
-    def build(self) -> None:
-        """Makes the components. Storage and writer must support hindsight relabeling."""
-        super().build()
-        if self.storage.ndim != 1:
-            raise ValueError(
-                f"HindsightReplayBuffer requires a storage of one dimension, got "
-                f"ndim={self.storage.ndim}: flatten the data. Trajectory numbers distinguish the "
-                "environments."
-            )
-        if not isinstance(self.writer, RoundRobinWriter):
-            raise ValueError(
-                f"HindsightReplayBuffer requires a writer that overwrites the oldest data, got "
-                f"{type(self.writer).__name__}: leave out `writer=` or pass a "
-                "TensorDictRoundRobinWriter."
-            )
-
-    @property
-    def episode_index(self) -> EpisodeIndex:
-        """The index of the episodes, up to date with the storage."""
-        with self.locked():
-            self._follow_writes()
-            return self._episode_index
 
     def read_rows(self, index: Any, keys: Sequence[NestedKey] | None) -> TensorDictBase:
         """Reads transitions and relabels them."""
@@ -190,8 +150,10 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
         for key in goal_keys:
             _replace_rows(data, key, rows, goals)
         if reward is not None:
-            achieved = self._column(self.achieved_goal_key, slots)
-            _replace_rows(data, self.reward_key, rows, self._rewards(achieved, goals))
+            windows, counts = self._windows(slots)
+            achieved = self._column(self.achieved_goal_key, windows.reshape(-1))
+            rewards = self._rewards(achieved, goals.repeat_interleave(self.n_step, 0))
+            _replace_rows(data, self.reward_key, rows, self._summed(rewards, counts))
         return data
 
     def _rewards(self, achieved: Tensor, desired: Tensor) -> Tensor:
@@ -212,89 +174,10 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
             )
         return rewards
 
-    def _column(self, key: NestedKey, slots: np.ndarray) -> Any:
-        """One entry of some slots. Skips other entries if the storage supports it."""
-        index = torch.from_numpy(slots)
-        rows = stored_rows(self.storage)
-        if rows is None:
-            return super().read_rows(index, None).get(key, None)
-        column = rows.get(key, None)
-        return None if column is None else column.index_select(0, index.to(column.device))
+    def _entry_names(self) -> list[str]:
+        return ["goal_key", "achieved_goal_key", *super()._entry_names()]
 
-    def _follow_writes(self) -> None:
-        """Brings the index up to date with storage and writer."""
-        index, length = self._episode_index, len(self.storage)
-        slots = self._writes.slots(self.writer, self.storage)
-        written = 0 if slots is None else len(slots)
-        only_appended = self._only_appended(written) and written < length and len(index) > 0
-        if only_appended and slots is not None:
-            self._append(slots.numpy())
-        if not only_appended or len(index) != length:
-            self._rebuild()
-
-    def _only_appended(self, written: int) -> bool:
-        """Whether the storage has changed by these writes only since the last call."""
-        current = revision(self.storage)
-        others = current - self._known_revision
-        self._known_revision = current
-        # An unreported write of another process increments the revision at most once per row.
-        return 0 <= others <= written if self.shared else others == 0
-
-    def mark_update(self, index: Any) -> None:
-        """Reports written slots to both samplers. Called by the writer."""
-        super().mark_update(index)
-        if not self.shared:
-            count = len(index) if isinstance(index, Tensor) and index.ndim else 1
-            # The revision of a `ListStorage` counts rows, that of other storages counts writes.
-            self._known_revision += count if isinstance(self.storage, ListStorage) else 1
-
-    def _rebuild(self) -> None:
-        length = len(self.storage)
-        self._episode_index.clear()
-        self._writes.skip(self.writer)
-        if length:
-            self._check_entries()
-            # The cursor is the oldest slot, or follows the newest slot if the ring is not full.
-            self._append((position(self.writer)[1] + np.arange(length)) % length)
-
-    def _append(self, slots: np.ndarray) -> None:
-        done = self._column(self.done_key, slots)
-        trajectory = self._column(self.trajectory_key, slots)
-        if trajectory is None:
-            numbers: np.ndarray = np.zeros(len(slots), np.int64)
-        else:
-            numbers = trajectory.reshape(-1).cpu().numpy().astype(np.int64, copy=False)
-        flags = done.reshape(len(slots), -1).any(-1).cpu().numpy()
-        self._episode_index.append(slots, numbers, flags, self._begins(slots, numbers))
-
-    def _begins(self, slots: np.ndarray, trajectory: np.ndarray) -> np.ndarray:
-        """Which steps do not start where the last step of their trajectory ended."""
-        previous = self._episode_index.previous(slots, trajectory)
-        begins = np.zeros(len(slots), np.bool_)
-        (follow,) = (previous >= 0).nonzero()
-        for key in self._state_keys if len(follow) else ():
-            now = self._column(key, slots[follow])
-            before = self._column(("next", key), previous[follow])
-            if isinstance(now, Tensor) and isinstance(before, Tensor):
-                same = (now == before) | (now.isnan() & before.isnan())
-                begins[follow] = ~same.reshape(len(follow), -1).all(-1).cpu().numpy()
-                break
-        return begins
-
-    def _check_entries(self) -> None:
-        row = super().read_rows(torch.zeros(1, dtype=torch.int64), None)
-        names = ["goal_key", "achieved_goal_key", "reward_key", "done_key"]
-        if self.shared:  # processes interleave their episodes
-            names.append("trajectory_key")
-        entries = {name: row.get(getattr(self, name), None) for name in names}
-        missing = [name for name, entry in entries.items() if entry is None]
-        if missing:
-            name, key = missing[0], getattr(self, missing[0])
-            stored = ", ".join(sorted(map(str, row.keys(True, True))))
-            raise ValueError(
-                f"The stored transitions have no entry {key!r}, only {stored}. Store it, or pass "
-                f"another key as `{name}=`."
-            )
+    def _check_shapes(self, entries: dict[str, Any]) -> None:
         goal, achieved = entries["goal_key"], entries["achieved_goal_key"]
         if goal.shape != achieved.shape:
             raise ValueError(
@@ -302,16 +185,7 @@ class HindsightReplayBuffer(ActorCriticReplayBuffer):
                 f"{self.achieved_goal_key!r} has {list(achieved.shape[1:])}: desired and "
                 "achieved goals must have the same shape."
             )
-        if entries["reward_key"].numel() != 1:
-            raise ValueError(
-                f"{self.reward_key!r} has the shape {list(entries['reward_key'].shape[1:])}: "
-                "hindsight relabeling requires one reward per transition."
-            )
-
-    def forget_writes(self) -> None:
-        """Starts tracking writes again, after the contents were replaced."""
-        super().forget_writes()
-        self._episode_index.clear()
+        super()._check_shapes(entries)
 
 
 def _replace_rows(data: TensorDictBase, key: NestedKey, rows: Tensor, values: Tensor) -> None:
