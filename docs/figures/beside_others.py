@@ -32,6 +32,7 @@ class Curve(NamedTuple):
 
 
 SB3 = "Stable-Baselines3"
+PLAIN = "norm_None-dropout_0.0-utd"
 # The panels of each study: a task, and its curves.
 STUDIES: dict[str, list[tuple[str, list[Curve]]]] = {
     # Published: means of ten seeds at 100,000 steps, from SimbaV2's public results.
@@ -55,6 +56,24 @@ STUDIES: dict[str, list[tuple[str, list[Curve]]]] = {
         (
             "Hopper-v4",
             [Curve("TQC", "runs/tqc", BLUE), Curve("TQC, sb3-contrib", "peers/tqc", GRAY)],
+        ),
+    ],
+    "critics": [
+        (
+            "Hopper-v4",
+            [
+                Curve("TD3", f"runs/td3-{PLAIN}_1", BLUE),
+                Curve("TD3, LayerNorm critics", "runs/td3-norm_True-dropout_0.0-utd_1", VERMILION),
+            ],
+        ),
+        (
+            "InvertedPendulum-v4",
+            [
+                Curve("SAC, 5 updates per step", f"runs/sac-{PLAIN}_5", BLUE),
+                Curve(
+                    "DroQ, 5 updates per step", "runs/sac-norm_True-dropout_0.01-utd_5", VERMILION
+                ),
+            ],
         ),
     ],
     # Published: LA3P's ten-seed curves at 100,000 steps, and SimbaV2's public results.
