@@ -18,8 +18,15 @@ from vmfer_recipes.config.training import TrainingConfig, check_order, check_unu
 class DeterministicConfig(TrainingConfig):
     """The keys shared by algorithms with a deterministic policy."""
 
-    target_noise: float = key(0.2, "standard deviation of the noise on target actions", low=0)
-    target_noise_clip: float = key(0.5, "largest absolute value of that noise", low=0)
+    target_noise: float = key(
+        0.2,
+        "standard deviation of the noise on target actions",
+        low=0,
+        aka=("policy_noise", "target_policy_noise"),
+    )
+    target_noise_clip: float = key(
+        0.5, "largest absolute value of that noise", low=0, aka=("noise_clip",)
+    )
 
 
 @schema("td3")
@@ -28,7 +35,10 @@ class TD3Config(DeterministicConfig):
 
     algorithm: str = "td3"
     policy_delay: int = key(
-        2, "environment steps per actor update, and critic updates per target update", low=1
+        2,
+        "environment steps per actor update, and critic updates per target update",
+        low=1,
+        aka=("policy_frequency", "policy_freq"),
     )
     actor_objective: str = argument(arguments.OBJECTIVE)
     exploration_noise: float = key(
@@ -46,8 +56,8 @@ class TemperatureConfig(TrainingConfig):
 
     critic_lr: float = 3e-4
     actor_lr: float = 3e-4
-    alpha_lr: float = key(3e-4, "learning rate of the temperature (Adam)", low=0)
-    alpha_init: float = key(1.0, "initial temperature", low=1e-9)
+    alpha_lr: float = key(3e-4, "learning rate of the temperature (Adam)", low=0, aka=("autotune",))
+    alpha_init: float = key(1.0, "initial temperature", low=1e-9, aka=("ent_coef", "alpha"))
     target_entropy: int | float | str = key(
         "auto", "target entropy for the temperature; auto is -dim(A)", choices=("auto",)
     )

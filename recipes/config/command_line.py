@@ -72,7 +72,9 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
     if override.is_delete():
         raise UserError(f"{argument} removes a key that every run needs: leave it out.")
     if override.is_sweep_override() and not is_sweep:
-        raise UserError(f"{argument} gives several values: add -m to train one run for each.")
+        value = argument.partition("=")[2]
+        one = f"write {name}=[{value}] or " if name in keys and keys[name].is_list else ""
+        raise UserError(f"{argument} gives several values: {one}add -m to train one run for each.")
     if override.is_hydra_override():
         return argument
     bare = argument.lstrip("+")  # every key exists, so + and ++ have no effect
@@ -115,7 +117,11 @@ def _as_integer(found: re.Match[str]) -> str:
 def read_folder_and_options(
     usage: str, arguments: list[str], config: type[_Config]
 ) -> tuple[Path, _Config]:
-    """Reads the command line of a program with a folder and a few options, without Hydra."""
+    """Reads the command line of a program with a folder and a few options, without Hydra.
+
+    The folder may be written as ``run=``, as for programs that take several runs.
+    """
+    arguments = [each.removeprefix("run=") for each in arguments]
     words = [each for each in arguments if not each.startswith("-")]
     names = {key.name for key in describe(config)}  # as in `video true`, for a better message
     folders = [each for each in words if "=" not in each and each not in names] or words[:1]
@@ -130,11 +136,16 @@ def read_folder_and_options(
 def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Config:
     """Reads the command line of a program that has only options, without Hydra.
 
-    A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``.
+    A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``. Words
+    that are no keys are the list ``run=``, if there is this key.
     """
     answer_help(arguments, usage, config)
     _check_form(arguments, config)
     keys, options = {key.name: key for key in describe(config)}, []
+    if "run" in keys and not any(each.startswith("run=") for each in arguments):
+        runs = [each for each in arguments if "=" not in each]
+        given = [each for each in arguments if each not in runs]
+        arguments = [*given, *([f"run=[{','.join(runs)}]"] if runs else [])]
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if not equals:

@@ -20,7 +20,9 @@ _RUN_NAME = "its name in run directories and reports"
 class EnvConfig(Config):
     """The task."""
 
-    name: str = key(MISSING, "Gymnasium id, such as Hopper-v4 or my_package:Point-v0")
+    name: str = key(
+        MISSING, "Gymnasium id, such as Hopper-v4 or my_package:Point-v0", aka=("env_id",)
+    )
     backend: str = key(
         "gymnasium", "library that the name belongs to", choices=("gymnasium", "dm_control")
     )

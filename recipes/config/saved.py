@@ -18,6 +18,8 @@ from vmfer_recipes.config.validation import validate
 
 # The keys of a run that every program needs.
 _REQUIRED = ("algorithm", "seed", "total_frames", "env.name", "replay.name", "sampler.name")
+_EXAMPLE = "runs/td3/HalfCheetah-v4/uniform-fresh/seed0"
+_SHOWN = 20  # runs of a folder that an error lists
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times faster
 
 
@@ -56,10 +58,10 @@ def read_run(run_dir: Path) -> tuple[dict[str, Any], EnvConfig]:
     """The configuration of a training run that the user named, and its task."""
     file = run_dir / "config.yaml"
     if not file.exists():
-        raise UserError(
-            f"{run_dir} has no config.yaml: give the directory of a run, such as "
-            "runs/td3/HalfCheetah-v4/uniform-fresh/seed0."
-        )
+        runs = sorted(each.parent.as_posix() for each in run_dir.rglob("config.yaml"))
+        more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+        cure = f"one of {', '.join(runs[:_SHOWN])}{more}" if runs else f"a run, such as {_EXAMPLE}"
+        raise UserError(f"{run_dir} is not a run, because it has no config.yaml: give {cure}.")
     try:
         saved = read_training_config(run_dir)
         env = EnvConfig(**saved["env"])

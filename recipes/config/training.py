@@ -30,6 +30,7 @@ from vmfer_recipes.run.loggers import check_logger
 
 __all__ = ["Config", "TrainingConfig", "to_config"]
 
+_RATES = ("lr", "learning_rate", "optimizer")  # every optimizer is Adam
 _COMPARING = (VMFSamplerConfig, DirectSamplerConfig)
 _COMPARED = ("factor", "pre_tanh_factor", "value_gap")  # signals of several critics
 
@@ -65,9 +66,13 @@ class TrainingConfig(Config):
         "critic updates per environment step, a number or a fraction such as 1/16; target "
         "networks are updated along with the critics",
         low=1e-6,
+        aka=("train_freq", "gradient_steps"),
     )
     num_critics: int = key(
-        2, "size of the ensemble; critics beyond the second measure the uncertainty", low=1
+        2,
+        "size of the ensemble; critics beyond the second measure the uncertainty",
+        low=1,
+        aka=("n_critics",),
     )
     batch_size: int = key(256, "transitions per update, for both critics and actor", low=1)
     directions: str = argument(arguments.DIRECTIONS)
@@ -87,10 +92,10 @@ class TrainingConfig(Config):
         0.005, "weight of the new parameters when target networks are updated", low=0, high=1
     )
     critic_lr: float = key(
-        1e-3, "learning rate of the critics (Adam)", low=0, aka=("lr", "learning_rate")
+        1e-3, "learning rate of the critics (Adam)", low=0, aka=(*_RATES, "q_lr")
     )
     actor_lr: float = key(
-        1e-3, "learning rate of the actor (Adam)", low=0, aka=("lr", "learning_rate")
+        1e-3, "learning rate of the actor (Adam)", low=0, aka=(*_RATES, "policy_lr")
     )
     lr_schedule: str = key(
         "constant",
@@ -112,7 +117,9 @@ class TrainingConfig(Config):
     network_kwargs: dict[str, Any] = key(
         {}, "keyword arguments of a custom network: network_kwargs.width=64"
     )
-    hidden: list[int] = key([256, 256], "hidden units of network=mlp, per layer", low=1)
+    hidden: list[int] = key(
+        [256, 256], "hidden units of network=mlp, per layer", low=1, aka=("net_arch",)
+    )
     activation: str = key(
         "relu",
         "activation of network=mlp",
@@ -139,9 +146,14 @@ class TrainingConfig(Config):
         aka=("dropout",),
     )
     eval_interval: int = key(
-        5000, "steps between evaluations; there is one at step 0 and one at the end", low=1
+        5000,
+        "steps between evaluations; there is one at step 0 and one at the end",
+        low=1,
+        aka=("eval_freq",),
     )
-    num_eval_episodes: int = key(10, "episodes of an evaluation, without exploration", low=1)
+    num_eval_episodes: int = key(
+        10, "episodes of an evaluation, without exploration", low=1, aka=("n_eval_episodes",)
+    )
     max_eval_steps: int = key(
         10_000, "steps of the longest episode of an evaluation; a longer one is an error", low=1
     )
@@ -152,7 +164,10 @@ class TrainingConfig(Config):
     )
     log_interval: int = key(1000, "steps between rows of train.csv", low=1)
     checkpoint_interval: int = key(
-        50_000, "steps between checkpoints, from which an interrupted run resumes", low=1
+        50_000,
+        "steps between checkpoints, from which an interrupted run resumes",
+        low=1,
+        aka=("save_freq",),
     )
     keep_checkpoint: bool = key(
         True, "keep the last checkpoint, so that a larger total_frames continues a finished run"

@@ -112,6 +112,8 @@ def _unreadable(error: Exception) -> UserError:
 def _wrong_value(name: str, expected: Key, value: Any) -> UserError:
     is_integral = isinstance(value, float) and value.is_integer()
     cure = f" Write {int(value)}." if is_integral and float not in expected.types else ""
+    if short := re.fullmatch(r"([\d.]+)([kKM])", str(value)):
+        cure = f" Write {short[1]}e{'6' if short[2] == 'M' else '3'}."
     return UserError(f"{name} must be {expected.expected}, got {value!r}.{cure}")
 
 
@@ -119,9 +121,9 @@ def unknown_key(name: str, config: type[Config], options: Iterable[str] = ()) ->
     """The error for a key that a recipe does not have with the selected choices."""
     keys = describe(config)
     every = {key.name for each in (config, *schemas_of().values()) for key in describe(each)}
-    if name in every:
+    meant = ", ".join(key.name for key in keys if name.replace("-", "_") in key.aka)
+    if name in every and not meant:
         return UserError(f"{name} is not used by this recipe with these choices: leave it out.")
-    meant = ", ".join(key.name for key in keys if name in key.aka)
     known = [*(key.name for key in keys), *groups(config), *options]
     hint = f"Did you mean: {meant}?" if meant else did_you_mean(name, known, "See --help.")
     return UserError(f"There is no key {name}. {hint}")
@@ -136,7 +138,9 @@ def no_choice(group: str, choice: str, known: Iterable[str] = ()) -> UserError:
     if (group, choice) == ("sampler", "vmf_weighted"):
         return UserError("sampler=vmf_weighted was replaced: use sampler=fresh weighting=1.")
     known = {*known, *choices_of(group), *(_LAUNCHERS if group == "hydra/launcher" else ())}
-    message = f"There is no {named}. {did_you_mean(choice, known)}"
+    variants = ", ".join(sorted(each for each in known if each.startswith(f"{choice}_")))
+    hint = f"Choose one of {variants}." if variants else did_you_mean(choice, known)
+    message = f"There is no {named}. {hint}"
     if group == "env" and choice:
         message += f" Any other Gymnasium environment: env.name={choice}."
     return UserError(message)

@@ -54,6 +54,18 @@ ANSWERS = {
     "lr=0.1": ["lr", "critic_lr", "actor_lr"],
     "n_envs=4": ["n_envs", "num_envs"],
     "buffer_size=9": ["replay.buffer_size"],
+    # Names of other libraries.
+    "eval_freq=9": ["eval_interval"],
+    "learning_starts=9": ["init_random_frames"],
+    "train_freq=2": ["utd_ratio"],
+    "gradient_steps=2": ["utd_ratio"],
+    "optimizer=sgd": ["critic_lr", "actor_lr"],
+    "--env-id Hopper-v4": ["env.name"],
+    # A list, a part of a name and an abbreviated number.
+    "hidden=256,256": ["write hidden=[256,256]"],
+    "sampler=vmf": ["vmf_direct", "vmf_pool", "vmf_power", "vmf_rank", "vmf_uncertainty"],
+    "total_frames=1M": ["total_frames", "1M", "Write 1e6."],
+    "eval_interval=2.5k": ["2.5k", "Write 2.5e3."],
     "+experiment=tabel1": ["tabel1", "table1"],
     "--sede=3": ["sede", "Did you mean: seed?"],
     "qqqq=1": ["qqqq", "See --help."],
@@ -100,6 +112,8 @@ ANSWERS = {
 }
 OTHER_RECIPES = {
     ("sac", "actor_objective=mean"): ["actor_objective is not used by this recipe"],
+    ("sac", "ent_coef=0.2"): ["alpha_init"],
+    ("sac", "alpha=0.2"): ["alpha_init"],
     ("sac", "directions=tanh"): ["directions must be action or pre_tanh, got 'tanh'"],
     ("sac", "sampler=vmf_power sampler.power=nan"): ["sampler.power must be a number from"],
     ("sac", "sampler=vmf_direct entropy_gradient=true"): ["entropy_gradient=true"],

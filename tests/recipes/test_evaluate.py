@@ -176,7 +176,7 @@ def remove_policies(run_dir):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (shutil.rmtree, "has no config.yaml: give the directory of a run"),
+        (shutil.rmtree, "has no config.yaml: give a run, such as"),
         (lambda run_dir: (run_dir / "config.yaml").write_text("env: ["), "config.yaml is not"),
         (rename_task, "observations of size 4"),
         (truncate_policy, "policy.pt cannot be read"),
@@ -186,6 +186,13 @@ def remove_policies(run_dir):
 def test_a_damaged_run_is_rejected(error_of, copy, damage, message):
     damage(copy)
     assert message in error_of(evaluate.main, copy)
+
+
+def test_the_runs_of_a_folder_are_listed(error_of, copy, play):
+    other = shutil.copytree(copy, copy.parent / "other")
+    line = error_of(evaluate.main, copy.parent)
+    assert f"give one of {other}, {copy}." in line
+    assert play(f"run={copy}", "episodes=1") == play(copy, "episodes=1")
 
 
 def test_a_video_is_playable_or_the_missing_backend_is_named(copy, monkeypatch, run_program):

@@ -295,6 +295,12 @@ def test_mistakes_are_named_and_nothing_is_written(
     assert made_agents == []
 
 
+def test_runs_are_also_named_without_their_key(source, tmp_path, failure):
+    named = failure(f"run=[{source},{tmp_path}]", "at=1")
+    assert str(tmp_path) in named
+    assert failure(source, tmp_path, "at=1") == named
+
+
 def test_runs_that_cannot_be_forked_are_named(source, tmp_path, failure):
     def copy(name, old, new):
         shutil.copytree(source, tmp_path / name)
