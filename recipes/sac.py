@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torchrl_vmfer
 from vmfer_recipes import agent as agents
-from vmfer_recipes import run
+from vmfer_recipes import offline, run
 from vmfer_recipes.config.algorithms import SACConfig, TemperatureConfig
 from vmfer_recipes.config.launch import recipe
 
@@ -78,12 +78,15 @@ def update_actor(
 
 def make_agent(cfg: SACConfig, make_loss: agents.LossMaker | None = None) -> agents.Agent:
     """Makes the components of SAC, with another loss if ``make_loss`` is given."""
-    return agents.gaussian_agent(
+    agent = agents.gaussian_agent(
         cfg,
         make_loss or torchrl_vmfer.VMFSACLoss,
         entropy_gradient=cfg.entropy_gradient,
         loss_function=cfg.critic_distance,
     )
+    if cfg.dataset is not None:
+        offline.fill_replay_buffer(agent, agent.env, cfg)
+    return agent
 
 
 if __name__ == "__main__":

@@ -78,13 +78,18 @@ def update_actor(
     return info
 
 
-def make_agent(cfg: TD3Config, make_loss: agents.LossMaker | None = None) -> agents.Agent:
-    """Makes the components of TD3, with another loss if ``make_loss`` is given."""
+def make_agent(
+    cfg: TD3Config,
+    make_loss: agents.LossMaker | None = None,
+    make_explorer: agents.ExplorerMaker | None = None,
+) -> agents.Agent:
+    """Makes the components of TD3, with another loss or exploration if they are given."""
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
     return agents.deterministic_agent(
         cfg,
         make_loss or torchrl_vmfer.VMFTD3Loss,
         exploration_noise=cfg.exploration_noise,
+        make_explorer=make_explorer,
         objective=cfg.actor_objective,
         actor_noise=cfg.actor_noise,
         actor_noise_clip=cfg.actor_noise_clip,

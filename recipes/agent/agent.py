@@ -40,6 +40,7 @@ from vmfer_recipes.run.checkpoints import Part
 from vmfer_recipes.run.session import Averages
 
 LossMaker = Callable[..., Any]  # a class of losses, or a function with its arguments
+ExplorerMaker = Callable[[Any], TensorDictModuleBase]  # a function of the actor
 
 
 @dataclass(kw_only=True)
@@ -299,13 +300,15 @@ def deterministic_agent(
     make_loss: LossMaker,
     *,
     exploration_noise: float | None,
+    make_explorer: ExplorerMaker | None = None,
     actor_keys: tuple[str, ...] = ("observation",),
     **options: Any,
 ) -> Agent:
     """Makes an agent with a deterministic policy, such as TD3's.
 
-    Training on a dataset has no ``exploration_noise``. The actor loss reads the ``actor_keys`` of a
-    transition. ``options`` are further arguments of the loss.
+    Training on a dataset has no ``exploration_noise``. ``make_explorer`` makes another
+    data-collection policy from the actor. The actor loss reads the ``actor_keys`` of a transition.
+    ``options`` are further arguments of the loss.
     """
     maker = AgentMaker(cfg)
     actor = networks.deterministic_actor(maker.env, maker.networks)
@@ -319,8 +322,10 @@ def deterministic_agent(
         loss_function=cfg.critic_distance,
         **options,
     )
-    explorer = None
-    if exploration_noise is not None:
+    explorer: TensorDictModuleBase | None = None
+    if make_explorer is not None:
+        explorer = make_explorer(actor)
+    elif exploration_noise is not None:
         explorer = networks.exploring(actor, cfg.fast, exploration_noise)
     return maker.agent(
         actor,

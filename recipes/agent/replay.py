@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor
 from torchrl.data import RandomSampler, TensorDictRoundRobinWriter
 from torchrl.data.replay_buffers.samplers import Sampler
+from torchrl.data.replay_buffers.storages import Storage
 from torchrl.envs import GymWrapper
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
@@ -30,10 +32,13 @@ from torchrl_vmfer import (
 )
 from torchrl_vmfer._torchrl import MappableStorage
 from torchrl_vmfer.compiled.rows import RowStorage, RowWriter
+from torchrl_vmfer.samplers.base import BaseSampler
+from torchrl_vmfer.samplers.distributions import Distribution, PowerDistribution, uniform
 from vmfer_recipes.agent.observations import Observations
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import (
     DirectSamplerConfig,
+    FreshSamplerConfig,
     HindsightReplayConfig,
     OnPolicySamplerConfig,
     SamplerConfig,
@@ -56,12 +61,18 @@ def make_replay_buffer(env: GymWrapper, cfg: TrainingConfig) -> ActorCriticRepla
     storage = RowStorage if cfg.fast else MappableStorage
     folder = Path(cfg.run_dir) if cfg.replay.storage == "memmap" else None
     writer = RowWriter if cfg.fast else TensorDictRoundRobinWriter
+    critic_sampler = instantiate(cfg.replay, Sampler, "replay")
+    actor_sampler = _actor_sampler(cfg.sampler)
+    if cfg.dataset_share:
+        critic_sampler = DatasetSampler(cfg.dataset_share)
+        if isinstance(cfg.sampler, FreshSamplerConfig):
+            actor_sampler = DatasetSampler(cfg.dataset_share)
     options: dict[str, Any] = {
         # `compilable=True`: no other process reads the counters, so they need no shared memory.
         "storage": storage(cfg.replay.buffer_size, folder=folder, compilable=True),
         "writer": writer(compilable=True),
-        "critic_sampler": instantiate(cfg.replay, Sampler, "replay"),
-        "actor_sampler": _actor_sampler(cfg.sampler),
+        "critic_sampler": critic_sampler,
+        "actor_sampler": actor_sampler,
         "batch_size": cfg.batch_size,
         "generator": torch.Generator().manual_seed(cfg.seed),
     }
@@ -108,6 +119,64 @@ class SaturatedSampler(VMFSampler):
     """Draws by exp(saturation) instead of the factor. Both are from 1 to e, and 1 if unknown."""
 
     signal = "saturation"
+
+
+class DatasetSampler(BaseSampler):
+    """Draws a share of each batch from a dataset, and the rest from later transitions.
+
+    This is the symmetric sampling of RLPD (Ball et al., 2023, arXiv 2302.02948). Both parts are
+    uniform; before there are later transitions, the whole batch is from the dataset.
+
+    Args:
+        share: the share of the batch, which is rounded to whole transitions.
+
+    Attributes:
+        size: the number of transitions of the dataset, which are in the first slots.
+    """
+
+    records_updates = False
+    settings = ("share", "size")
+    _numbers = ()
+    default_priority = 0.0
+    update_priority = Sampler.update_priority  # has no effect, and says so
+
+    def __init__(self, share: float) -> None:
+        super().__init__(Distribution())
+        self.share, self.size = share, 0
+
+    def _draw(self, storage: Storage, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        later = self.num_slots - self.size
+        first = round(self.share * count) if later else count
+        slots = uniform(count, self.generator) * np.where(
+            np.arange(count) < first, self.size, later
+        )
+        slots[first:] += self.size
+        return torch.from_numpy(slots.astype(np.int64)), {}
+
+
+class ReturnSampler(BaseSampler):
+    """Draws by the returns of the episodes of a dataset: P ∝ (G - min G) / (max G - min G) + floor.
+
+    This is the prioritization by return of ODPR (Yue et al., 2023, arXiv 2306.05412).
+
+    Args:
+        floor: what the worst episode has; the best one has 1 + floor.
+    """
+
+    records_updates = False
+    settings = ("floor",)
+    _numbers = ()
+    default_priority = 1.0
+    update_priority = Sampler.update_priority  # has no effect, and says so
+
+    def __init__(self, floor: float) -> None:
+        super().__init__(PowerDistribution(1.0))
+        self.floor = floor
+
+    def learn(self, returns: Tensor) -> None:
+        """Sets the probabilities of the first slots, from the return of the episode of each."""
+        spread = (returns - returns.min()) / (returns.max() - returns.min()).clamp_min(1e-9)
+        self._write(np.arange(len(returns)), (spread + self.floor).float().numpy(), 0)
 
 
 def _actor_sampler(cfg: SamplerConfig) -> Sampler:

@@ -267,6 +267,7 @@ class WorkersCollector(Collector):
                 del self._busy[worker]
                 self._states[worker] = chunk.state
                 self.episodes.ended += chunk.episodes
+                self.episodes.log(chunk.logged)
                 columns = {key: torch.tensor(column) for key, column in chunk.columns.items()}
                 self.store(TensorDict(columns, [len(columns["action"])]), worker)
 

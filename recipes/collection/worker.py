@@ -61,6 +61,7 @@ class EpisodeReturns:
 
     Attributes:
         ended: the returns and lengths of the ended episodes.
+        logged: the sums and numbers of the values of ``log_info``, by column. A column stays.
 
     Example:
         >>> episodes = EpisodeReturns()
@@ -76,6 +77,13 @@ class EpisodeReturns:
         self._returns = [0.0] * num_envs
         self._lengths = [0] * num_envs
         self.ended: list[tuple[float, int]] = []
+        self.logged: dict[str, tuple[float, int]] = {}
+
+    def log(self, sums: dict[str, tuple[float, int]]) -> None:
+        """Adds sums and numbers of the values of further steps."""
+        for name, (total, count) in sums.items():
+            before, number = self.logged.get(name, (0.0, 0))
+            self.logged[name] = before + total, number + count
 
     def add(self, reward: float, is_over: bool, environment: int = 0) -> None:
         """Adds one step."""
@@ -85,18 +93,20 @@ class EpisodeReturns:
             self.ended.append((self._returns[environment], self._lengths[environment]))
             self._returns[environment], self._lengths[environment] = 0.0, 0
 
-    def take(self) -> list[tuple[float, int]]:
-        """Returns the returns and lengths of the ended episodes, and forgets them."""
-        ended, self.ended = self.ended, []
-        return ended
+    def take(self) -> tuple[list[tuple[float, int]], dict[str, tuple[float, int]]]:
+        """Returns ``ended`` and ``logged``, and forgets them."""
+        ended, logged = self.ended, self.logged
+        self.ended, self.logged = [], dict.fromkeys(logged, (0.0, 0))
+        return ended, logged
 
     def pop(self) -> dict[str, float]:
-        """Returns the means over the ended episodes and their number, and forgets them."""
-        ended = self.take()
+        """Returns the means over steps, and over episodes with their number, and forgets them."""
+        ended, logged = self.take()
+        means = {name: total / count for name, (total, count) in logged.items() if count}
         if not ended:
-            return {}
+            return means
         returns, lengths = zip(*ended, strict=True)
-        return {
+        return means | {
             "episode_return": sum(returns) / len(returns),
             "episode_length": sum(lengths) / len(lengths),
             "num_episodes": len(lengths),
@@ -108,12 +118,14 @@ class EpisodeReturns:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "ended": list(self.ended),
+            **({"logged": dict(self.logged)} if self.logged else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes within the episodes."""
         self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
         self.ended = [(total, length) for total, length in state["ended"]]
+        self.logged = {name: (each[0], each[1]) for name, each in state.get("logged", {}).items()}
 
 
 class Worker:
@@ -157,7 +169,8 @@ class Worker:
             for key, column in now:
                 column[row] = action if key == "action" else seen[key]
             try:
-                outcome, self._seen[number] = next(outcomes)
+                outcome, self._seen[number], info = next(outcomes)
+                self._log(info, outcome)
             except UserError as error:
                 raise UserError(f"At step {first + row}: {error}") from error
             for key, column in following:
@@ -165,6 +178,29 @@ class Worker:
             reward = float(np.float32(outcome["reward"]))  # as stored
             self.episodes.add(reward, outcome["done"], number)
         return transitions
+
+    def _log(self, info: dict[str, Any], outcome: dict[str, Any]) -> None:
+        """Adds the values of ``log_info`` to those of earlier steps."""
+        for name in self._cfg.log_info:
+            first, _, place = name.partition(".")
+            seen = outcome["observation"]
+            is_component = first == "observation" and place.isdigit()
+            if is_component and int(place) >= len(seen):
+                raise UserError(
+                    f"log_info={name} does not exist: the observation ends with "
+                    f"observation.{len(seen) - 1}."
+                )
+            column = name if is_component else f"info.{name}"
+            value = seen[int(place)] if is_component else info.get(name)
+            if value is not None:
+                if np.size(value) != 1 or np.asarray(value).dtype.kind not in "biuf":
+                    raise UserError(f"log_info={name} is {value!r}, not a number: leave it out.")
+                self.episodes.log({column: (float(np.asarray(value).item()), 1)})
+            elif outcome["done"] and column not in self.episodes.logged:
+                raise UserError(
+                    f"log_info={name} was not in the info of an episode, which has "
+                    f"{', '.join(info) or 'no entries'}: use one of these, or observation.<number>."
+                )
 
     def _act(self, num_random: int) -> list[np.ndarray]:
         """Returns one action for each environment: random actions first, then the policy's."""
@@ -211,13 +247,15 @@ def _batch(env: Environment, count: int) -> tuple[TensorDictBase, list[Any]]:
     return batch, [[(key, value.numpy()) for key, value in part.items()] for part in parts]
 
 
-def _advance(env: Environment, action: np.ndarray) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Takes a step, and starts the next episode. Returns the outcome and the new observation."""
+def _advance(
+    env: Environment, action: np.ndarray
+) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
+    """Takes a step, and starts the next episode. Returns outcome, new observation and info."""
     # A simulator may change the action in place.
-    after, reward, terminated, truncated, _ = env.simulator.step(action.copy())
+    after, reward, terminated, truncated, info = env.simulator.step(action.copy())
     is_over = terminated or truncated
     outcome = {"reward": reward, "done": is_over, "terminated": terminated, **entries(after)}
-    return outcome, entries(env.simulator.reset()[0]) if is_over else entries(after)
+    return outcome, entries(env.simulator.reset()[0]) if is_over else entries(after), info
 
 
 class Request(NamedTuple):
@@ -233,6 +271,7 @@ class Chunk(NamedTuple):
 
     columns: dict[Any, np.ndarray]
     episodes: list[tuple[float, int]]  # the returns and lengths of those that have ended
+    logged: dict[str, tuple[float, int]]  # as in `EpisodeReturns`
     state: dict[str, Any] | None  # the worker's state afterwards, with `collector.sync=true`
 
 
@@ -276,7 +315,7 @@ def remote_worker(parts: bytes, number: int) -> Generator[Any, Any, None]:
         batch = worker.collect(request.rounds, request.first)
         columns = {key: value.numpy() for key, value in batch.items(True, True)}
         episodes = worker.episodes.take()
-        chunk = Chunk(columns, episodes, worker.state_dict() if cfg.collector.sync else None)
+        chunk = Chunk(columns, *episodes, worker.state_dict() if cfg.collector.sync else None)
         request, weights, _ = yield chunk
 
 

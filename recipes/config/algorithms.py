@@ -8,7 +8,11 @@ from pathlib import Path
 
 from torchrl_vmfer import arguments
 from vmfer_recipes.config.errors import UserError
-from vmfer_recipes.config.groups import DirectSamplerConfig, LAPReplayConfig
+from vmfer_recipes.config.groups import (
+    DirectSamplerConfig,
+    LAPReplayConfig,
+    UniformReplayConfig,
+)
 from vmfer_recipes.config.keys import argument, key, schema, schemas_of
 from vmfer_recipes.config.names import MINARI_PREFIX
 from vmfer_recipes.config.training import TrainingConfig, check_order, check_unused
@@ -69,11 +73,32 @@ class SACConfig(TemperatureConfig):
 
     algorithm: str = "sac"
     init_random_frames: int = 10_000
+    dataset: str | None = key(
+        None, "dataset, as of td3_bc, whose transitions are in every uniform batch (RLPD)"
+    )
+    share: float = key(0.5, "share of a batch that is drawn from dataset=", low=1e-9, high=1)
     entropy_gradient: bool = key(False, "include α ∂log π/∂a in the directions of the gradients")
+
+    def __post_init__(self) -> None:
+        self.dataset = _one_spelling(self.dataset)
+
+    @property
+    def dataset_share(self) -> float:
+        """The share of each batch that comes from a dataset."""
+        return 0.0 if self.dataset is None else self.share
 
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
         super().check()
+        if self.dataset is None:
+            check_unused(self, "a run without dataset=", {"share": 0.5})
+        elif not isinstance(self.replay, UniformReplayConfig):
+            raise UserError(
+                f"dataset= with share= draws uniform batches, got replay={self.replay.name}: use "
+                "replay=uniform."
+            )
+        else:
+            check_unused(self, "a run with dataset= and share=", {"n_step": 1})
         if isinstance(self.sampler, DirectSamplerConfig):
             check_unused(self, f"sampler={self.sampler.name}", {"entropy_gradient": False})
 
@@ -209,9 +234,7 @@ class TD3BCConfig(DeterministicConfig):
     )
 
     def __post_init__(self) -> None:
-        # Two spellings of a path are the same configuration, and the same task in reports.
-        if self.dataset and not self.dataset.startswith(MINARI_PREFIX):
-            self.dataset = str(Path(os.path.expanduser(self.dataset)))
+        self.dataset = _one_spelling(self.dataset)
 
     def check(self) -> None:
         """Raises ``UserError`` for combinations of values that do not work together."""
@@ -232,6 +255,13 @@ class TD3BCConfig(DeterministicConfig):
         online = {"normalize_rewards": False}
         check_unused(self, f"{self.algorithm}, which has reward_scale= instead", online)
         super().check()
+
+
+def _one_spelling(dataset: str | None) -> str | None:
+    # Two spellings of a path are the same configuration, and the same task in reports.
+    if dataset and not dataset.startswith(MINARI_PREFIX):
+        return str(Path(os.path.expanduser(dataset)))
+    return dataset
 
 
 def _task(cfg: TrainingConfig) -> str:

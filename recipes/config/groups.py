@@ -26,9 +26,15 @@ class EnvConfig(Config):
     backend: str = key(
         "gymnasium", "library that the name belongs to", choices=("gymnasium", "dm_control")
     )
-    kwargs: dict[str, Any] = key({}, "arguments of the environment, as in env.kwargs.gain=2")
-    wrappers: list[str] = key(
-        [], "gymnasium.Wrapper classes by import path, the innermost first: [my_package.MyWrapper]"
+    kwargs: dict[str, Any] = key(
+        {},
+        "arguments of the environment, as in env.kwargs.gain=2",
+        aka=("max_episode_steps",),
+    )
+    wrappers: list[Any] = key(
+        [],
+        "gymnasium.Wrapper classes by import path, the innermost first: [my_package.MyWrapper]; "
+        "with arguments: [{_target_: my_package.MyWrapper, steps: 50}]",
     )
     action_repeat: int = key(
         1, "times that every action is repeated, as one step with the sum of rewards", low=1
@@ -126,6 +132,20 @@ class SaturatedSamplerConfig(SamplerConfig):
         library.POWER,
         default=4.0,
         meaning="P ∝ exp(power · mean |component of the policy's action|); 0 is uniform",
+    )
+
+
+@schema("odpr", group="sampler")
+class ReturnSamplerConfig(SamplerConfig):
+    """The actor's batch is drawn by the returns of the episodes of a dataset."""
+
+    _target_: str = "vmfer_recipes.agent.replay.ReturnSampler"
+    floor: float = key(
+        0.1,
+        "P ∝ return of the episode, scaled from 0 to 1, + floor",
+        low=1e-6,
+        high=1e6,
+        is_argument=True,
     )
 
 

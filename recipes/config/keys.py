@@ -22,12 +22,14 @@ OmegaConf.register_new_resolver("folder", folder_name, replace=True)  # for run_
 _LARGEST = 10**9  # larger numbers overflow somewhere in PyTorch or NumPy
 _SCHEMAS: dict[str, dict[str, type[Config]]] = {}  # config classes by group; recipes are in ""
 _Class = TypeVar("_Class", bound="Config")
+_PATHS = (str, dict[str, Any])  # the items of ``list[Any]``, which OmegaConf cannot check
 _DESCRIBED: dict[type[Config], tuple[Key, ...]] = {}
 # The expected value of a key, by the first of these types that the key has.
 _EXPECTED: dict[Any, str] = {
     bool: "true or false",
     list[int]: "a list of whole numbers from {}, such as [100,200]",
     list[str]: "a list of strings, such as [a,b]",
+    list[Any]: "a list of import paths, or of dictionaries such as {{_target_: a.B, steps: 1}}",
     dict[str, Any]: "a dictionary, such as {{a: 1, b: 2}}",
     float: "a number from {}",
     int: "a whole number from {}",
@@ -113,6 +115,7 @@ class Key:
         allowed, kind = allowed or self.types, type(value)
         if kind is list:
             items = [get_args(each) for each in allowed if get_origin(each) is list]
+            items = [_PATHS if item == (Any,) else item for item in items]
             return bool(items) and all(self.allows(item, items[0]) for item in value)
         if kind is dict:
             return dict[str, Any] in allowed

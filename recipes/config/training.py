@@ -19,6 +19,7 @@ from vmfer_recipes.config.groups import (
     LAPReplayConfig,
     LoggerConfig,
     ReplayConfig,
+    ReturnSamplerConfig,
     SamplerConfig,
     SignalSamplerConfig,
     VMFSamplerConfig,
@@ -162,7 +163,21 @@ class TrainingConfig(Config):
         "return, or success rate of a task that reports success, at which the task counts as "
         "solved, for curve and summary; null: Gymnasium's reward threshold, if there is one",
     )
+    stop_when_solved: bool = key(
+        False, "end the run after the first evaluation that reaches solved_at"
+    )
+    max_minutes: float | None = key(
+        None,
+        "minutes after which the run saves a checkpoint and stops, with the next row of "
+        "train.csv; the same command resumes it",
+        low=1e-9,
+    )
     log_interval: int = key(1000, "steps between rows of train.csv", low=1)
+    log_info: list[str] = key(
+        [],
+        "columns of train.csv: entries of the environment's info, or components of the "
+        "observation (observation.0), as means over the steps since the last row",
+    )
     checkpoint_interval: int = key(
         50_000,
         "steps between checkpoints, from which an interrupted run resumes",
@@ -220,6 +235,11 @@ class TrainingConfig(Config):
         value = getattr(self, f"critic_{name}")
         return getattr(self, name) if value is None else value
 
+    @property
+    def dataset_share(self) -> float:
+        """The share of each batch that comes from a dataset."""
+        return 0.0
+
     def _check_sampler(self) -> None:
         sampler, cure = self.sampler, "sampler=uniform"
         compares = isinstance(sampler, _COMPARING) or (
@@ -232,6 +252,11 @@ class TrainingConfig(Config):
             raise UserError(
                 f"{method} needs several critics to compare, got "
                 f"num_critics={self.num_critics}: use at least 2, or {cure}."
+            )
+        if isinstance(sampler, ReturnSamplerConfig) and not hasattr(self, "normalize"):
+            raise UserError(
+                f"sampler={sampler.name} draws by the returns of a dataset, which "
+                f"{self.algorithm} does not learn from alone: use td3_bc."
             )
         if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank":
             check_unused(self, "sampler.mode=rank", {"sampler.power": 1})

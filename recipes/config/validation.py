@@ -121,7 +121,10 @@ def unknown_key(name: str, config: type[Config], options: Iterable[str] = ()) ->
     """The error for a key that a recipe does not have with the selected choices."""
     keys = describe(config)
     every = {key.name for each in (config, *schemas_of().values()) for key in describe(each)}
-    meant = ", ".join(key.name for key in keys if name.replace("-", "_") in key.aka)
+    same = [key for key in keys if name.replace("-", "_") in key.aka]
+    # An argument that is known by its name is an entry of a dictionary.
+    names = [f"{key.name}.{name}" if dict[str, Any] in key.types else key.name for key in same]
+    meant = ", ".join(names)
     if name in every and not meant:
         return UserError(f"{name} is not used by this recipe with these choices: leave it out.")
     known = [*(key.name for key in keys), *groups(config), *options]

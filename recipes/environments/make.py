@@ -59,8 +59,8 @@ def make_environment(
         # The paper uses the -v4 tasks; Gymnasium warns that newer versions exist.
         warnings.simplefilter("ignore")
         simulator = _made(cfg, kwargs)
-        for path in cfg.wrappers:
-            simulator = _wrapped(simulator, path)
+        for each in cfg.wrappers:
+            simulator = _wrapped(simulator, {"_target_": each} if isinstance(each, str) else each)
         if cfg.action_repeat > 1:
             simulator = ActionRepeat(simulator, cfg.action_repeat)
         _check_actions(simulator.action_space, cfg.name)
@@ -90,7 +90,14 @@ def _made(cfg: EnvConfig, kwargs: dict[str, Any]) -> gym.Env:
         ) from error
 
 
-def _wrapped(env: gym.Env, path: str) -> gym.Env:
+def _wrapped(env: gym.Env, given: dict[str, Any]) -> gym.Env:
+    arguments = {key: value for key, value in given.items() if key != "_target_"}
+    path = given.get("_target_")
+    if not isinstance(path, str):
+        raise UserError(
+            f"env.wrappers has {given}, which names no class: write "
+            "{_target_: my_package.MyWrapper, steps: 50}."
+        )
     wrapper = import_class(path, gym.Wrapper, "env.wrappers")
     if issubclass(wrapper, gym.wrappers.NormalizeObservation):
         raise UserError(
@@ -99,11 +106,12 @@ def _wrapped(env: gym.Env, path: str) -> gym.Env:
             "env.normalize_observations=true instead."
         )
     try:
-        return wrapper(env)
+        return wrapper(env, **arguments)
     except Exception as error:
         raise UserError(
-            f"env.wrappers={path} cannot wrap {env} ({type(error).__name__}: {first_line(error)}): "
-            "a wrapper is called with the environment only."
+            f"env.wrappers={path} cannot wrap {env} with the arguments {arguments} "
+            f"({type(error).__name__}: {first_line(error)}): correct them, as in "
+            f"env.wrappers=[{{_target_: {path}, argument: value}}]."
         ) from error
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from vmfer_recipes.agent.agent import Agent
 from vmfer_recipes.agent.networks import network_inputs
-from vmfer_recipes.config.algorithms import TD3BCConfig
+from vmfer_recipes.agent.replay import DatasetSampler, ReturnSampler
+from vmfer_recipes.config.algorithms import SACConfig, TD3BCConfig
 from vmfer_recipes.config.errors import UserError, first_line
 from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.saved import read_run
@@ -39,17 +40,41 @@ _REMOVED = re.compile(
 )
 
 
-def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig) -> None:
-    """Loads the dataset of a run into its replay buffer and computes normalization statistics."""
+def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig | SACConfig) -> None:
+    """Loads the dataset of a run into its replay buffer and computes normalization statistics.
+
+    Transitions that are collected later are stored behind it and do not replace it.
+    """
     transitions = load_transitions(cfg.dataset or "", env, cfg.env)
-    if len(transitions) > cfg.replay.buffer_size:
+    size = len(transitions)
+    needed = size + (0 if agent.collector is None else cfg.total_frames)
+    if needed > cfg.replay.buffer_size:
+        more = "" if needed == size else f" and the run adds {cfg.total_frames}"
         raise UserError(
-            f"dataset={cfg.dataset} has {len(transitions)} transitions, more than "
-            f"replay.buffer_size={cfg.replay.buffer_size}: use "
-            f"replay.buffer_size={len(transitions)}."
+            f"dataset={cfg.dataset} has {size} transitions{more}, more than "
+            f"replay.buffer_size={cfg.replay.buffer_size}: use replay.buffer_size={needed}."
         )
     agent.observations.learn(transitions)
     agent.buffer.extend(transitions)
+    for sampler in (agent.buffer.critic_sampler, agent.buffer.actor_sampler):
+        if isinstance(sampler, DatasetSampler):
+            sampler.size = size
+        if isinstance(sampler, ReturnSampler):
+            sampler.learn(episode_returns(transitions))
+
+
+def episode_returns(transitions: TensorDict) -> Tensor:
+    """The return of the episode of each transition.
+
+    An episode also ends where the next row does not start from the observation of this one: the
+    rows of a replay buffer may be overwritten, or come from several environments.
+    """
+    following, reward = transitions["next"], transitions["next", "reward"].squeeze(-1).double()
+    is_apart = (following["observation"][:-1] != transitions["observation"][1:]).any(-1)
+    ends = following["done"].squeeze(-1).long()
+    ends[:-1] |= is_apart.long()
+    episode = ends.cumsum(0) - ends
+    return torch.zeros_like(reward).index_add(0, episode, reward)[episode]
 
 
 def load_transitions(dataset: str, env: Environment, cfg: EnvConfig) -> TensorDict:

@@ -46,6 +46,8 @@ def check_served(cfg: Any) -> None:
         "critic_dropout": (cfg.critic_dropout, (0,)),
         "activation": (cfg.activation, ("relu",)),
         "env.normalize_observations": (cfg.env.normalize_observations, (False,)),
+        "dataset": (getattr(cfg, "dataset", None), (None,)),
+        "log_info": (tuple(cfg.log_info), ((),)),
         "entropy_gradient": (getattr(cfg, "entropy_gradient", False), (False,)),
         "device": (cfg.device, ("cpu",)),
         "threads": (cfg.threads, (1,)),

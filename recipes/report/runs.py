@@ -94,9 +94,10 @@ def _read(run_dir: Path, path: str) -> Run:
     config = flat(read_training_config(run_dir))
     steps, values = _read_evaluations(run_dir / "eval.csv")
     variant, settings = {}, {}
+    is_offline = "share" not in config  # otherwise the dataset belongs to the method
     for name, value in config.items():
         group, _, rest = name.partition(".")
-        if name == "dataset" or (
+        if (name == "dataset" and is_offline) or (
             group == "env" and rest != "name" and value != getattr(_PLAIN, rest, None)
         ):
             variant[name] = value

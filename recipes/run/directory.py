@@ -19,7 +19,7 @@ from vmfer_recipes.run.files import checkpoint_files, lock, replacing, step_of
 # Keys that may change when a run resumes.
 MAY_CHANGE = (
     *("resume", "run_dir", "logger", "keep_checkpoint", "keep_checkpoints_at", "solved_at"),
-    "max_eval_steps",
+    *("max_eval_steps", "max_minutes", "stop_when_solved", "log_info"),
 )
 # Keys that say which seed, and how a run is watched and executed, not what it learns.
 INCIDENTAL = (

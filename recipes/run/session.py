@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
@@ -26,7 +27,7 @@ from vmfer_recipes.environments.state import (
 from vmfer_recipes.run.checkpoints import Checkpoints, Part, Stateful, load_parts, plain_data
 from vmfer_recipes.run.curve import draw_learning_curve
 from vmfer_recipes.run.directory import RunDirectory
-from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results
+from vmfer_recipes.run.evaluation import Evaluation, evaluate, print_results, solved_at
 from vmfer_recipes.run.interruption import Interruption, SignalError
 from vmfer_recipes.run.log import RunLog
 from vmfer_recipes.run.progress import Clock, Progress, start_message
@@ -129,6 +130,11 @@ class Session(TrainingSession):
         self.metrics = Averages()
         self._directory = directory or RunDirectory(cfg)
         self._environment = make_environment(cfg.env, cfg.seed, cfg.replay.has_goals)
+        if cfg.stop_when_solved and solved_at(cfg, reports_success=False) is None:
+            raise UserError(
+                f"stop_when_solved=true needs a level, which {cfg.env.name} does not have: set "
+                "solved_at= to a return or a success rate."
+            )
         self.finished = self._directory.is_finished()
         if self.finished:
             return
@@ -137,6 +143,8 @@ class Session(TrainingSession):
         self._checkpoints = checkpoints or Checkpoints(self._directory.path / "checkpoint")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
+        self._is_solved = False  # and is to stop for this reason
+        self._deadline = time.monotonic() + 60 * (cfg.max_minutes or math.inf)
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:
         """Counts the environment steps from 1, or from the step where the run was stopped.
@@ -175,20 +183,21 @@ class Session(TrainingSession):
             self._clock = Clock(start)
             try:
                 self._prepare(start)
-                for step in range(start + 1, last + 1):
+                while step < last and not self._is_solved:
+                    step += 1
                     self._schedule(step)
                     yield step
                     self._after(step)
-                if last % self.cfg.eval_interval:
-                    self._evaluate(last)
+                if step % self.cfg.eval_interval:
+                    self._evaluate(step)
             except SignalError:
                 return self._stop(step, is_saved=step == 0 or self._save(step))
-            if last % self.cfg.log_interval:
-                self._write_metrics(last)
+            if step % self.cfg.log_interval:
+                self._write_metrics(step)
             try:
-                self._finish()
+                self._finish(step)
             except SignalError:
-                self._stop(last, is_saved=False)
+                self._stop(step, is_saved=False)
 
     # --- The start of a run.
 
@@ -210,6 +219,7 @@ class Session(TrainingSession):
             return 0
         self._directory.check_checkpoint(state)
         saved, self._evaluated = state["parts"], state["evaluated"]
+        self._is_solved = self.cfg.stop_when_solved and "solved" in state
         place = f"The checkpoint of step {state['step']} in {self._directory.path}"
         fault = f"{place} does not match this configuration or version"
         load_parts(self._parts(), saved, fault, "choose another run_dir")
@@ -265,7 +275,9 @@ class Session(TrainingSession):
         if step in cfg.keep_checkpoints_at:
             self._save(step, is_kept=True)
         self._check_signal()
-        is_last = step == cfg.total_frames
+        if step % cfg.log_interval == 0 and time.monotonic() > self._deadline:
+            raise SignalError
+        is_last = step == cfg.total_frames or self._is_solved
         if cfg.keep_checkpoint if is_last else step % cfg.checkpoint_interval == 0:
             self._save(step)
 
@@ -293,6 +305,7 @@ class Session(TrainingSession):
             "step": step,
             "run": self._directory.identity,
             "evaluated": self._evaluated,
+            **({"solved": True} if self._is_solved else {}),
             "policy": self._policy_data(step),
             "parts": {**parts, **self._log.state_dict()},
         }
@@ -311,6 +324,9 @@ class Session(TrainingSession):
             self._log.write_evaluation(step, result, partial(self._policy_data, step))
         self._progress.show(result)
         self._latest, self._evaluated = result, step
+        level = solved_at(self.cfg, result.success_rate is not None)
+        if step and self.cfg.stop_when_solved and level is not None:
+            self._is_solved = level.includes(result)
 
     def _play(self, policy: TensorDictModuleBase | None) -> Evaluation:
         return evaluate(
@@ -344,14 +360,14 @@ class Session(TrainingSession):
             file=sys.stderr,
         )
 
-    def _finish(self) -> None:
+    def _finish(self, step: int) -> None:
         path, cfg = self._directory.path, self.cfg
         # A run that was killed just before its end was evaluated by another process.
         trained = self._latest or self._play(self._policy)
         at_random = self._play(None) if self.draws else None
         self._progress.close()
         with self._directory.writing():
-            save_file(self._policy_data(cfg.total_frames), path / "policy.pt")
+            save_file(self._policy_data(step), path / "policy.pt")
             picture = None
             if at_random is not None:
                 self._log.write_random(at_random)

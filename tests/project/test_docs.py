@@ -49,6 +49,8 @@ def test_the_api_reference_describes_every_public_name(site):
     page = (site / "api.html").read_text()
     for name in set(torchrl_vmfer.__all__) - {"__version__"}:
         assert re.search(rf'id="torchrl_vmfer[\w.]*\.{name}"', page), name
+    for name in ("Session", "Agent", "AgentMaker"):
+        assert re.search(rf'id="vmfer_recipes[\w.]*\.{name}"', page), name
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason=REASON)

@@ -59,6 +59,8 @@ ANSWERS = {
     "learning_starts=9": ["init_random_frames"],
     "train_freq=2": ["utd_ratio"],
     "gradient_steps=2": ["utd_ratio"],
+    "max_episode_steps=50": ["env.kwargs.max_episode_steps"],
+    "env.wrappers=[3]": ["env.wrappers must be a list of import paths"],
     "optimizer=sgd": ["critic_lr", "actor_lr"],
     "--env-id Hopper-v4": ["env.name"],
     # A list, a part of a name and an abbreviated number.
@@ -112,6 +114,9 @@ ANSWERS = {
 }
 OTHER_RECIPES = {
     ("sac", "actor_objective=mean"): ["actor_objective is not used by this recipe"],
+    ("sac", "sampler=odpr dataset=runs/a"): ["sampler=odpr", "use td3_bc"],
+    ("sac", "share=0.3"): ["share=0.3", "without dataset="],
+    ("sac", "dataset=runs/a replay=per"): ["replay=per", "use replay=uniform"],
     ("sac", "ent_coef=0.2"): ["alpha_init"],
     ("sac", "alpha=0.2"): ["alpha_init"],
     ("sac", "directions=tanh"): ["directions must be action or pre_tanh, got 'tanh'"],

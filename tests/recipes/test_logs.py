@@ -12,6 +12,7 @@ import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from helpers.saved_rows import rows_in
 from vmfer_recipes.config.errors import UserError
 from vmfer_recipes.config.groups import CustomLoggerConfig
 from vmfer_recipes.config.training import to_config
@@ -280,3 +281,43 @@ def test_averages_cover_the_values_since_the_last_read_use_little_memory_and_res
     assert means == resumed.pop()
     assert means["a"] == pytest.approx(values.double().mean().item(), rel=1e-12)
     assert averages.pop() == {}
+
+
+LOGGED = "log_info=[reward_ctrl,observation.3]"
+
+
+WORKER = "collector=processes collector.sync=true collector.num_workers=1"
+
+
+@pytest.mark.parametrize("collector", ["num_envs=2", pytest.param(WORKER, marks=pytest.mark.slow)])
+def test_info_and_observations_are_logged_as_means_over_the_steps_of_a_row(
+    collector, train, table, checkpoint, tmp_path
+):
+    short = ("env.name=HalfCheetah-v4", "init_random_frames=20", "total_frames=120", LOGGED)
+    chunks = ("collector.chunk=20", "collector.max_lead=0") if "processes" in collector else ()
+    run = train("td3", tmp_path, *short, *collector.split(), *chunks, "log_interval=40")
+    stored = rows_in(checkpoint(run)["parts"]["replay"])
+    cost = -0.1 * stored["action"].square().sum(-1)  # HalfCheetah's, from its documentation
+    seen = stored["next"]["observation"][:, 3]
+    found = table(run / "train.csv")
+    for row, steps in zip(found, (slice(0, 40), slice(40, 80), slice(80, 120)), strict=True):
+        expected = [values[steps].mean().item() for values in (cost, seen)]
+        assert [float(row[key]) for key in ("info.reward_ctrl", "observation.3")] == pytest.approx(
+            expected, rel=1e-4
+        )
+
+
+def test_logged_info_resumes_exactly(assert_crashed_run_resumes_exactly):
+    assert_crashed_run_resumes_exactly("td3", "sampler=fresh", LOGGED)
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("reward_control", "log_info=reward_control.*reward_ctrl"),
+        ("observation.17", "log_info=observation.17.*observation.16"),
+    ],
+)
+def test_info_that_does_not_exist_is_named(name, named, train, tmp_path):
+    with pytest.raises(UserError, match=named):
+        train("td3", tmp_path, "env.name=ShortCheetah-v0", f"log_info=[{name}]")

@@ -184,3 +184,25 @@ def test_selected_checkpoints_are_kept_also_of_the_step_from_which_a_run_continu
     assert torch.equal(*replay)
     assert "the checkpoint of step 60 cannot be kept" in capfd.readouterr().err
     assert (run_dir / "eval.csv").read_bytes() == (straight_run(*RUN) / "eval.csv").read_bytes()
+
+
+def test_a_solved_run_ends_after_that_evaluation_and_can_be_continued(
+    straight_run, finish, assert_same_run, table, tmp_path
+):
+    # Every return exceeds this level. The first evaluation that counts is at step 70.
+    level = ("solved_at=-1e6", "stop_when_solved=true")
+    short, run = straight_run(*RUN, "total_frames=70"), tmp_path / "run"
+    for _ in range(2):
+        finish(*RUN[:1], run, *RUN[1:], *level)
+        assert (run / "eval.csv").read_bytes() == (short / "eval.csv").read_bytes()
+        assert table(run / "train.csv") == table(short / "train.csv")
+        assert weights(run / "policy.pt")["step"] == 70
+        (run / "finished").unlink()  # as if the process had been killed before
+    finish(*RUN[:1], run, *RUN[1:], level[0])
+    assert_same_run(straight_run(*RUN), run)
+
+
+def test_a_run_that_cannot_be_solved_is_refused(finish, tmp_path):
+    with pytest.raises(UserError, match=r"stop_when_solved=true.*ShortCheetah-v0.*solved_at="):
+        finish(*RUN[:1], tmp_path / "run", *RUN[1:], "stop_when_solved=true")
+    assert not (tmp_path / "run").exists()

@@ -77,6 +77,14 @@ def test_wrappers_are_applied_in_order(elsewhere):
     np.testing.assert_allclose(rewards, [0, -1], atol=1e-6)  # the distance is 1
 
 
+def test_wrappers_have_arguments(elsewhere, execute, capsys):
+    limit = "{_target_: gymnasium.wrappers.TimeLimit, max_episode_steps: 7}"
+    small = ("total_frames=40", "init_random_frames=30", "num_eval_episodes=1")
+    execute(td3, WINDY[0], f"env.wrappers=[my_tasks.Wind, {limit}]", *small, "run_dir=run")
+    execute(evaluate, "run")
+    assert "episodes of 7 steps" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
@@ -93,6 +101,11 @@ def test_wrappers_are_applied_in_order(elsewhere):
         ({"wrappers": ["my_tasks.Breeze"]}, ["my_tasks has no such name"]),
         ({"wrappers": ["Wind"]}, ["must name a module and a class"]),
         ({"wrappers": ["gymnasium.wrappers.TimeLimit"]}, ["TimeLimit cannot wrap", "TypeError"]),
+        ({"wrappers": [{"steps": 50}]}, ["{'steps': 50}", "_target_: my_package.MyWrapper"]),
+        (
+            {"wrappers": [{"_target_": "gymnasium.wrappers.TimeLimit", "steps": 50}]},
+            ["TimeLimit cannot wrap", "{'steps': 50}", "unexpected keyword argument"],
+        ),
         (
             {"wrappers": ["gymnasium.wrappers.NormalizeObservation"]},
             ["another normalization than training", "env.normalize_observations=true"],

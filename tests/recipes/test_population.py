@@ -250,6 +250,22 @@ def test_a_signal_between_the_turns_of_members_keeps_their_random_numbers(
         assert_same_run(left, right)
 
 
+def test_members_stop_by_time_or_solution_and_resume_exactly(configs, assert_same_run):
+    runs = COMPANY["td3"]
+    straight = configs("td3", "straight", *runs)
+    train_together(straight)
+    for stop in ("max_minutes=1e-9", "stop_when_solved=true solved_at=-1e6", ""):
+        stopped = configs("td3", "stopped", *(f"{run} {stop}" for run in runs))
+        assert train_together(stopped) == [None, None]
+        has_ended = [(path / "finished").exists() for path in run_dirs(stopped)]
+        assert has_ended == [not stop.startswith("max")] * 2
+        for path in run_dirs(stopped):
+            (path / "finished").unlink(missing_ok=True)
+    train_together(stopped)
+    for left, right in zip(run_dirs(straight), run_dirs(stopped), strict=True):
+        assert_same_run(left, right)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_sweep_resumes_exactly(number, tmp_path, assert_same_run):
@@ -286,6 +302,7 @@ def test_a_stopped_sweep_resumes_exactly(number, tmp_path, assert_same_run):
         ("sac", "critic_dropout=0.1", "critic_dropout=0.1"),
         ("td3", "critic_network=torch.nn.Linear", "critic_network=torch.nn.linear"),
         ("td3", "env.normalize_observations=true", "env.normalize_observations=true"),
+        ("td3", "log_info=[speed]", "log_info="),
         ("redq", "sampler=fresh", "recipe=redq"),
     ],
 )

@@ -323,3 +323,13 @@ def test_ctrl_c_while_the_program_starts_prints_no_traceback(command, tmp_path, 
         _, error = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in error
+
+
+def test_a_run_stops_when_its_minutes_are_over_and_resumes_exactly(
+    straight_run, finish, assert_same_run, tmp_path, capfd
+):
+    finish(RUN[0], tmp_path, *RUN[1:], "max_minutes=1e-9")
+    assert f"Stopped {tmp_path} at step 50." in capfd.readouterr().err
+    assert newest(tmp_path) == 50
+    finish(RUN[0], tmp_path, *RUN[1:], "max_minutes=1000")
+    assert_same_run(straight_run(*RUN), tmp_path)
