@@ -14,13 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a sampler or a loss: a number within limits, or one of several strings.
-
-    Examples:
-        >>> POWER.check("power", 200)
-        Traceback (most recent call last):
-        ValueError: power must lie in [-100, 100], got 200.
-    """
+    """An argument of a sampler or a loss: a number within limits, or one of several strings."""
 
     default: Any
     meaning: str  # what it does, in one line

@@ -79,7 +79,7 @@ def linearized_values(
         critics: the batched critics, from ``[N, *batch]`` inputs to values ``[N, *batch, K]``: one
             for each critic, or K quantiles, whose mean is then Q_i.
         inputs: their inputs, expanded to a batch size ``[N, *batch]``.
-        action_key: a tensor or a TensorDict of tensors.
+        action_key: the action, a tensor or a TensorDict of tensors.
         value_key: the value.
         mean: whether the loss averages over the batch. Gradients then pass through the critics
             with the same weight as in a plain backward pass, so that the actor gradient is

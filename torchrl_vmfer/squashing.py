@@ -21,10 +21,6 @@ _SATURATED = 32
 class Squashing(nn.Module):
     """The squashing a = m + h tanh(u) to bounds m - h and m + h. Its state is empty.
 
-    Args:
-        low: the lower bounds: one number, or one for each component of the action.
-        high: the upper bounds.
-
     Examples:
         >>> squashing = Squashing(torch.tensor([-2.0]), torch.tensor([2.0]))
         >>> squashing.slope(torch.tensor([0.0, 1.0, 2.0]))

@@ -21,12 +21,7 @@ def diverged(sign: str) -> UserError:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural if needed.
-
-    Example:
-        >>> counted(1, "task"), counted(2000, "step")
-        ('1 task', '2,000 steps')
-    """
+    """A number with its noun, in the plural if needed: ``2,000 steps``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -42,11 +42,8 @@ def recipe(name: str, config: type[Config]) -> Callable[[Callable[[Any], None]],
     """Turns a function of the configuration into a program; ``__wrapped__`` is the function.
 
     The file of the function gives the recipe its name: a copy of ``td3.py`` with another name
-    writes other run directories.
-
-    Args:
-        name: the configuration file whose choices it starts from, without its ending.
-        config: the dataclass of its keys.
+    writes other run directories. ``name`` is the configuration file whose choices it starts from,
+    without its ending.
 
     Example:
         >>> from vmfer_recipes.config.algorithms import TD3Config

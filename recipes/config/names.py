@@ -55,12 +55,7 @@ def choices_of(group: str) -> list[str]:
 
 
 def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """The keys in which two dictionaries differ, in alphabetical order.
-
-    Example:
-        >>> differing({"seed": 0, "tau": 0.1}, {"seed": 1, "tau": 0.1, "gamma": 0.9})
-        ['gamma', 'seed']
-    """
+    """The keys in which two dictionaries differ, in alphabetical order."""
     keys = sorted(first.keys() | second.keys())
     return [key for key in keys if first.get(key) != second.get(key)]
 

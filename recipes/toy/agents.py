@@ -23,12 +23,7 @@ Generators = Sequence[torch.Generator]  # one per seed
 
 
 def reward(action: Tensor) -> Tensor:
-    """R = -‖a - a*‖ for actions ``[*, 2]``.
-
-    Examples:
-        >>> reward(torch.tensor([[-0.5, -0.5], [0.1, 0.3]]))
-        tensor([-0., -1.])
-    """
+    """R = -‖a - a*‖ for actions ``[*, 2]``."""
     return -torch.linalg.vector_norm(action - action.new_tensor(OPTIMAL_ACTION), dim=-1)
 
 

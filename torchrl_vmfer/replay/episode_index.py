@@ -19,18 +19,6 @@ class EpisodeIndex:
 
     The slots of each episode are in one array, in the order of its steps. Overwriting a step
     removes the oldest step of its episode, and halves an array that is mostly unused.
-
-    Examples:
-        >>> index = EpisodeIndex()
-        >>> trajectory = np.array([7, 8, 7, 8, 7])
-        >>> index.append(np.arange(5), trajectory, np.array([0, 0, 0, 1, 0], bool))
-        >>> index.episode(2), index.episode(1)
-        (array([0, 2, 4]), array([1, 3]))
-        >>> index.append(np.array([0]), np.array([7]), np.array([True]))
-        >>> index.episode(2)
-        array([2, 4, 0])
-        >>> index.draw(np.array([4, 1]), np.array([0.0, 0.9]), "future")
-        array([4, 3])
     """
 
     def __init__(self) -> None:

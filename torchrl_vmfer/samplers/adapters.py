@@ -36,11 +36,8 @@ def takes_td_errors(sampler: Sampler) -> bool:
 def probabilities_of(sampler: Sampler, storage: Storage | int) -> Tensor:
     """The probability with which a sampler draws each slot, in double precision.
 
-    Args:
-        sampler: a sampler of this package, or TorchRL's ``RandomSampler`` or
-            ``PrioritizedSampler``. Other samplers must have a method ``probabilities()``, which is
-            called without arguments.
-        storage: its storage, or the number of slots in use.
+    ``storage`` may also be the number of slots in use. Samplers of other packages, except two of
+    TorchRL, must have a method ``probabilities()``.
     """
     length = storage if isinstance(storage, int) else len(storage)
     if type(sampler) is RandomSampler:

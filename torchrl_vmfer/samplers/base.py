@@ -64,9 +64,6 @@ class BaseSampler(SeamSampler):
 
     A slot is unscored, and has the default priority, until its priority is updated for the first
     time after a write. The state is kept in NumPy arrays, where ``torch.compile`` breaks its graph.
-
-    Args:
-        distribution: the distribution over the slots, as a function of their priorities.
     """
 
     signal: Any = None
@@ -139,9 +136,7 @@ class BaseSampler(SeamSampler):
     def probabilities(self, storage: Storage | None = None) -> Tensor:
         """The exact probability of every live slot, in double precision.
 
-        Args:
-            storage: the storage to synchronize with first. Needed only if it was changed without
-                notifying the sampler.
+        The ``storage`` is needed only if it was changed without notifying the sampler.
         """
         self.follow(storage)
         return torch.from_numpy(self._probabilities())
