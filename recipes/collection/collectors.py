@@ -33,7 +33,7 @@ from vmfer_recipes.environments.state import derived_seed, reseed_environment
 from vmfer_recipes.run.interruption import Interruption
 
 _POLL = 1e-3  # seconds between checks for new chunks while there are enough frames
-_START = 10.0  # seconds after which workers that have not started are reported
+_START = 10.0  # seconds between checks for workers that have not started, which are reported
 
 
 class Collector:
@@ -154,6 +154,7 @@ class WorkersCollector(Collector):
         self._arrived: dict[int, Chunk] = {}
         self._numbers = [0] * count  # the number of each worker's next chunk
         self._states: list[Any] = [None] * count  # the workers' states after the last stored chunk
+        self._said = ""  # about workers that have not started
         self._cause = "no environment has completed its steps"  # if no frames arrive
         self._polled = 0.0  # the time of the last check for chunks
 
@@ -252,9 +253,10 @@ class WorkersCollector(Collector):
                 self._welcome(worker, report)
         self._polled = time.monotonic()
         if self._polled > self._reminder:
-            self._reminder += 3600
-            if missing := self._missing():
-                print(f"{missing}.", file=sys.stderr)
+            self._reminder = self._polled + _START
+            said, self._said = self._said, self._missing()
+            if self._said not in ("", said):
+                print(f"{self._said}.", file=sys.stderr)
 
     def _store_arrived(self) -> None:
         """Stores chunks: with ``collector.sync=true`` in order, and only what this step needs."""

@@ -16,7 +16,7 @@ import pytest
 
 from vmfer_recipes.config.errors import UserError
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 ROOT = Path(__file__).parents[2]
 HEAD, OTHER = "10.87.0.1", "10.87.0.2"
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test-only"}
@@ -62,7 +62,7 @@ class Cluster:
             netns("-n", space, "link", "set", "eth1", "up")
 
     def start(self, number: int, cpus: int) -> None:
-        """Starts the head (number 0) or the other node."""
+        """Starts the head (number 0) or the other node, and waits until it runs."""
         ray = [str(Path(sys.executable).parent / "ray"), "start", "--disable-usage-stats"]
         words = [*ray, "--block", f"--num-cpus={cpus}", "--object-store-memory=80000000"]
         if number == 0:
@@ -74,8 +74,9 @@ class Cluster:
                 hide += f"mount -t tmpfs none {ROOT / folder} && "
             words += [f"--address={HEAD}:6379", f"--node-ip-address={OTHER}"]
             words = ["unshare", "-m", "sh", "-c", f'{hide} exec "$@"', "sh", *words]
-        self._nodes.append(self.popen(number, words, env={**os.environ, **TOKEN}, cwd="/"))
-        time.sleep(10)
+        options = {"env": {**os.environ, **TOKEN}, "stdout": subprocess.PIPE, "text": True}
+        self._nodes.append(self.popen(number, words, cwd="/", **options))
+        assert any("Ray runtime started" in line for line in self._nodes[-1].stdout)
 
     def popen(self, number: int, words: list[str], **options) -> subprocess.Popen:
         """Starts a process in a namespace."""
@@ -104,7 +105,7 @@ class Cluster:
             self.kill(number)
             subprocess.run(["ip", "netns", "del", space], capture_output=True)
         for node in self._nodes:
-            node.wait(30)
+            node.communicate(timeout=30)
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
@@ -236,12 +237,12 @@ def test_run_with_fewer_cpus_than_workers_says_so_and_its_process_ends(
 ):
     """One CPU for three workers that must all take part: the run waits, then ends."""
     environment = {**os.environ, "PYTHONPATH": str(user_folder)}
-    program = "import ray; ray.init(num_cpus=1, include_dashboard=False); input()"
+    program = "import ray; ray.init(num_cpus=1, include_dashboard=False); input('started\\n')"
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     ) as cluster:  # fmt: skip
-        time.sleep(15)
+        assert "started\n" in cluster.stdout
         options = (*OPTIONS, "collector=ray", "collector.patience=40")
         environment["RAY_ADDRESS"] = "auto"
         run = run_command("td3", tmp_path / "run", *options, env=environment)

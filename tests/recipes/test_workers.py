@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -148,11 +149,14 @@ def test_asynchronous_run_replaces_lost_workers_and_resumes(
 
 def test_silent_workers_end_the_run_after_the_patience(pools, train, monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(InlinePool, "receive", lambda self, timeout: time.sleep(timeout) or ())
-    monkeypatch.setattr(collectors, "_START", 0.5)
-    message = "No frames have arrived for collector.patience=1 seconds .3 of 3 workers are asleep"
+    monkeypatch.setattr(collectors, "_START", 0)
+    reasons = itertools.chain(["are asleep"] * 2, itertools.repeat("are lazy"))
+    monkeypatch.setattr(InlinePool, "obstacle", property(lambda self: next(reasons)))
+    message = "No frames have arrived for collector.patience=2 seconds .3 of 3 workers are lazy"
     with pytest.raises(UserError, match=message):
-        train("td3", tmp_path, *TINY, *SYNC, "collector.patience=1")
-    assert capfd.readouterr().err.count("3 of 3 workers are asleep.") == 1
+        train("td3", tmp_path, *TINY, *SYNC, "collector.patience=2")
+    said = re.findall("3 of 3 workers are (.*)[.]", capfd.readouterr().err)
+    assert said == ["asleep", "lazy"]  # once each
 
 
 def test_other_versions_of_a_worker_are_reported(pools, train, monkeypatch, capfd, tmp_path):
