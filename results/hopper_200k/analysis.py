@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
-from vmfer_recipes.report.inference import Estimate, holm, paired_difference, permutation_p
+from vmfer_recipes.report.inference import Estimate, holm, permutation_p
 from vmfer_recipes.report.runs import area
 from vmfer_recipes.run.curve import BLUE, GRAY, GREEN, ORANGE, VERMILION
 from vmfer_recipes.run.tables import read_columns
@@ -79,9 +80,15 @@ def compare(areas: dict[str, np.ndarray]) -> dict[str, Comparison]:
     p_values = [permutation_p(np.log(x), np.log(y)) for x, y in pairs.values()]
     found = {}
     for (name, (x, y)), p, corrected in zip(pairs.items(), p_values, holm(p_values), strict=True):
-        difference = paired_difference(x, y, RESAMPLES)
-        found[name] = Comparison(*_bootstrap(x, y), difference, p, corrected)
+        found[name] = Comparison(*_bootstrap(x, y), _paired(x - y), p, corrected)
     return found
+
+
+def _paired(differences: np.ndarray) -> Estimate:
+    """The mean of paired differences, resampling the pairs."""
+    resampling = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(0)}
+    found = stats.bootstrap((differences,), np.mean, **resampling)
+    return Estimate(float(differences.mean()), *map(float, found.confidence_interval))
 
 
 def _bootstrap(x: np.ndarray, y: np.ndarray) -> tuple[Estimate, Estimate]:

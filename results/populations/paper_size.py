@@ -40,7 +40,7 @@ def compare() -> None:
     """Prints the differences from ``fresh``, in its standard deviations."""
     runs = load(TABLES)
     effects, final = Effects(runs), Effects(runs, "final")
-    head("Paper's size", "cell", "arm minus fresh", "pairs", "effect [95 %]", "p", "final return")
+    head("256×256 units", "cell", "arm minus fresh", "pairs", "effect [95 %]", "p", "final return")
     for cell in effects.cells:
         for arm in sorted(set(runs.loc[runs["cell"] == cell, "arm"]) - {"fresh"}):
             values = effects.pooled(arm, cells=[cell])

@@ -57,11 +57,14 @@ def tables(study, analysis, tmp_path, monkeypatch):
     return write
 
 
-def test_pages_quote_what_the_analysis_prints(analysis, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["analysis.py"])
-    analysis.main()
-    printed = capsys.readouterr().out
-    assert printed.strip() in (STUDY / "README.md").read_text()
+def test_pages_quote_what_the_scripts_print(analysis, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [""])
+    printed = ""
+    for module in (analysis, script("paper_size")):
+        module.main()
+        output = capsys.readouterr().out
+        assert output.strip() in (STUDY / "README.md").read_text()
+        printed += output
     root = STUDY.parents[1]
     for page in ("README.md", "docs/evidence.md", "docs/method.md", "results/README.md"):
         text = (root / page).read_text().split("## The claim to test")[0]  # other studies follow
