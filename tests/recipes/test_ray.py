@@ -217,7 +217,7 @@ def test_run_without_the_head_of_its_cluster_ends_in_one_line_and_resumes(
     options = ("collector=ray", "checkpoint_interval=200", f"total_frames={saved + 100}")
     resumed = run_command("td3", tmp_path, *options)
     assert resumed.returncode == 0, resumed.stderr
-    assert f"at step {saved:,}." in resumed.stderr
+    assert f"at step {saved}." in resumed.stderr
 
 
 def test_an_address_where_no_cluster_is_is_an_error_without_waiting_for_ray(
