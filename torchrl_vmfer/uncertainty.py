@@ -141,9 +141,7 @@ class VMFUncertainty(TensorDictModuleBase):
 def action_gradients(loss: LossModule, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:
     """Evaluates all critics of a loss at the action of its policy, in one pass.
 
-    Returns:
-        the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of l_i = -Q_i with
-        respect to the action, or to the pre-tanh action if the loss has ``directions="pre_tanh"``.
+    With ``directions="pre_tanh"``, the gradients are with respect to the pre-tanh action.
     """
     actor, action_key = loss.actor_network, loss.tensor_keys.action
     # Not strict: a composite policy lists the parameters of its distribution as inputs.
@@ -165,9 +163,7 @@ def evaluate_critics(
 ) -> tuple[Tensor, Tensor]:
     """Evaluates critics with some parameters at their inputs ``[*batch]``, in one pass.
 
-    Returns:
-        the values ``[N, *batch]``, and the gradients ``[N, *batch, action]`` of -Q_i with respect
-        to the action.
+    Returns the values ``[N, *batch]`` and the gradients ``[N, *batch, action]`` of l_i = -Q_i.
     """
     params, ensemble = params.detach(), paired_critics(loss)
     # Measuring must not update the running statistics of normalization layers.

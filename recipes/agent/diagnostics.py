@@ -35,10 +35,6 @@ def signal_to_noise(first: Tensor, second: Tensor) -> Tensor:
     ḡ is their mean, the gradient of the batch, and G its expectation. The halves are independent,
     so that g₁ᵀg₂ is an unbiased estimate of ‖G‖², and ‖g₁ - g₂‖²/4 one of the variance of ḡ. The
     ratio is negative if the angle between the two gradients exceeds 90°.
-
-    Examples:
-        >>> signal_to_noise(torch.tensor([3.0, 1.0]), torch.tensor([3.0, -1.0]))
-        tensor(8.)
     """
     return 4 * first.dot(second) / (first - second).square().sum()
 

@@ -125,13 +125,8 @@ class DatasetSampler(BaseSampler):
     """Draws a share of each batch from a dataset, and the rest from later transitions.
 
     This is the symmetric sampling of RLPD (Ball et al., 2023, arXiv 2302.02948). Both parts are
-    uniform; before there are later transitions, the whole batch is from the dataset.
-
-    Args:
-        share: the share of the batch, which is rounded to whole transitions.
-
-    Attributes:
-        size: the number of transitions of the dataset, which are in the first slots.
+    uniform; before there are later transitions, the whole batch is from the dataset. The dataset is
+    in the first ``size`` slots. The ``share`` is rounded to whole transitions.
     """
 
     records_updates = False
@@ -158,9 +153,6 @@ class ReturnSampler(BaseSampler):
     """Draws by the returns of the episodes of a dataset: P ∝ (G - min G) / (max G - min G) + floor.
 
     This is the prioritization by return of ODPR (Yue et al., 2023, arXiv 2306.05412).
-
-    Args:
-        floor: what the worst episode has; the best one has 1 + floor.
     """
 
     records_updates = False

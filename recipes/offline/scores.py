@@ -11,12 +11,7 @@ from vmfer_recipes.run.tables import Evaluation
 
 
 class ReferenceReturns(NamedTuple):
-    """The returns that correspond to scores of 0 and 100, and where they come from.
-
-    Example:
-        >>> ReferenceReturns(-20.0, 180.0, "D4RL").score(80.0)
-        50.0
-    """
+    """The returns that correspond to scores of 0 and 100, and where they come from."""
 
     random: float
     expert: float

@@ -157,10 +157,8 @@ class Session(TrainingSession):
         the intervals, a longer run would not have these: they are written after the last
         checkpoint and are not part of it.
 
-        Args:
-            policy: the policy to evaluate, and to save at the end.
-            **components: everything that a checkpoint must hold so that a resumed run is identical
-                to an uninterrupted one. Components with a ``close`` method are closed at the end.
+        The ``components`` are everything that a checkpoint must hold so that a resumed run is
+        identical to an uninterrupted one. Those with a ``close`` method are closed at the end.
         """
         self._policy, self._components = policy, components
         self._policy_data = partial(policy_data, policy, self._environment, self.cfg)

@@ -65,10 +65,6 @@ def angle(gradients: Tensor) -> Tensor:
     """The angle in degrees between the gradients ``[2, *batch, 2]`` of two critics.
 
     Two directions at an angle Θ have a resultant of length cos(Θ/2).
-
-    Examples:
-        >>> angle(torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 5.0], [-3.0, 0.0]]]))
-        tensor([ 90., 180.])
     """
     return torch.rad2deg(2 * directional.resultant_length(gradients).acos())
 

@@ -97,10 +97,8 @@ class VMFREDQLoss(AllCriticsTap, SplitREDQLoss):
     ``forward`` learns the temperature on the current and the next states of the batch, as TorchRL's
     loss does, and ``alpha_loss`` on the log-densities that it is given.
 
-    Args:
-        *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions``,
-            ``gradient_norm`` and ``weighting`` as in :class:`VMFSACLoss`.
+    The arguments are those of TorchRL's loss, and ``measure``, ``used``, ``directions``,
+    ``gradient_norm`` and ``weighting`` of :class:`VMFSACLoss`.
     """
 
     critic_loss_name = "qvalue_loss"

@@ -116,10 +116,8 @@ class VMFTQCLoss(AllCriticsTap, TQCLoss):
     as for :class:`VMFSACLoss`. Loss values and gradients equal TorchRL's up to rounding. All
     critics form the TD target.
 
-    Args:
-        *args: as in TorchRL's loss.
-        **kwargs: as in TorchRL's loss, or ``measure``, ``used``, ``directions``,
-            ``gradient_norm`` and ``weighting`` as in :class:`VMFSACLoss`.
+    The arguments are those of TorchRL's loss, and ``measure``, ``used``, ``directions``,
+    ``gradient_norm`` and ``weighting`` of :class:`VMFSACLoss`.
     """
 
     critic_loss_name = "qvalue_v2_loss"

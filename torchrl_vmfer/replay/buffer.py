@@ -178,13 +178,12 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     ) -> TensorDictBase:
         """Samples a batch for the actor.
 
+        The batch has its slots under ``"index"``.
+
         Args:
             batch_size: defaults to the buffer's.
             keys: a list of the entries to read, all by default. The actor update only needs
                 the observation, so the buffer can skip the other entries.
-
-        Returns:
-            the batch, with its slots under ``"index"``.
         """
         batch = self._sample_with(self.actor_sampler.sample, batch_size, keys)
         if self.writer.tracks_generations:
@@ -301,10 +300,9 @@ class ActorCriticReplayBuffer(SeamReplayBuffer):
     def update_tensordict_priority(self, data: TensorDictBase) -> None:
         """Updates both samplers with the entries that ``forward`` of a loss wrote into a batch.
 
-        Args:
-            data: the batch. A sampler of the critics by TD errors uses its entry ``priority_key``,
-                the actor's sampler its entry ``"vmf_factor"``, or ``"vmf_gradient_norm"`` if it
-                samples by gradient norms. Missing entries are skipped.
+        A sampler of the critics by TD errors uses ``priority_key``, the actor's sampler
+        ``"vmf_factor"``, or ``"vmf_gradient_norm"`` if it samples by gradient norms. Missing
+        entries are skipped.
         """
         batch = data if data.ndim else data.unsqueeze(0)
         # TorchRL's method is not used: it ignores all samplers but its own, and assigns the highest
