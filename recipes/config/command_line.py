@@ -76,6 +76,8 @@ def _checked(argument: str, config: type[Config], is_sweep: bool) -> str:
         one = f"write {name}=[{value}] or " if name in keys and keys[name].is_list else ""
         raise UserError(f"{argument} gives several values: {one}add -m to train one run for each.")
     if override.is_hydra_override():
+        if argument == "hydra/launcher=population" and not is_sweep:
+            raise UserError(f"{argument} trains the runs of a sweep: add -m.")
         return argument
     bare = argument.lstrip("+")  # every key exists, so + and ++ have no effect
     value = bare.partition("=")[2]

@@ -50,6 +50,7 @@ ANSWERS = {
     "sampler=nonsense": ["nonsense", "anti_vmf, fresh", "--help"],
     "sampler=[fresh,vmf_rank]": ["sampler=[fresh,vmf_rank]", "vmf_rank"],
     "hydra/launcher=joblob": ["joblob", "joblib"],
+    "hydra/launcher=population": ["population", "-m"],
     "sede=3": ["sede", "seed"],
     "lr=0.1": ["lr", "critic_lr", "actor_lr"],
     "n_envs=4": ["n_envs", "num_envs"],
