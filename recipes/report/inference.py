@@ -99,6 +99,20 @@ def _estimates(statistic: Callable[..., np.ndarray], cells: Sequence[np.ndarray]
     return np.stack([values, *intervals[""]])
 
 
+def paired_difference(x: np.ndarray, y: np.ndarray, repetitions: int = 10_000) -> Estimate:
+    """The mean difference of paired scores. A single pair has no interval.
+
+    Pairs are resampled, so that what both scores of a pair have in common cancels out.
+    """
+    value = float((x - y).mean())
+    if len(x) < 2:
+        return Estimate(value)
+    resampling: dict[str, Any] = {"paired": True, "n_resamples": repetitions}
+    resampling |= {"method": "percentile", "rng": np.random.default_rng(0)}
+    found = stats.bootstrap((x, y), _mean_difference, **resampling)
+    return Estimate(value, *map(float, found.confidence_interval))
+
+
 def _mean_difference(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
     return x.mean(axis) - y.mean(axis)
 

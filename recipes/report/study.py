@@ -214,7 +214,7 @@ def _compare_on_task(study: Study, task: Task) -> None:
                 cell=cell,
                 baseline=other,
                 note=note,
-                paired=estimate(np.mean, mine - theirs) if len(mine) else None,
+                paired=inference.paired_difference(mine, theirs) if len(mine) else None,
                 pairs=len(mine),
                 paired_p=inference.sign_flip_p(mine - theirs) if len(mine) else math.nan,
                 is_ratio=is_ratio,
