@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "index.md", content=_without_folder(readme)))
     files.append(File.generated(config, "keys.md", content=_keys_page()))
     for pattern in LINKED:
-        for path in sorted(ROOT.glob(pattern)):
+        for path in sorted(filter(Path.is_file, ROOT.glob(pattern))):
             uri = path.relative_to(ROOT).as_posix()
             files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files

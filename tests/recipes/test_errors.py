@@ -130,7 +130,7 @@ OTHER_RECIPES = {
     ("crossq", "replay=per_rank"): ["importance weights", "use replay.beta=0"],
     ("crossq", "tau=0.01"): ["tau=0.01", "no target networks"],
     ("crossq", "layer_norm=true"): ["layer_norm=true", "batch_renorm=true"],
-    ("crossq", "network=my_package.Net"): ["use network=mlp, or batch_renorm=false"],
+    ("crossq", "network=my_package.Net"): ["use critic_network=mlp", "batch_renorm=false"],
     ("tqc", "dropped_quantiles=25"): ["dropped_quantiles=25", "num_quantiles=25"],
     ("tqc", "num_quantiles=5 env=Hopper-v4"): ["dropped_quantiles=5", "num_quantiles=5"],
     ("tqc", "replay=lap"): ["replay=lap", "use replay=per"],

@@ -70,7 +70,7 @@ def test_experiments_are_valid_and_state_the_correct_amount_of_work(
 def test_all_experiments_have_a_command():
     names = {parameters.values[2] for parameters in _commands()}
     settings = {"demo", "short", "crossq_cpu", "redq_cpu", "tqc_cpu", "population_study"}
-    settings |= {"critics", "droq", "fixed_temperature", "layer_norm_critics"}
+    settings |= {"critics", "droq", "fixed_temperature", "layer_norm_critics", "rlpd"}
     assert names == {file.stem for file in EXPERIMENTS} - settings
 
 

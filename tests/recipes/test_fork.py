@@ -309,8 +309,8 @@ def test_runs_that_cannot_be_forked_are_named(source, tmp_path, failure):
         file.write_text(file.read_text().replace(old, new))
         return f"run={tmp_path / name}"
 
-    own = copy("own", "algorithm: td3", "algorithm: my_td3")
-    assert "is a run of my_td3, which is not a recipe" in failure(own)
+    own = copy("own", "algorithm: td3", "algorithm: no_such_td3")
+    assert "is a run of no_such_td3, which is not a recipe" in failure(own)
     keys = "  num_workers: 2\n  chunk: 16\n  max_lead: 9\n  sync: false\n  patience: 9.0"
     workers = copy("workers", "name: single", "name: processes\n" + keys)
     assert "fork a run with collector=single" in failure(workers)

@@ -88,6 +88,7 @@ def wrong_values(config, prefix=""):
         if type(value) is dict and get_origin(hint) is dict:
             continue  # its entries are the user's
         if type(value) is list:
+            (hint,) = (list_ for list_ in (hint, *get_args(hint)) if get_origin(list_) is list)
             (hint,) = get_args(hint)
         allowed = {*(get_args(hint) or (hint,))}
         allowed |= {int} if float in allowed else set()
