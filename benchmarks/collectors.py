@@ -164,9 +164,9 @@ def compare_environments(env: str, counts: list[int], rounds: int, frames: int) 
 
 
 class Stopwatch:
-    """Measures frames per second with one duration of a step after the other.
+    """Measures frames per second for several durations of a step, one after the other.
 
-    It starts with the longest, with which the workers are not ahead of the learner.
+    It starts with the longest, for which the workers are not ahead of the learner.
 
     Attributes:
         file: the file with the duration, which the simulators read in every step.
@@ -318,8 +318,8 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", type=int, help="compare numbers of environments")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of --envs")
     parser.add_argument("--sleep", nargs="+", type=float, help="milliseconds of a step")
-    parser.add_argument("--seconds", type=float, default=6, help="of a cell with --sleep")
-    parser.add_argument("--minutes", type=float, default=8, help="of the table of --sleep")
+    parser.add_argument("--seconds", type=float, default=6, help="of a measurement with --sleep")
+    parser.add_argument("--minutes", type=float, default=8, help="limit for the table of --sleep")
     arguments = parser.parse_args()
     if arguments.envs:
         compare_environments(arguments.env, arguments.envs, arguments.rounds, arguments.frames)

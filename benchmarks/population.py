@@ -1,7 +1,7 @@
-"""Aggregate speed of populations, beside single runs and SBX: environment steps per second.
+"""Aggregate speed of populations, single runs and SBX, in environment steps per second.
 
 All share one core and take turns, with 10⁴ transitions in each buffer and without evaluations. Ours
-use sampler=vmf_rank; SBX has no such choice, and is left out if it is not installed. The last table
+use sampler=vmf_rank; SBX samples uniformly, and is left out if it is not installed. The last table
 shows where the time of a step goes. A complete run takes about 10 minutes; nothing else should be
 running.
 

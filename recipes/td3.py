@@ -83,7 +83,7 @@ def make_agent(
     make_loss: agents.LossMaker | None = None,
     make_explorer: agents.ExplorerMaker | None = None,
 ) -> agents.Agent:
-    """Makes the components of TD3, with another loss or exploration if they are given."""
+    """Makes the components of TD3, with a different loss or exploration if given."""
     options: dict[str, Any] = {"measure": True} if cfg.actor_noise else {}  # the tap adds the noise
     return agents.deterministic_agent(
         cfg,

@@ -60,7 +60,7 @@ POWER = Argument(  # the limits keep p^power from overflowing
 )
 WEIGHTING = Argument(
     0.0,
-    "weights the actor loss of a transition by factor^weighting / mean; 0: no weights",
+    "weights the actor loss of a transition by factor^weighting / its mean; 0: no weights",
     low=-100,
     high=100,
 )
@@ -81,7 +81,7 @@ NORM_POWER = Argument(1.0, "P ∝ norm^power; 0 is uniform", low=0, high=7)
 RANK_ALPHA = Argument(0.7, "exponent of the priority; 0 is uniform", low=0, high=100)
 SIGNAL_POWER = Argument(
     0.7,
-    "P ∝ rank^-power, the largest value first; negative: the smallest first",
+    "P ∝ rank^-abs(power); the largest value ranks first, or the smallest if power < 0",
     low=-100,
     high=100,
 )
@@ -104,7 +104,7 @@ HER_RATIO = Argument(0.8, "fraction of a batch whose goals are relabeled", low=0
 STRATEGY = Argument("future", "where new goals come from", choices=("future", "final", "episode"))
 N_STEP = Argument(
     1,
-    "rewards in the TD target of a transition, up to the end of its episode",
+    "number of rewards in a TD target, at most up to the end of the episode",
     low=1,
     high=1000,
     is_integer=True,

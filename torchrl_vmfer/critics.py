@@ -21,9 +21,9 @@ _DISTURBANCES, _DISTURBANCE = 8, 0.1
 class Critics:
     """The values of the critics of a loss, and their action gradients, at the policy's actions.
 
-    Everything that a custom signal ``score(loss, batch) -> [batch]`` may need. Gaussian policies
-    take the center of their distribution, so that no random numbers are drawn. Gradients are with
-    respect to the action, also with ``directions="pre_tanh"``.
+    A custom signal ``score(loss, batch) -> [batch]`` can be computed from them. Gaussian policies
+    act with the center of their distribution, so that no random numbers are drawn. Gradients are
+    with respect to the action, even with ``directions="pre_tanh"``.
 
     Args:
         loss: a loss of this package or of TorchRL, with an ensemble of critics.
@@ -66,7 +66,7 @@ class Critics:
         self.followed = directional.used_gradient(self.gradients, self._used)
 
     def at(self, action: Tensor, is_target: bool = False) -> tuple[Tensor, Tensor]:
-        """Values and gradients at other actions ``[batch, A]``, or of the target networks."""
+        """Values and gradients at other actions ``[batch, A]``, or those of the target networks."""
         loss = self.loss
         params = loss.target_qvalue_network_params if is_target else loss.qvalue_network_params
         inputs = self.batch.select(*loss.qvalue_network.in_keys, strict=False)
@@ -83,7 +83,7 @@ class Critics:
         return self.factor(torch.cat([self.gradients, self.at(self.action, is_target=True)[1]]))
 
     def signal_to_noise(self) -> Tensor:
-        """The squared length of the mean gradient over the mean of the squared lengths."""
+        """The squared length of the mean gradient, divided by the mean of the squared lengths."""
         mean_square = self.gradients.square().sum(-1).mean(0)
         return self.gradients.mean(0).square().sum(-1) / mean_square.clamp_min(1e-30)
 

@@ -153,7 +153,7 @@ def batch_weights(factor: Tensor, power: float) -> Tensor:
 
     Args:
         factor: sampling factors, of any shape.
-        power: the exponent. It cannot overflow.
+        power: the exponent. A large one does not overflow.
 
     Examples:
         >>> batch_weights(torch.tensor([1.0, 2.0]), power=1)

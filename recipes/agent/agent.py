@@ -275,9 +275,9 @@ def adam(
     betas: tuple[float, float] = (0.9, 0.999),
     cfg: TrainingConfig | None = None,
 ) -> Adam:
-    """Makes an optimizer in the fastest of PyTorch's implementations.
+    """Makes an optimizer with the fastest of PyTorch's implementations.
 
-    With ``cfg``, it has the weight decay and the largest norm of gradients of a run.
+    With ``cfg``, it uses ``weight_decay`` and ``max_grad_norm`` of a run.
     """
     given = list(parameters)
     if cfg is None or not cfg.weight_decay:
@@ -306,7 +306,7 @@ def deterministic_agent(
 ) -> Agent:
     """Makes an agent with a deterministic policy, such as TD3's.
 
-    Training on a dataset has no ``exploration_noise``. ``make_explorer`` makes another
+    Training on a dataset has no ``exploration_noise``. ``make_explorer`` makes a different
     data-collection policy from the actor. The actor loss reads the ``actor_keys`` of a transition.
     ``options`` are further arguments of the loss.
     """
@@ -349,7 +349,7 @@ def gaussian_agent(
 ) -> Agent:
     """Makes an agent with a squashed Gaussian policy and a learned temperature, such as SAC's.
 
-    A critic has a number of ``outputs``. ``options`` are further arguments of the loss.
+    ``outputs`` is the number of outputs of a critic. ``options`` are further arguments of the loss.
     """
     maker = AgentMaker(cfg)
     actor = networks.gaussian_actor(maker.env, maker.networks)

@@ -53,7 +53,7 @@ class CriticSpec(NetworkSpec):
 
 
 def critic_network_spec(cfg: TrainingConfig) -> CriticSpec:
-    """The networks of the critics, which are the actor's except for the keys of the critics."""
+    """The specification of the critics: the actor's, except for keys named ``critic_*``."""
     renorm = {key: getattr(cfg, key) for key in _RENORM if hasattr(cfg, key)}
     return CriticSpec(
         cfg.of_critics("network"),

@@ -21,8 +21,8 @@ class Rewards(nn.Module):
     """Scales the rewards of the critics' batches.
 
     With ``normalize_rewards``, they are divided by the standard deviation of the discounted returns
-    of all steps so far, as in Gymnasium's ``NormalizeReward``, but by that of the time of the
-    update. The buffer stores raw rewards.
+    of all steps so far, as in Gymnasium's ``NormalizeReward``, but at the time of the update. The
+    buffer stores raw rewards.
     """
 
     def __init__(self, cfg: TrainingConfig) -> None:

@@ -21,7 +21,7 @@ from vmfer_recipes.config.training import TrainingConfig
 
 Score = Callable[[Any, TensorDictBase], Tensor]
 
-# What the updates measure anyway, and what it is in error messages.
+# The signals that the updates measure anyway, and their descriptions in error messages.
 MEASURED = {
     "factor": "a sampling factor",
     "td_error": "a TD error",
@@ -48,14 +48,14 @@ def actor_signal(buffer: ActorCriticReplayBuffer, cfg: TrainingConfig) -> str | 
         cfg.num_envs > 1 or not cfg.collector.is_single or cfg.replay.has_goals
     ):
         raise UserError(
-            f"signal={signal} needs whole episodes in the order of the replay buffer: use "
+            f"signal={signal} requires whole episodes in the order of the replay buffer: use "
             "num_envs=1, collector=single and a replay= without relabeled goals."
         )
     return signal
 
 
 def find_score(signal: str, where: str) -> Score:
-    """The function ``score(loss, batch) -> [batch]`` of a word, or of the user by its path."""
+    """The function ``score(loss, batch) -> [batch]`` of a built-in or custom signal."""
     if signal in SCORES:
         return lambda loss, batch: SCORES[signal](Critics(loss, batch))
     module, _, name = signal.rpartition(".")

@@ -34,8 +34,8 @@ _PACKAGES = ("torch", "torchrl", "tensordict", "numpy", "gymnasium", "mujoco")
 class Explorer(nn.Module):
     """The exploration of an actor: noise on deterministic actions, or draws of a Gaussian one.
 
-    ``exploration_type()`` turns it off: noise unless it is ``RANDOM`` or not set, as in TorchRL's
-    ``AdditiveGaussianModule``, and draws unless it is ``RANDOM``.
+    It depends on ``exploration_type()``: noise is added only if the type is ``RANDOM`` or not set,
+    as in TorchRL's ``AdditiveGaussianModule``. Actions are drawn only if it is ``RANDOM``.
     """
 
     def __init__(self, network: Callable[[Tensor], Any], noise: float | None = None) -> None:
@@ -61,7 +61,7 @@ class EpisodeReturns:
 
     Attributes:
         ended: the returns and lengths of the ended episodes.
-        logged: the sums and numbers of the values of ``log_info``, by column. A column stays.
+        logged: the sums and numbers of the values of ``log_info``, by column. Columns are kept.
 
     Example:
         >>> episodes = EpisodeReturns()
@@ -94,13 +94,13 @@ class EpisodeReturns:
             self._returns[environment], self._lengths[environment] = 0.0, 0
 
     def take(self) -> tuple[list[tuple[float, int]], dict[str, tuple[float, int]]]:
-        """Returns ``ended`` and ``logged``, and forgets them."""
+        """Returns ``ended`` and ``logged``, and clears them."""
         ended, logged = self.ended, self.logged
         self.ended, self.logged = [], dict.fromkeys(logged, (0.0, 0))
         return ended, logged
 
     def pop(self) -> dict[str, float]:
-        """Returns the means over steps, and over episodes with their number, and forgets them."""
+        """Returns means over steps and episodes, and the number of episodes, and clears them."""
         ended, logged = self.take()
         means = {name: total / count for name, (total, count) in logged.items() if count}
         if not ended:

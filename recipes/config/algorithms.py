@@ -74,7 +74,7 @@ class SACConfig(TemperatureConfig):
     algorithm: str = "sac"
     init_random_frames: int = 10_000
     dataset: str | None = key(
-        None, "dataset, as of td3_bc, whose transitions are in every uniform batch (RLPD)"
+        None, "dataset, as for td3_bc, from which part of every uniform batch is drawn (RLPD)"
     )
     share: float = key(0.5, "share of a batch that is drawn from dataset=", low=1e-9, high=1)
     entropy_gradient: bool = key(False, "include α ∂log π/∂a in the directions of the gradients")

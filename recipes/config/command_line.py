@@ -139,7 +139,7 @@ def read_options(usage: str, arguments: list[str], config: type[_Config]) -> _Co
     """Reads the command line of a program that has only options, without Hydra.
 
     A key whose value is a list also accepts a single item: ``at=1000`` is ``at=[1000]``. Words
-    that are no keys are the list ``run=``, if there is this key.
+    without ``=`` are the items of ``run=``, if this key exists.
     """
     answer_help(arguments, usage, config)
     _check_form(arguments, config)

@@ -117,7 +117,7 @@ class SignalSamplerConfig(SamplerConfig):
     _target_: str = "torchrl_vmfer.SignalSampler"
     signal: str = key(
         "value_gap",
-        "a word, such as value_gap, or the import path of a function score(loss, batch) -> [batch]",
+        "a name, such as value_gap, or the import path of a function score(loss, batch) -> [batch]",
         is_argument=True,
     )
     power: float = argument(library.SIGNAL_POWER)

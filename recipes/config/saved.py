@@ -74,14 +74,14 @@ def read_run(run_dir: Path) -> tuple[dict[str, Any], EnvConfig]:
 
 
 def load_config(run_dir: Path) -> TrainingConfig:
-    """The configuration of a run, of an algorithm of this package or of the user's."""
+    """The configuration of a run of a built-in or custom algorithm."""
     saved, _ = read_run(run_dir)
     algorithm = saved["algorithm"]
     kind: Any = algorithms().get(algorithm)
     if kind is None:
         setting = (
             f"{run_dir} is a run of {algorithm}, which is not a recipe of this package. Start this "
-            f"command where {algorithm}.py is"
+            f"command in the folder of {algorithm}.py"
         )
         recipe = getattr(import_module(algorithm, setting), "main", None)
         kind = getattr(recipe, "config", None)

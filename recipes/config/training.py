@@ -81,12 +81,12 @@ class TrainingConfig(Config):
     gamma: float = key(0.99, "discount factor", low=0, high=1)
     reward_scale: float = key(
         1.0,
-        "factor of the rewards that critics learn from; returns are logged without it",
+        "factor of the rewards that the critics learn from; logged returns are not scaled",
         low=1e-9,
     )
     normalize_rewards: bool = key(
         False,
-        "divide the critics' rewards by the standard deviation of discounted returns so far",
+        "divide the critics' rewards by the standard deviation of the discounted returns so far",
     )
     n_step: int = argument(arguments.N_STEP, is_argument=False, aka=("n_steps", "multi_step"))
     tau: float = key(
@@ -100,7 +100,7 @@ class TrainingConfig(Config):
     )
     lr_schedule: str = key(
         "constant",
-        "learning rates: constant, or linear, which lowers them to 0 over total_frames",
+        "schedule of the learning rates: constant, or linear, down to 0 over total_frames",
         choices=("constant", "linear"),
     )
     weight_decay: float = key(
@@ -108,7 +108,7 @@ class TrainingConfig(Config):
     )
     max_grad_norm: float | None = key(
         None,
-        "largest norm of the gradients of the critics, and of the actor; null: no limit",
+        "largest gradient norm of the critics, and of the actor; null: no limit",
         low=1e-9,
         aka=("grad_clip", "clip_grad_norm", "clip_norm"),
     )
@@ -168,7 +168,7 @@ class TrainingConfig(Config):
     )
     max_minutes: float | None = key(
         None,
-        "minutes after which the run saves a checkpoint and stops, with the next row of "
+        "minutes after which the run saves a checkpoint and stops, at the next row of "
         "train.csv; the same command resumes it",
         low=1e-9,
     )
@@ -255,8 +255,8 @@ class TrainingConfig(Config):
             )
         if isinstance(sampler, ReturnSamplerConfig) and not hasattr(self, "normalize"):
             raise UserError(
-                f"sampler={sampler.name} draws by the returns of a dataset, which "
-                f"{self.algorithm} does not learn from alone: use td3_bc."
+                f"sampler={sampler.name} draws by the returns of a dataset, and "
+                f"{self.algorithm} does not learn from a dataset alone: use td3_bc."
             )
         if isinstance(sampler, VMFSamplerConfig) and sampler.mode == "rank":
             check_unused(self, "sampler.mode=rank", {"sampler.power": 1})

@@ -87,7 +87,7 @@ def _read(name: str, cfg: TrainingConfig) -> Arm:
     start = choice or (sampler._target_ if is_custom(sampler) else sampler.name)
     try:
         overrides, _ = read_command_line([f"sampler={start}", *words], type(cfg))
-        # A recipe of the user has registered its configuration under this name.
+        # A custom recipe has registered its configuration under this name.
         name_of = cfg.algorithm if cfg.algorithm in algorithms() else f"custom_{cfg.algorithm}"
         applied = composed(name_of, overrides, type(cfg))
     except UserError as error:

@@ -88,7 +88,7 @@ class ActorDraws:
 
 
 def recipe_of(cfg: TrainingConfig) -> ModuleType:
-    """The module of the algorithm, of this package or of the user."""
+    """The module of a built-in or custom algorithm."""
     name = cfg.algorithm
     if name in algorithms():
         return importlib.import_module(f"vmfer_recipes.{name}")
@@ -98,8 +98,8 @@ def recipe_of(cfg: TrainingConfig) -> ModuleType:
     made_by = getattr(getattr(module, "make_agent", None), "__module__", None)
     if made_by != name or not all(hasattr(module, each) for each in needed):
         raise UserError(
-            f"{name} cannot continue its runs in forks: define make_agent(cfg) in it, and define "
-            f"or import {', '.join(needed)}."
+            f"Forks cannot continue runs of {name}: define make_agent(cfg) in its module, and "
+            f"define or import {', '.join(needed)}."
         )
     return module
 

@@ -43,7 +43,7 @@ _REMOVED = re.compile(
 def fill_replay_buffer(agent: Agent, env: Environment, cfg: TD3BCConfig | SACConfig) -> None:
     """Loads the dataset of a run into its replay buffer and computes normalization statistics.
 
-    Transitions that are collected later are stored behind it and do not replace it.
+    Transitions that are collected later are stored after it and do not replace it.
     """
     transitions = load_transitions(cfg.dataset or "", env, cfg.env)
     size = len(transitions)

@@ -73,7 +73,7 @@ class Simulators:
 
 
 class _Cores(Simulators):
-    """Environments without wrappers but those of every Gymnasium task, which are not called."""
+    """Environments with only the wrappers of every Gymnasium task, which are not called."""
 
     def __init__(self, envs: Sequence[Environment]) -> None:
         super().__init__(envs)

@@ -112,7 +112,7 @@ class TrainingSession(Protocol):
 class Session(TrainingSession):
     """Counts the steps of a run, and evaluates, logs and saves between them.
 
-    With ``shared``, the signals of a population, the population shows the progress of its runs.
+    With ``shared``, the signals of a population, it is the population that shows the progress.
     """
 
     draws = True  # whether the run ends with its learning curve, for which the random policy plays
@@ -143,7 +143,7 @@ class Session(TrainingSession):
         self._checkpoints = checkpoints or Checkpoints(self._directory.path / "checkpoint")
         self._latest: Evaluation | None = None
         self._evaluated: int | None = None  # the step of the last evaluation
-        self._is_solved = False  # and is to stop for this reason
+        self._is_solved = False  # whether the run stops because the task is solved
         self._deadline = time.monotonic() + 60 * (cfg.max_minutes or math.inf)
 
     def steps(self, policy: TensorDictModuleBase, **components: Stateful) -> Iterator[int]:

@@ -145,7 +145,7 @@ class VMFTD3BCLoss(GradientTap, TD3BCLoss):
     ``used``, ``directions``, ``gradient_norm`` and ``weighting`` are those of :class:`VMFTD3Loss`.
     The behavior-cloning term is common to all critics and is not part of the directions or norms.
     ``actor_loss`` reads the action in the batch. With ``weighting``, the term and λ are weighted
-    as well: both are what they are on a resampled batch.
+    as well: both are computed as on a resampled batch.
 
     With two critics, or with ``num_target_critics=None``, loss values and gradients equal TorchRL's
     up to rounding. ``alpha=0`` is pure behavior cloning.

@@ -56,9 +56,10 @@ class EpisodeIndex:
         return np.array([self._slots[episode][place] for episode, place in chosen], np.int64)
 
     def windows(self, slots: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The slots ``[n, length]`` of some steps and those after them, and their numbers ``[n]``.
+        """The slots ``[n, length]`` of windows of steps, and the numbers of steps in them, ``[n]``.
 
-        A window ends with its episode, or the newest step; the last slot is then repeated.
+        A window starts at each of the ``slots``. It ends early at the end of the episode or at the
+        newest step; the last slot is then repeated.
         """
         if length == 1:
             return slots[:, None], np.ones(len(slots), np.int64)

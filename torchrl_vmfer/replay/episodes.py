@@ -36,10 +36,10 @@ class NStepReplayBuffer(ActorCriticReplayBuffer):
 
     Keyword Args:
         n_step: the largest number of steps.
-        gamma: the discount factor, which must be the loss's.
-        reward_key: the reward.
-        done_key: the flag that marks the end of an episode.
-        trajectory_key: a number for each trajectory, as TorchRL's collectors write it. With it,
+        gamma: the discount factor, which must equal that of the loss.
+        reward_key: the key of the reward.
+        done_key: the key of the flag that marks the end of an episode.
+        trajectory_key: the key of the trajectory number that TorchRL's collectors write. With it,
             transitions of several environments may be interleaved. Without it, episodes must be
             written one after the other.
         **kwargs: as in :class:`~torchrl_vmfer.ActorCriticReplayBuffer`. The storage must have

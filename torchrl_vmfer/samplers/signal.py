@@ -15,10 +15,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 class SignalSampler(BaseSampler):
     """A sampler for the actor that ranks transitions by any signal.
 
-    P(j) ∝ rank(j)^-power, where the largest value has rank 1; with a negative power, the smallest
-    one. Only the order of the values matters, so they can be any finite numbers. Equal values
-    share the probabilities of their ranks. New transitions rank before all others until they have
-    a value, and share the probabilities of their ranks.
+    P(j) ∝ rank(j)^-abs(power). The largest value has rank 1; if the power is negative, the smallest
+    value has rank 1. Only the order of the values matters, so they can be any finite numbers. Equal
+    values share the probabilities of their ranks. New transitions rank before all others until they
+    have a value, and also share the probabilities of their ranks.
 
     ``signal`` says which values ``update_priority(index, value)`` expects. The recipes compute
     them: see the page on comparing samplers.
