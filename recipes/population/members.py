@@ -101,18 +101,19 @@ class MemberCollector:
         self.episodes.add(float(reward_[0]), bool(is_over))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the environment within its episode, and the number of steps."""
+        """The same state as that of a run on its own, so that a fork can continue it."""
         return {
-            "environment": environment_state(self.env),
-            "observation": torch.from_numpy(self.observation.copy()),
             "frames": self._steps,
+            "steps": self._steps,
             "episodes": self.episodes.state_dict(),
+            "environments": [environment_state(self.env)],
+            "seen": [{"observation": torch.from_numpy(self.observation.copy())}],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resumes within the episode."""
-        load_environment_state(self.env, state["environment"])
-        self.observation = state["observation"].numpy().copy()
+        load_environment_state(self.env, state["environments"][0])
+        self.observation = state["seen"][0]["observation"].numpy().copy()
         self._steps = state["frames"]
         self.episodes.load_state_dict(state["episodes"])
 

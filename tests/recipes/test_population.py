@@ -22,6 +22,7 @@ from vmfer_recipes.config.groups import EnvConfig
 from vmfer_recipes.config.training import to_config
 from vmfer_recipes.environments.make import make_environment
 from vmfer_recipes.environments.state import environment_state, load_environment_state
+from vmfer_recipes.fork.command import main as fork
 from vmfer_recipes.population.members import Member, MemberCollector
 from vmfer_recipes.population.served import check_served, grouped
 from vmfer_recipes.population.simulators import BATCHED_TASKS, Simulators, make_simulators
@@ -319,3 +320,20 @@ def test_runs_of_other_shapes_are_trained_apart(configs):
     found = configs("td3", "runs", *(f"sampler=uniform {run}" for run in runs))
     assert grouped(found, 32) == [[0, 2, 4], [1], [3]]
     assert grouped(found, 2) == [[0, 2], [4], [1], [3]]
+
+
+def test_live_forks_continue_a_member_as_they_continue_a_single_run(
+    configs, train, execute, table, tmp_path
+):
+    short = "sampler=fresh init_random_frames=40 total_frames=60"
+    (member,) = configs("td3", "member", short)
+    single = train("td3", tmp_path / "single", *TASK, *short.split())
+    train_together([member])
+    forks = []
+    for number, run in enumerate((member.run_dir, single)):
+        out = tmp_path / f"forks{number}"
+        options = ("at=60", "steps=20", "draws=1", "num_eval_episodes=1")
+        execute(fork, f"run={run}", f"out={out}", "arms=[fresh,uniform]", *options)
+        forks.append([float(row["return_after"]) for row in table(out / "forks.csv")])
+    assert len(forks[0]) == 2
+    assert forks[0] == pytest.approx(forks[1], rel=1e-4)
